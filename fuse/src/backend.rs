@@ -1,0 +1,284 @@
+//! What the FUSE front needs answered.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An inode number. 1 is the root of the mount. A number belongs to one version of one file and is
+/// never given to another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory of the mount.
+    pub const ROOT: Self = Self(1);
+}
+
+/// Either an answer at hand, given on the FUSE thread itself, or a future that waits elsewhere.
+///
+/// A hit must be `Ready`: a hop through the async runtime costs 30 % of cold small reads. A `Pending`
+/// future is spawned by the front; it is dropped (cancelled) when the reader is killed.
+#[must_use]
+pub enum Answer<T> {
+    /// At hand.
+    Ready(Result<T, FsError>),
+    /// To be waited for.
+    Pending(BoxFuture<'static, Result<T, FsError>>),
+}
+
+impl<T> std::fmt::Debug for Answer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Ready(Ok(_)) => "Ready(Ok)",
+            Self::Ready(Err(_)) => "Ready(Err)",
+            Self::Pending(_) => "Pending",
+        })
+    }
+}
+
+/// Why a request fails, in the front's own terms; `errno.rs` has the number for each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+pub enum FsError {
+    /// No such name, or an inode that is no longer known.
+    #[error("no such file or directory")]
+    NotFound,
+    /// Not a directory.
+    #[error("not a directory")]
+    NotADirectory,
+    /// Is a directory.
+    #[error("is a directory")]
+    IsADirectory,
+    /// The origin refuses.
+    #[error("permission denied")]
+    PermissionDenied,
+    /// Only the mount's owner or root may.
+    #[error("operation not permitted")]
+    NotOwner,
+    /// The file changed at the origin and its old bytes are gone.
+    #[error("stale file handle")]
+    Stale,
+    /// Symlink loop, or a link that leaves the origin.
+    #[error("too many levels of symbolic links")]
+    SymlinkLoop,
+    /// Name too long.
+    #[error("file name too long")]
+    NameTooLong,
+    /// Not a symlink, an offset that makes no sense, an unknown ioctl argument.
+    #[error("invalid argument")]
+    InvalidArgument,
+    /// No such extended attribute.
+    #[error("no data available")]
+    NoAttribute,
+    /// Not supported here.
+    #[error("operation not supported")]
+    Unsupported,
+    /// `SEEK_DATA`/`SEEK_HOLE` beyond the end.
+    #[error("no such device or address")]
+    BeyondEnd,
+    /// A special file (fifo, socket, device): shown, not opened.
+    #[error("no such device")]
+    SpecialFile,
+    /// The parent or origin did not answer in time, or failed: after all retries.
+    #[error("input/output error")]
+    Io,
+}
+
+/// Type of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Named pipe.
+    Fifo,
+    /// Socket.
+    Socket,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+/// A point in time: seconds since 1970 (may be negative) and nanoseconds below 1e9.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Timestamp {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds.
+    pub nanoseconds: u32,
+}
+
+/// Attributes for the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Type.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links.
+    pub links: u32,
+    /// Device number of a device file.
+    pub device: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Allocated 512-byte units.
+    pub blocks: u64,
+    /// Preferred I/O size in bytes.
+    pub block_size: u32,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last modification.
+    pub mtime: Timestamp,
+    /// Last status change.
+    pub ctime: Timestamp,
+    /// How long the kernel may use these attributes unasked.
+    pub ttl: Duration,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lookup {
+    /// The name exists. The kernel now holds one reference more on its inode, until `forget`.
+    Found {
+        /// Attributes of the file.
+        attr: Attr,
+        /// How long the kernel may use the name unasked.
+        entry_ttl: Duration,
+    },
+    /// The name does not exist, and the kernel may remember that for so long.
+    Absent {
+        /// How long.
+        ttl: Duration,
+    },
+}
+
+/// One entry of a directory page.
+#[derive(Clone, Debug)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Bytes,
+    /// Type.
+    pub kind: FileKind,
+    /// A number for `d_ino`, never 0.
+    pub ino: Ino,
+    /// Whether attributes are at hand, so that READDIRPLUS may carry the entry.
+    pub plus: bool,
+}
+
+/// A run of directory entries, from the offset that was asked for. `.` and `..` are part of it.
+pub trait DirPage: Send + Sync {
+    /// The entry at `index` of this page, or `None` at its end. Its directory offset (what the kernel
+    /// passes back to go on behind it) is the page's first offset + `index` + 1.
+    fn entry(&self, index: usize) -> Option<DirEntry>;
+
+    /// Takes a reference on entry `index` for the kernel, as a look-up does, and gives what to tell
+    /// it. `None`: attributes are not at hand after all; the entry ends the READDIRPLUS reply.
+    fn look_up(&self, index: usize) -> Option<(Attr, Duration)>;
+}
+
+/// Who asks: for permission checks of ioctl, for attribution, and to notice that the reader died.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reader {
+    /// Thread id as the daemon's pid namespace sees it; 0 if it lies outside of it.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// A real file that holds the whole content of an inode, for passthrough.
+pub type Backing = Arc<OwnedFd>;
+
+/// Filesystem usage for `statfs`; blocks in units of `block_size` bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Total blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Blocks free to unprivileged users.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// Answers the FUSE front. Methods are called on FUSE threads, several at a time: they never block.
+pub trait Backend: Send + Sync + 'static {
+    /// Finds `name` in directory `parent`. A `Found` counts as one kernel reference on the inode.
+    fn lookup(&self, reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup>;
+
+    /// The kernel drops `count` references on `ino`.
+    fn forget(&self, ino: Ino, count: u64);
+
+    /// Attributes of an inode.
+    fn getattr(&self, ino: Ino) -> Answer<Attr>;
+
+    /// Target of a symlink.
+    fn readlink(&self, ino: Ino) -> Answer<Bytes>;
+
+    /// Called for each open where opens are seen (`tracked` and `passthrough` mounts).
+    fn open(&self, reader: Reader, ino: Ino) -> Answer<()>;
+
+    /// The last close of an open that was seen.
+    fn release(&self, ino: Ino);
+
+    /// For a `passthrough` mount: a file that holds all of `ino`'s bytes, if it is worth one and at
+    /// hand. `Ready(Ok(None))` starts or continues bringing the bytes here and opens the file
+    /// `DIRECT_IO` this time.
+    fn backing(&self, ino: Ino) -> Answer<Option<Backing>>;
+
+    /// Up to `size` bytes from `offset`; fewer only at the end of the file.
+    fn read(&self, reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes>;
+
+    /// A page of directory `ino` from `offset` (0: the beginning). `plus`: attributes are wanted.
+    fn readdir(&self, ino: Ino, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
+
+    /// Filesystem usage.
+    fn statfs(&self, ino: Ino) -> Answer<Usage>;
+
+    /// Value of extended attribute `name`.
+    fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes>;
+
+    /// Names of the extended attributes, each ended by a NUL byte.
+    fn listxattr(&self, ino: Ino) -> Answer<Bytes>;
+
+    /// Next data (`hole` = false) or hole at or behind `offset`.
+    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64>;
+
+    /// After a READDIRPLUS reply that carried `inos`: the bytes of those that are small, whole on
+    /// this node and not yet pushed since the kernel learned of them, to be stored into the page
+    /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
+    fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
+
+    /// This node's counters, for ioctl.
+    fn node_stats(&self) -> crate::ioctl::StatsBody;
+
+    /// The cluster's summed counters, for ioctl.
+    fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
+
+    /// Path of the control socket.
+    fn control_socket(&self) -> Bytes;
+
+    /// Drops what is cached of `ino` (all of it if `None`) and below, here or on all nodes. The front
+    /// has checked that the caller is the mount's owner or root.
+    fn clear(&self, ino: Option<Ino>, cluster: bool) -> Answer<()>;
+}

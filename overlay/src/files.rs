@@ -1,0 +1,98 @@
+//! The one question that every layer answers: what is in the namespace, and what are its bytes?
+//!
+//! Implemented by the parent's stub ([`crate::Parent`]), by the origins at the root, and by a node's
+//! own read path, which stacks caches and single-flight on either of the two. So a child node and a
+//! local application are served by the same ladder.
+
+use crate::item::{
+    Attributes, BlockPart, Cursor, Failure, FilesystemUsage, ItemPath, Listing, Version, XattrList,
+};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+/// Bytes in a block: the unit that is hashed, verified, cached and coalesced. The last block of a
+/// file is shorter; an empty file has no block.
+pub const BLOCK_BYTES: u64 = 1 << 20;
+
+/// How many entries a listing may have before the directory counts as large: see [`Files::list`].
+pub const LISTING_ENTRIES_MAX: usize = 100_000;
+
+/// A run of blocks of one version of one file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReadRequest {
+    /// The file.
+    pub path: ItemPath,
+    /// The version wanted; another one at the origin is answered with `Stale`.
+    pub version: Version,
+    /// Size of that version in bytes: with it both sides know every block's length.
+    pub size: u64,
+    /// Index of the first block, in units of [`BLOCK_BYTES`].
+    pub first_block: u64,
+    /// Number of blocks, at least 1.
+    pub block_count: u64,
+}
+
+impl ReadRequest {
+    /// Length in bytes of block `index` of a file of `size` bytes; 0 beyond its end.
+    #[must_use]
+    pub fn block_len(size: u64, index: u64) -> u64 {
+        size.saturating_sub(index.saturating_mul(BLOCK_BYTES))
+            .min(BLOCK_BYTES)
+    }
+}
+
+/// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. After an error
+/// nothing more comes. Dropping the stream cancels the read.
+pub type ReadStream = BoxStream<'static, Result<BlockPart, Failure>>;
+
+/// Answers for a namespace of files. All calls may be cancelled by dropping the future.
+pub trait Files: Send + Sync + 'static {
+    /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
+    /// them. With `limit` = [`LISTING_ENTRIES_MAX`] and no cursor, a `next` in the answer says that
+    /// the directory is large: it is then paged for readers and looked up by name.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`; `PermissionDenied` when it may not be listed, though perhaps
+    /// searched; faults.
+    fn list(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>>;
+
+    /// The attributes of `names` in directory `parent`, one answer per name in the same order. The
+    /// empty name stands for the directory itself.
+    ///
+    /// # Errors
+    /// The outer failure is about the directory, an inner one about one name.
+    #[expect(
+        clippy::type_complexity,
+        reason = "a named alias would hide the two levels of failure"
+    )]
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>>;
+
+    /// Opens a stream over a run of blocks.
+    ///
+    /// # Errors
+    /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// All extended attributes of `path`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the origin has none; faults.
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>>;
+
+    /// Usage of the filesystem that holds `path`.
+    ///
+    /// # Errors
+    /// Faults of the origin.
+    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+}

@@ -1,0 +1,384 @@
+//! The vocabulary of what travels: paths, versions, attributes, listings, blocks and failures.
+//!
+//! These types are shared by every layer from the origin to the FUSE front. They are plain values:
+//! no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// A path inside the served namespace, as bytes, without a leading or trailing slash.
+///
+/// The root of the namespace is the empty path. Components are never empty, `.` or `..`, and never
+/// hold a NUL byte; anything else, UTF-8 or not, is allowed.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
+pub struct ItemPath(Arc<[u8]>);
+
+/// Why bytes are not an [`ItemPath`] or a name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a path inside the namespace: {0}")]
+pub struct InvalidPath(&'static str);
+
+impl ItemPath {
+    /// The longest path in bytes, as on Linux (`PATH_MAX`).
+    pub const BYTES_MAX: usize = 4096;
+    /// The longest name of one component in bytes (`NAME_MAX`).
+    pub const NAME_BYTES_MAX: usize = 255;
+
+    /// The root of the namespace.
+    #[must_use]
+    pub fn root() -> Self {
+        Self(Arc::from(&b""[..]))
+    }
+
+    /// Parses `bytes`, ignoring leading, trailing and doubled slashes.
+    ///
+    /// # Errors
+    /// A `.` or `..` component, a NUL byte, a component or path that is too long.
+    pub fn parse(bytes: &[u8]) -> Result<Self, InvalidPath> {
+        let mut path = Vec::with_capacity(bytes.len());
+        for name in bytes.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            check_name(name)?;
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+        }
+        if path.len() > Self::BYTES_MAX {
+            return Err(InvalidPath("longer than 4096 bytes"));
+        }
+        Ok(Self(path.into()))
+    }
+
+    /// This path with one more component.
+    ///
+    /// # Errors
+    /// As [`ItemPath::parse`], and a slash inside `name`.
+    pub fn join(&self, name: &[u8]) -> Result<Self, InvalidPath> {
+        check_name(name)?;
+        if name.contains(&b'/') {
+            return Err(InvalidPath("a name holds a slash"));
+        }
+        if self.is_root() {
+            return Ok(Self(name.into()));
+        }
+        if self.0.len() + 1 + name.len() > Self::BYTES_MAX {
+            return Err(InvalidPath("longer than 4096 bytes"));
+        }
+        let mut path = Vec::with_capacity(self.0.len() + 1 + name.len());
+        path.extend_from_slice(&self.0);
+        path.push(b'/');
+        path.extend_from_slice(name);
+        Ok(Self(path.into()))
+    }
+
+    /// The directory that holds this path, and the name in it; `None` for the root.
+    #[must_use]
+    pub fn split(&self) -> Option<(Self, &[u8])> {
+        if self.is_root() {
+            return None;
+        }
+        Some(match self.0.iter().rposition(|&b| b == b'/') {
+            Some(slash) => (Self(self.0[..slash].into()), &self.0[slash + 1..]),
+            None => (Self::root(), &self.0[..]),
+        })
+    }
+
+    /// What is left of this path below `prefix`, if it is `prefix` or lies below it.
+    #[must_use]
+    pub fn strip_prefix(&self, prefix: &Self) -> Option<Self> {
+        if prefix.is_root() {
+            return Some(self.clone());
+        }
+        match self.0.strip_prefix(&prefix.0[..])? {
+            [] => Some(Self::root()),
+            [b'/', rest @ ..] => Some(Self(rest.into())),
+            _ => None,
+        }
+    }
+
+    /// Whether this is the root of the namespace.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes, without leading slash.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The components from the root down.
+    pub fn components(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.split(|&b| b == b'/').filter(|name| !name.is_empty())
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<(), InvalidPath> {
+    match name {
+        b"" => Err(InvalidPath("an empty name")),
+        b"." | b".." => Err(InvalidPath("a . or .. component")),
+        _ if name.contains(&0) => Err(InvalidPath("a NUL byte")),
+        _ if name.len() > ItemPath::NAME_BYTES_MAX => {
+            Err(InvalidPath("a name longer than 255 bytes"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl TryFrom<Vec<u8>> for ItemPath {
+    type Error = InvalidPath;
+
+    fn try_from(bytes: Vec<u8>) -> Result<Self, InvalidPath> {
+        Self::parse(&bytes)
+    }
+}
+
+impl From<ItemPath> for Vec<u8> {
+    fn from(path: ItemPath) -> Self {
+        path.0.to_vec()
+    }
+}
+
+impl fmt::Debug for ItemPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// With a leading slash; bytes that are not UTF-8 or not printable are escaped.
+impl fmt::Display for ItemPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("/")?;
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_control() {
+                    write!(f, "{}", c.escape_default())?;
+                } else {
+                    write!(f, "{c}")?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What identifies one state of a file at its origin: for POSIX a hash of size, mtime, ctime (both
+/// in ns) and inode number, for an object a hash of its `ETag`. Opaque: only equality means anything.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version(pub [u8; 16]);
+
+impl Version {
+    /// A version from whatever identifies the state at the origin.
+    #[must_use]
+    pub fn of(identity: &[u8]) -> Self {
+        let mut version = [0; 16];
+        version.copy_from_slice(&blake3::hash(identity).as_bytes()[..16]);
+        Self(version)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..6]
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The BLAKE3 hash of a block's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ContentHash(pub [u8; 32]);
+
+/// Type of a directory entry.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Named pipe: shown, not opened.
+    Fifo,
+    /// Socket: shown, not opened.
+    Socket,
+    /// Character device: shown, not opened.
+    CharDevice,
+    /// Block device: shown, not opened.
+    BlockDevice,
+}
+
+/// A point in time, as `timespec`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01T00:00:00Z; may be negative.
+    pub seconds: i64,
+    /// Nanoseconds within the second, below 1,000,000,000.
+    pub nanoseconds: u32,
+}
+
+/// The attributes of one file, as its origin gives them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits with set-id and sticky bits (`07777`).
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links at the origin.
+    pub links: u32,
+    /// Device number of a device file (`makedev` encoding), 0 otherwise.
+    pub device: u64,
+    /// Size in bytes; of a symlink the length of `link_target`.
+    pub size: u64,
+    /// Allocated 512-byte units.
+    pub blocks: u64,
+    /// Preferred I/O size in bytes.
+    pub block_size: u32,
+    /// Last access, last modification, last status change.
+    pub atime: Timestamp,
+    /// Last modification.
+    pub mtime: Timestamp,
+    /// Last status change.
+    pub ctime: Timestamp,
+    /// Which state of the file this is. A directory's version identifies the directory itself (it
+    /// stays the same when entries come and go, and differs after the directory was replaced).
+    pub version: Version,
+    /// The file was modified less than two seconds before it was looked at, so that a further change
+    /// might not show in its times: to be asked again before it is trusted for longer.
+    pub provisional: bool,
+    /// What a symlink points to; `None` for everything else.
+    pub link_target: Option<Bytes>,
+}
+
+/// One name in a directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// Name, without slash.
+    pub name: Bytes,
+    /// Type, known without attributes.
+    pub kind: FileKind,
+    /// Attributes, where they came along cheaply.
+    pub attributes: Option<Attributes>,
+}
+
+/// Where the next page of a large directory begins. Opaque to everyone but the origin that made it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Cursor(pub Bytes);
+
+/// A directory, or one page of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Listing {
+    /// Attributes of the directory itself.
+    pub directory: Attributes,
+    /// The entries in the origin's order, without `.` and `..`, each name once.
+    pub entries: Vec<Entry>,
+    /// Where to go on; `None` when the directory ends here.
+    pub next: Option<Cursor>,
+}
+
+/// Extended attributes: name and value.
+pub type XattrList = Vec<(Bytes, Bytes)>;
+
+/// What `statfs` tells about a filesystem. Units: `block_size` bytes for blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FilesystemUsage {
+    /// Total data blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Blocks free to unprivileged users.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// A piece of a stream of blocks.
+#[derive(Clone, Debug)]
+pub enum BlockPart {
+    /// The next bytes of the current block.
+    Bytes(Bytes),
+    /// The current block is complete and this is its hash, made where the origin was read.
+    End(ContentHash),
+}
+
+/// Why something could not be answered, in terms of what the asker can do about it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// There is no such file. Cacheable: it is an answer, not a fault.
+    NotFound,
+    /// A component is not a directory.
+    NotADirectory,
+    /// A directory was asked for bytes.
+    IsADirectory,
+    /// The origin refuses the daemon's user. For a listing: look names up one by one instead.
+    PermissionDenied,
+    /// The file changed: the version asked for is gone. Ask for attributes again.
+    Stale,
+    /// Too many symlinks, or one that leaves the origin.
+    SymlinkLoop,
+    /// The name is too long for the origin.
+    NameTooLong,
+    /// Not supported by this origin (extended attributes of an object store, say).
+    Unsupported,
+    /// Nobody answered in time, or the connection is gone. Retrying later may help.
+    Unavailable,
+    /// The peer answered something that cannot be true: a wrong hash, a malformed frame.
+    Corrupt,
+    /// Any other fault of the origin, after its retries.
+    Io,
+}
+
+/// A request that was not answered as wished: the kind says what to do, the detail what happened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{detail}")]
+pub struct Failure {
+    /// What the asker can do about it.
+    pub kind: FailureKind,
+    /// For people: what failed, on what, and why. At most [`Failure::DETAIL_BYTES_MAX`].
+    pub detail: String,
+}
+
+impl Failure {
+    /// The longest detail that is kept.
+    pub const DETAIL_BYTES_MAX: usize = 1024;
+
+    /// A failure with its explanation, cut to [`Failure::DETAIL_BYTES_MAX`].
+    #[must_use]
+    pub fn new(kind: FailureKind, detail: impl Into<String>) -> Self {
+        let mut detail: String = detail.into();
+        if detail.len() > Self::DETAIL_BYTES_MAX {
+            let mut end = Self::DETAIL_BYTES_MAX;
+            while !detail.is_char_boundary(end) {
+                end -= 1;
+            }
+            detail.truncate(end);
+        }
+        Self { kind, detail }
+    }
+
+    /// `path` does not exist.
+    #[must_use]
+    pub fn not_found(path: &ItemPath) -> Self {
+        Self::new(
+            FailureKind::NotFound,
+            format!("{path}: no such file or directory"),
+        )
+    }
+}

@@ -1,0 +1,4 @@
+//! copperfs.
+
+/// Entry point.
+fn main() {}
