@@ -278,7 +278,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Path of the control socket.
     fn control_socket(&self) -> Bytes;
 
-    /// Drops what is cached of `ino` (all of it if `None`) and below, here or on all nodes. The front
-    /// has checked that the caller is the mount's owner or root.
-    fn clear(&self, ino: Option<Ino>, cluster: bool) -> Answer<()>;
+    /// Drops what is cached of `path` (relative to the mount, without leading slash; empty: of all)
+    /// and below, here or on all nodes. The front has checked that the caller is the mount's owner or
+    /// root.
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()>;
 }
