@@ -1,0 +1,3 @@
+//! copperfs: a per-node, read-only, cooperative caching filesystem.
+
+pub mod cache;
