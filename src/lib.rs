@@ -1,3 +1,5 @@
 //! copperfs: a per-node, read-only, cooperative caching filesystem.
 
 pub mod cache;
+pub mod num;
+pub mod read;
