@@ -1,5 +1,6 @@
 //! copperfs: a per-node, read-only, cooperative caching filesystem.
 
 pub mod cache;
+pub mod namespace;
 pub mod num;
 pub mod read;

@@ -17,6 +17,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId([u8; 16]);
 
+impl FileId {
+    /// The hash.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
 /// One version of one file.
 #[derive(Clone, Debug)]
 pub struct FileRef {
