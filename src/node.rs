@@ -1,0 +1,284 @@
+//! A node: the only place where the parts are wired together.
+//!
+//! From the bottom up: origins (on the root) or the parent's stub, the read path in front of it, the
+//! overlay that serves children from the read path, the FUSE front that serves applications from it,
+//! and the control socket.
+
+mod backing;
+mod cluster;
+mod directory;
+mod errors;
+mod front;
+mod service;
+
+use crate::cache::EvictionPolicy;
+use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, SymlinkPolicy, Toggle};
+use crate::control::{Command, ControlSocket};
+use crate::origin::{OriginError, Origins};
+use crate::read::{ReadOptions, ReadPath};
+use backing::Backings;
+use cluster::{Cluster, Identity};
+use copperfs_fuse as fuse;
+use copperfs_overlay::{
+    Attributes, Failure, Files, ItemPath, Member, Overlay, OverlayConfig, OverlayError, Parent,
+    Secret, SecretError,
+};
+use front::{Front, Promises};
+use service::NodeService;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long one attempt to connect to the parent may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a node could not start. The message says what to try.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// An origin cannot be served.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+    /// The job secret cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// Several nodes, but no secret.
+    #[error(
+        "a tree of {0} nodes needs a job secret: make one with `copperfs launch`, or give the same \
+         file to every node with --secret-file"
+    )]
+    NoSecret(usize),
+    /// This node cannot take its place in the tree.
+    #[error(transparent)]
+    Overlay(#[from] OverlayError),
+    /// The root of the namespace did not come.
+    #[error("no answer for the root of the namespace: {failure}. {}", advice(.parent.as_deref()))]
+    Root {
+        /// What happened.
+        failure: Failure,
+        /// The parent that was asked, `None` on the root.
+        parent: Option<String>,
+    },
+    /// The mount failed.
+    #[error(transparent)]
+    Mount(#[from] fuse::MountError),
+    /// The control socket failed.
+    #[error("cannot serve the control socket {path}: {source}. Check the directory's owner and space")]
+    Control {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn advice(parent: Option<&str>) -> String {
+    match parent {
+        Some(parent) => format!(
+            "Is the daemon on {parent} running, does it have the same host list and secret, and does \
+             a firewall let UDP through?"
+        ),
+        None => "Check the origins with `copperfs doctor` and the log".into(),
+    }
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    mount: fuse::Mount,
+    overlay: Arc<Overlay>,
+    /// Held for its drop.
+    _control: ControlSocket,
+}
+
+impl Node {
+    /// Starts everything `settings` asks for. When this returns, the mount answers. Must be called
+    /// within the runtime that `runtime` is the handle of.
+    ///
+    /// # Errors
+    /// See [`NodeError`]. Nothing is left behind.
+    pub async fn start(
+        settings: Settings,
+        runtime: tokio::runtime::Handle,
+    ) -> Result<Self, NodeError> {
+        let started = Instant::now();
+        let origins = open_origins(&settings).await?;
+        let front = Arc::new(OnceLock::new());
+        let mut parts = None;
+        let overlay = Overlay::start_with(overlay_config(&settings)?, |parent| {
+            let (read, cluster) = ladder(&settings, started, origins, parent, runtime.clone());
+            parts = Some((read.clone(), cluster.clone()));
+            Arc::new(NodeService { read, cluster, front: Arc::clone(&front) })
+        })?;
+        let overlay = Arc::new(overlay);
+        let Some((read, cluster)) = parts else {
+            return Err(OverlayError::Config("the overlay made no service".into()).into());
+        };
+        cluster.joined(Arc::clone(&overlay));
+
+        let root = root_attributes(&settings, &overlay, &read).await?;
+        let backings = Backings::new(backing_bytes(&settings), runtime.clone());
+        let this = Front::new(read, root, promises(&settings), backings);
+        drop(this.cluster.set(cluster.clone()));
+        let mount = fuse::mount(Arc::new(this.clone()), mount_options(&settings), runtime)?;
+        this.connect(mount.notifier());
+        cluster.mounted(mount.counters());
+        drop(front.set(this));
+
+        let path = &settings.control_socket;
+        let control = ControlSocket::serve(path, move |command| answer(cluster.clone(), command))
+            .map_err(|source| NodeError::Control { path: path.clone(), source })?;
+        Ok(Self { mount, overlay, _control: control })
+    }
+
+    /// Runs until `shutdown` is ready or the mount is gone, then unmounts and leaves the tree. Ends
+    /// within seconds even if someone still holds the mount.
+    ///
+    /// # Errors
+    /// When the mount point could not be freed: the message says who may hold it.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+        tokio::select! {
+            () = shutdown => {}
+            () = self.mount.closed() => tracing::info!("unmounted"),
+        }
+        let unmounted = self.mount.unmount();
+        self.overlay.shutdown().await;
+        Ok(unmounted?)
+    }
+}
+
+async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
+    match command {
+        Command::Reports => {
+            let reports = cluster.reports().await;
+            serde_json::json!({ "nodes": reports.nodes, "missing": reports.missing })
+        }
+    }
+}
+
+/// The root opens its origins; other nodes only where they read big files themselves.
+async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeError> {
+    if settings.rank > 0 && settings.bypass_above.is_none() {
+        return Ok(None);
+    }
+    let options = crate::origin::OriginOptions {
+        exclude: settings.exclude.clone(),
+        symlinks: match settings.symlinks {
+            SymlinkPolicy::Relative => crate::origin::SymlinkPolicy::Relative,
+            SymlinkPolicy::Keep => crate::origin::SymlinkPolicy::Keep,
+        },
+        listing_attributes_max: settings.listing_attributes_max,
+        posix_concurrency: settings.posix_concurrency,
+        request_timeout: settings.request_timeout,
+        environment: settings.environment.clone(),
+    };
+    let specs: Vec<crate::origin::OriginSpec> = settings
+        .origins
+        .iter()
+        .map(|origin| crate::origin::OriginSpec {
+            prefix: origin.prefix.clone(),
+            uri: origin.uri.clone(),
+            options: origin.options.clone(),
+        })
+        .collect();
+    Ok(Some(Arc::new(Origins::open(&specs, options).await?)))
+}
+
+fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
+    let secret = match &settings.secret_file {
+        Some(path) => Secret::read_file(path)?,
+        None if settings.members.len() > 1 => {
+            return Err(NodeError::NoSecret(settings.members.len()));
+        }
+        None => Secret::generate()?,
+    };
+    let member =
+        |member: &crate::config::Member| Member { name: member.name.clone(), address: member.address.clone() };
+    Ok(OverlayConfig {
+        members: settings.members.iter().map(member).collect(),
+        rank: settings.rank,
+        arity: settings.arity,
+        listen: settings.listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+        secret,
+        request_timeout: settings.request_timeout,
+        connect_timeout: CONNECT_TIMEOUT,
+    })
+}
+
+/// The read path of this node, in front of its parent or of the origins, and who it is.
+fn ladder(
+    settings: &Settings,
+    started: Instant,
+    origins: Option<Arc<Origins>>,
+    parent: Option<Parent>,
+    runtime: tokio::runtime::Handle,
+) -> (ReadPath, Cluster) {
+    let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
+    let (source, direct): (Arc<dyn Files>, _) = match (parent, storage) {
+        (Some(parent), direct) => (Arc::new(parent), direct),
+        (None, Some(storage)) => (storage, None),
+        (None, None) => (Arc::new(crate::origin::Nowhere), None),
+    };
+    let passthrough_bytes = backing_bytes(settings);
+    let read = ReadPath::new(
+        ReadOptions {
+            policy: match settings.cache.policy {
+                CachePolicy::S3Fifo => EvictionPolicy::S3Fifo,
+                CachePolicy::Lru => EvictionPolicy::Lru,
+            },
+            data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
+            attributes_bytes_max: settings.cache.attributes_bytes,
+            listings_bytes_max: settings.cache.listings_bytes,
+            whole_file_max: settings.whole_file_max,
+            bypass_above: settings.bypass_above,
+            listing_entries_max: settings.listing_entries_max,
+        },
+        source,
+        direct,
+        runtime,
+    );
+    let (rank, nodes, arity) = (settings.rank, settings.members.len(), settings.arity);
+    let identity = Identity {
+        name: settings.members.get(rank).map(|member| member.name.clone()).unwrap_or_default(),
+        rank,
+        nodes,
+        parent: rank.checked_sub(1).map(|before| before / arity),
+        has_children: rank * arity + 1 < nodes,
+        started,
+        control_socket: settings.control_socket.clone(),
+    };
+    (read.clone(), Cluster::new(identity, read, origins))
+}
+
+/// The memory that passthrough mounts set aside for whole files: half of the data cache.
+fn backing_bytes(settings: &Settings) -> u64 {
+    if settings.open == OpenMode::Passthrough { settings.cache.data_bytes / 2 } else { 0 }
+}
+
+async fn root_attributes(
+    settings: &Settings,
+    overlay: &Overlay,
+    read: &ReadPath,
+) -> Result<Attributes, NodeError> {
+    let parent = overlay.parent().map(|parent| parent.name().to_owned());
+    let attributes = match overlay.parent() {
+        Some(parent) => {
+            let connected = tokio::time::timeout(settings.request_timeout, parent.first_connected());
+            // A parent that never came answers below, with its reason.
+            drop(connected.await);
+            read.attributes_of(&ItemPath::root()).await
+        }
+        None => read.attributes_of(&ItemPath::root()).await,
+    };
+    attributes.map_err(|failure| NodeError::Root { failure, parent })
+}
+
+fn promises(settings: &Settings) -> Promises {
+    let push = settings.push;
+    Promises {
+        ttl: settings.ttl,
+        negative_ttl: settings.negative_ttl,
+        push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
+        push_bytes_max: push.bytes_max,
+    }
+}
