@@ -4,3 +4,5 @@
 //! made of. `main.rs` only calls [`cli`].
 
 pub mod config;
+pub mod daemon;
+pub mod node;
