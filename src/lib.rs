@@ -1,6 +1,13 @@
 //! copperfs: a per-node, read-only, cooperative caching filesystem.
+//!
+//! The library half of the binary: the command line, the configuration, and the domain that a node is
+//! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
 pub mod cache;
+pub mod config;
+pub mod control;
+pub mod daemon;
 pub mod namespace;
+pub mod node;
 pub mod num;
 pub mod read;

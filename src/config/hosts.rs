@@ -1,0 +1,342 @@
+//! The ordered list of nodes, and which of them is this one.
+//!
+//! Pure: the text of the list and this machine's names in, members and a rank out. The order is the
+//! tree, so it is kept as given.
+
+use super::settings::Member;
+use std::collections::HashMap;
+
+/// The UDP port of nodes that do not name one.
+pub const DEFAULT_PORT: u16 = 7470;
+
+/// How many nodes a list may have.
+pub const MEMBERS_MAX: usize = 1 << 20;
+
+/// What is wrong with a host list, or with this machine's place in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostsError {
+    /// No host at all.
+    #[error("the host list names no host. Write one host per line, or h1,h2,...")]
+    Empty,
+    /// Some hosts occur more than once.
+    #[error(
+        "the host list names {names} more than once. Each node has one place in the tree: list each \
+         host once (for a list with one line per core, as PBS writes it: sort -u)"
+    )]
+    Duplicates {
+        /// Which, separated by commas.
+        names: String,
+    },
+    /// An entry that is not `host` or `host:port`.
+    #[error("{entry:?} in the host list is not host or host:port: {why}")]
+    Entry {
+        /// As written.
+        entry: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// Too many.
+    #[error("the host list names {count} hosts; at most {MEMBERS_MAX} are possible")]
+    TooMany {
+        /// How many.
+        count: usize,
+    },
+    /// This machine is not there.
+    #[error(
+        "this host ({own}) is not in the host list: {listed}. Add it, start copperfs on one of \
+         those, or say which entry this node is with --rank N"
+    )]
+    NotListed {
+        /// The names this machine goes by.
+        own: String,
+        /// The beginning of the list.
+        listed: String,
+    },
+    /// More than one entry could be this machine.
+    #[error("this host ({own}) may be any of {entries} in the host list: say which with --rank N")]
+    Ambiguous {
+        /// The names this machine goes by.
+        own: String,
+        /// The entries that match.
+        entries: String,
+    },
+    /// `--rank` outside of the list.
+    #[error("rank {rank} is outside of the host list, which has ranks 0 to {last}")]
+    Rank {
+        /// As given.
+        rank: usize,
+        /// The last valid one.
+        last: usize,
+    },
+}
+
+/// Parses a list with one host per line; `#` begins a comment. Commas separate hosts too.
+///
+/// # Errors
+/// An entry that is no `host[:port]`, an empty list, duplicates.
+pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
+    let mut members = Vec::new();
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default();
+        for entry in line.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+            members.push(parse_entry(entry, default_port)?);
+        }
+    }
+    if members.is_empty() {
+        return Err(HostsError::Empty);
+    }
+    if members.len() > MEMBERS_MAX {
+        return Err(HostsError::TooMany {
+            count: members.len(),
+        });
+    }
+    refuse_duplicates(&members)?;
+    Ok(members)
+}
+
+fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
+    let error = |why| HostsError::Entry {
+        entry: entry.to_owned(),
+        why,
+    };
+    let (host, port) = if let Some(rest) = entry.strip_prefix('[') {
+        if !rest.contains(':') {
+            return Err(error(
+                "for Slurm's short form, expand it: scontrol show hostnames",
+            ));
+        }
+        let (address, rest) = rest
+            .split_once(']')
+            .ok_or_else(|| error("a ] is missing"))?;
+        match (rest.strip_prefix(':'), rest) {
+            (Some(port), _) => (address, Some(port)),
+            (None, "") => (address, None),
+            _ => return Err(error("only a :port may follow the ]")),
+        }
+    } else if entry.matches(':').count() > 1 {
+        (entry, None)
+    } else {
+        match entry.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (entry, None),
+        }
+    };
+    let port = match port {
+        None => default_port,
+        Some(digits) => match digits.parse::<u16>() {
+            Ok(port) if port > 0 => port,
+            _ => return Err(error("the port is a number from 1 to 65535")),
+        },
+    };
+    if host.contains('[') {
+        return Err(error(
+            "for Slurm's short form, expand it: scontrol show hostnames",
+        ));
+    }
+    if host.is_empty() {
+        return Err(error("the host is missing"));
+    }
+    if host.contains(|c: char| c.is_whitespace() || c.is_control() || "/=@".contains(c))
+        || host.starts_with('-')
+    {
+        return Err(error("a host is a name or an address"));
+    }
+    let address = if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    };
+    Ok(Member {
+        name: entry.to_owned(),
+        address,
+    })
+}
+
+fn refuse_duplicates(members: &[Member]) -> Result<(), HostsError> {
+    let mut seen: HashMap<String, usize> = HashMap::with_capacity(members.len());
+    let mut names = Vec::new();
+    for member in members {
+        let count = seen.entry(member.address.to_ascii_lowercase()).or_default();
+        *count += 1;
+        if *count == 2 {
+            names.push(member.name.as_str());
+        }
+    }
+    if names.is_empty() {
+        Ok(())
+    } else {
+        Err(HostsError::Duplicates {
+            names: sample(&names),
+        })
+    }
+}
+
+/// The rank of this machine: as given, or the entry that carries one of its names or addresses.
+///
+/// Full names are compared first; a short name on either side then matches the other's first label.
+///
+/// # Errors
+/// A rank outside of the list; no entry or several that match.
+pub fn rank(
+    members: &[Member],
+    given: Option<usize>,
+    own_names: &[String],
+) -> Result<usize, HostsError> {
+    if let Some(rank) = given {
+        let last = members.len().saturating_sub(1);
+        return if rank <= last {
+            Ok(rank)
+        } else {
+            Err(HostsError::Rank { rank, last })
+        };
+    }
+    let found = |same: fn(&str, &str) -> bool| -> Vec<usize> {
+        let of_host = |member: &Member| own_names.iter().any(|own| same(own, host_of(member)));
+        (0..members.len())
+            .filter(|&i| of_host(&members[i]))
+            .collect()
+    };
+    let mut ranks = found(|own, host| own.eq_ignore_ascii_case(host));
+    if ranks.is_empty() {
+        ranks = found(same_short_name);
+    }
+    let own = || own_names.join(", ");
+    let name = |&i: &usize| members[i].name.as_str();
+    match ranks.as_slice() {
+        [rank] => Ok(*rank),
+        [] => Err(HostsError::NotListed {
+            own: own(),
+            listed: sample(&members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>()),
+        }),
+        several => Err(HostsError::Ambiguous {
+            own: own(),
+            entries: sample(&several.iter().map(name).collect::<Vec<_>>()),
+        }),
+    }
+}
+
+/// The host part of a member's address, without brackets.
+#[must_use]
+pub fn host_of(member: &Member) -> &str {
+    let host = member
+        .address
+        .rsplit_once(':')
+        .map_or(member.address.as_str(), |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Whether one is the short form of the other: `nid1` and `nid1.cluster`, but not `nid1.a` and
+/// `nid1.b`, and never two addresses.
+fn same_short_name(own: &str, host: &str) -> bool {
+    let is_address = |name: &str| name.parse::<std::net::IpAddr>().is_ok();
+    if is_address(own) || is_address(host) {
+        return false;
+    }
+    let label = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    (!own.contains('.') || !host.contains('.')) && label(own).eq_ignore_ascii_case(&label(host))
+}
+
+fn sample(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        text.push_str(&format!(" and {} more", names.len() - SHOWN));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(own: &[&str]) -> Vec<String> {
+        own.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_file_with_comments_ports_and_addresses() {
+        let members = parse(
+            "# rack 1\nnid001\nnid002:9000 # slow\n\n10.0.0.3\n[fe80::1]:9001\nfe80::2\n",
+            7470,
+        )
+        .unwrap();
+        let addresses: Vec<&str> = members.iter().map(|m| m.address.as_str()).collect();
+        assert_eq!(
+            addresses,
+            [
+                "nid001:7470",
+                "nid002:9000",
+                "10.0.0.3:7470",
+                "[fe80::1]:9001",
+                "[fe80::2]:7470"
+            ]
+        );
+        assert_eq!(host_of(&members[3]), "fe80::1");
+        assert_eq!(rank(&members, None, &names(&["fe80::2"])), Ok(4));
+    }
+
+    #[test]
+    fn wrong_lists_are_refused_by_name() {
+        assert_eq!(parse("# nobody\n , \n", 1), Err(HostsError::Empty));
+        let twice = parse("a,b,A,b,c,b", 1).unwrap_err();
+        assert!(
+            twice.to_string().contains("names A, b more than once"),
+            "{twice}"
+        );
+        assert!(
+            parse("a:1,a:2", 7).is_ok(),
+            "one host may run several nodes"
+        );
+        for (list, hint) in [
+            ("nid[001-004]", "scontrol"),
+            ("a:0", "1 to 65535"),
+            ("a:x", "1 to 65535"),
+            (":7470", "the host is missing"),
+            ("[::1", "]"),
+            ("a b", "a name or an address"),
+            ("-oProxyCommand=x", "a name or an address"),
+        ] {
+            let error = parse(list, 1).unwrap_err().to_string();
+            assert!(error.contains(hint), "{list}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_rank_by_number_by_short_and_by_full_name() {
+        let members = parse("nid1.cluster,nid2,10.0.0.3", 1).unwrap();
+        let by = |own: &[&str]| rank(&members, None, &names(own));
+        assert_eq!(by(&["nid1"]), Ok(0));
+        assert_eq!(by(&["NID1.cluster"]), Ok(0));
+        assert_eq!(by(&["nid2.cluster"]), Ok(1));
+        assert_eq!(by(&["login", "10.0.0.3"]), Ok(2));
+        assert_eq!(rank(&members, Some(2), &[]), Ok(2));
+        let error = rank(&members, Some(3), &[]).unwrap_err();
+        assert!(error.to_string().contains("ranks 0 to 2"), "{error}");
+    }
+
+    #[test]
+    fn a_host_that_is_not_listed_is_told_who_is() {
+        let list: Vec<String> = (1..=12).map(|i| format!("nid{i:03}")).collect();
+        let members = parse(&list.join("\n"), 1).unwrap();
+        let error = rank(&members, None, &names(&["login1"]))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("this host (login1) is not in the host list"),
+            "{error}"
+        );
+        assert!(error.contains("nid008 and 4 more"), "{error}");
+        assert!(error.contains("--rank"), "{error}");
+        assert!(rank(&members, None, &names(&["nid1.b"])).is_err());
+    }
+
+    #[test]
+    fn several_matches_need_a_rank() {
+        let members = parse("n:1,n:2,m", 1).unwrap();
+        let error = rank(&members, None, &names(&["n"])).unwrap_err();
+        assert!(matches!(error, HostsError::Ambiguous { .. }), "{error}");
+        let members = parse("n.a,n.b", 1).unwrap();
+        assert_eq!(rank(&members, None, &names(&["n.b"])), Ok(1));
+        assert!(rank(&members, None, &names(&["n"])).is_err());
+    }
+}

@@ -1,0 +1,443 @@
+//! The table of every option: one entry makes the flag, the variable, the key of the file, the line
+//! in `config/full.toml` and the lines in `--help`, so that none of them can be forgotten.
+
+/// One option.
+#[derive(Debug)]
+pub struct Key {
+    /// In the file. The flag is the same with `-` for `_`, the variable `COPPERFS_` and capitals.
+    pub name: &'static str,
+    /// What stands for its value in help texts.
+    pub value: &'static str,
+    /// Its value when nobody gives one, as it would be written in the file; empty: unset.
+    pub default: &'static str,
+    /// The words it may be, if only certain words are allowed.
+    pub choices: &'static [&'static str],
+    /// How values are given.
+    pub form: Form,
+    /// Under which heading help shows it.
+    pub group: Group,
+    /// What it does, in full sentences; the first sentence is the short help.
+    pub help: &'static str,
+}
+
+/// How an option's values are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// One value.
+    One,
+    /// A flag that may stand alone.
+    Switch,
+    /// Repeated flags, a list in the file, commas in the variable.
+    Many,
+    /// The positional argument.
+    Positional,
+}
+
+/// Headings of the help text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// What is served.
+    Namespace,
+    /// The other nodes.
+    Tree,
+    /// Memory.
+    Caches,
+    /// The kernel's side.
+    Kernel,
+    /// The process.
+    Process,
+}
+
+impl Group {
+    /// The heading.
+    #[must_use]
+    pub fn heading(self) -> &'static str {
+        match self {
+            Self::Namespace => "What is served",
+            Self::Tree => "The tree of nodes",
+            Self::Caches => "Caches and requests",
+            Self::Kernel => "The mount",
+            Self::Process => "The daemon",
+        }
+    }
+}
+
+impl Key {
+    /// The flag, without dashes in front.
+    #[must_use]
+    pub fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    /// The environment variable.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("COPPERFS_{}", self.name.to_ascii_uppercase())
+    }
+}
+
+/// The entry called `name` in the file.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The known word nearest to `word`, if it is near enough to be what was meant.
+#[must_use]
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(
+            |candidate| match strsim::damerau_levenshtein(word, candidate) {
+                0 | 1 => (1.0, candidate),
+                _ => (strsim::jaro_winkler(word, candidate), candidate),
+            },
+        )
+        .filter(|(likeness, _)| *likeness > 0.7)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+const fn key(
+    name: &'static str,
+    value: &'static str,
+    default: &'static str,
+    group: Group,
+    help: &'static str,
+) -> Key {
+    Key {
+        name,
+        value,
+        default,
+        choices: &[],
+        form: Form::One,
+        group,
+        help,
+    }
+}
+
+const fn choice(
+    name: &'static str,
+    choices: &'static [&'static str],
+    group: Group,
+    help: &'static str,
+) -> Key {
+    Key {
+        choices,
+        ..key(name, "WORD", choices[0], group, help)
+    }
+}
+
+const fn switch(
+    name: &'static str,
+    default: &'static str,
+    group: Group,
+    help: &'static str,
+) -> Key {
+    Key {
+        form: Form::Switch,
+        ..key(name, "BOOL", default, group, help)
+    }
+}
+
+/// Every option, in the order of the help text. A choice's first word is its default.
+pub const KEYS: &[Key] = &[
+    Key {
+        form: Form::Positional,
+        ..key(
+            "mountpoint",
+            "MOUNTPOINT",
+            "/copper_mnt",
+            Group::Namespace,
+            "Where to mount. An empty directory that exists.",
+        )
+    },
+    Key {
+        form: Form::Many,
+        ..key(
+            "origin",
+            "PREFIX=URI",
+            "",
+            Group::Namespace,
+            "Serve URI below PREFIX of the mount; may be repeated. URI is file:///path, \
+             s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/path; \
+             a lone /path is short for /path=file:///path. Credentials come from the usual AWS_*, \
+             AZURE_* and GOOGLE_* variables or the configuration file, never from here. With none \
+             given the whole file system is served from /, except to root, who names origins.",
+        )
+    },
+    Key {
+        form: Form::Many,
+        ..key(
+            "exclude",
+            "PATH",
+            "",
+            Group::Namespace,
+            "Do not serve PATH of a POSIX origin; may be repeated. Replaces the default list /proc, \
+             /sys, /dev, /run, /tmp, /var: directories that differ from node to node are not shared \
+             storage. An empty value excludes nothing.",
+        )
+    },
+    choice(
+        "symlinks",
+        &["relative", "keep"],
+        Group::Namespace,
+        "How absolute symlinks into served paths are shown. relative: as relative links, so that \
+         nobody leaves the mount unknowingly. keep: the origin's text, as git and rsync want it.",
+    ),
+    key(
+        "hosts",
+        "FILE|LIST",
+        "",
+        Group::Tree,
+        "All nodes in the order of the tree. A file with one host or host:port per line (# begins \
+         a comment), or h1,h2,... The first is the root, the only one that touches storage. With \
+         none given this node is alone.",
+    ),
+    key(
+        "rank",
+        "N",
+        "",
+        Group::Tree,
+        "This node's place in the host list, from 0. Found by host name or address when not given.",
+    ),
+    key(
+        "listen",
+        "ADDR",
+        "",
+        Group::Tree,
+        "UDP address to listen on: ADDR:PORT, ADDR or :PORT. With other nodes the default is \
+         0.0.0.0 and the port of this node's entry in the host list, or 7470.",
+    ),
+    key(
+        "interface",
+        "NAME|CIDR",
+        "",
+        Group::Tree,
+        "Listen only on this network. By the name of the interface (hsn0) or a network that holds \
+         its address (10.12.0.0/16).",
+    ),
+    key(
+        "arity",
+        "K",
+        "4",
+        Group::Tree,
+        "Children per node of the tree. The same on all nodes.",
+    ),
+    key(
+        "secret_file",
+        "FILE",
+        "",
+        Group::Tree,
+        "The job secret, needed with other nodes. The same content on all nodes, readable by its \
+         owner only (mode 0600). copperfs launch makes one.",
+    ),
+    key(
+        "memory",
+        "SIZE",
+        "5%",
+        Group::Caches,
+        "Bound of all caches together: 10GiB, 10GB, 512MiB, or a share of the machine's or the \
+         cgroup's memory, whichever is smaller.",
+    ),
+    choice(
+        "cache_policy",
+        &["s3-fifo", "lru"],
+        Group::Caches,
+        "What a full cache evicts. s3-fifo: what was read only once goes first, so that one big \
+         scan does not push out what is used again. lru: the least recently used goes first.",
+    ),
+    key(
+        "whole_file_max",
+        "SIZE",
+        "64MiB",
+        Group::Caches,
+        "Bring files up to this size whole on their first read. Larger ones come in blocks of 1 MiB \
+         with read-ahead.",
+    ),
+    key(
+        "bypass_above",
+        "SIZE",
+        "off",
+        Group::Caches,
+        "Read files above this size straight from storage on every node, not through the tree. \
+         off: never.",
+    ),
+    key(
+        "listing_attributes_max",
+        "N",
+        "2000",
+        Group::Caches,
+        "Up to so many entries, attributes come along with the listing of a POSIX directory. Above, \
+         they are asked for in batches when needed: a stat costs the servers of a parallel file \
+         system.",
+    ),
+    key(
+        "listing_entries_max",
+        "N",
+        "100000",
+        Group::Caches,
+        "Directories with more entries are paged, and looked up name by name.",
+    ),
+    key(
+        "posix_concurrency",
+        "N",
+        "16",
+        Group::Caches,
+        "System calls at a time on POSIX origins (root only).",
+    ),
+    key(
+        "request_timeout",
+        "DURATION",
+        "30s",
+        Group::Caches,
+        "How long a parent or an origin may take before readers get EIO.",
+    ),
+    choice(
+        "open",
+        &["zero-message", "tracked", "passthrough"],
+        Group::Kernel,
+        "What opening a file costs and gives. zero-message: opens reach no one, fastest for software \
+         trees. tracked: the daemon sees every open. passthrough: reads of big files bypass the \
+         daemon after the first; needs CAP_SYS_ADMIN.",
+    ),
+    switch(
+        "allow_other",
+        "false",
+        Group::Kernel,
+        "Let other users use the mount. The kernel checks permissions; ordinary users need \
+         user_allow_other in /etc/fuse.conf.",
+    ),
+    choice(
+        "posix_acl",
+        &["auto", "on", "off"],
+        Group::Kernel,
+        "Whether the kernel enforces the origin's POSIX ACLs. auto: when other users are allowed.",
+    ),
+    choice(
+        "readdir_plus",
+        &["auto", "always"],
+        Group::Kernel,
+        "When listings carry attributes into the kernel. auto: when the reader seems to want them.",
+    ),
+    key(
+        "ttl",
+        "DURATION",
+        "1d",
+        Group::Kernel,
+        "How long the kernel may use names and attributes unasked. clear invalidates them at once.",
+    ),
+    key(
+        "negative_ttl",
+        "DURATION",
+        "1d",
+        Group::Kernel,
+        "How long the kernel may remember that a name does not exist. clear invalidates it at once.",
+    ),
+    switch(
+        "push",
+        "true",
+        Group::Kernel,
+        "Put small files of a listed directory into the kernel's page cache before they are asked \
+         for. The pages are charged to the daemon's cgroup.",
+    ),
+    key(
+        "push_file_max",
+        "SIZE",
+        "256KiB",
+        Group::Kernel,
+        "The largest file that is pushed.",
+    ),
+    key(
+        "push_bytes_max",
+        "SIZE",
+        "64MiB",
+        Group::Kernel,
+        "Bytes that may wait to be pushed. What does not fit is read in the ordinary way.",
+    ),
+    key(
+        "fuse_threads",
+        "N",
+        "2",
+        Group::Kernel,
+        "Threads that answer the kernel.",
+    ),
+    key(
+        "max_background",
+        "N",
+        "1024",
+        Group::Kernel,
+        "Background requests (read-ahead) the kernel may have in flight.",
+    ),
+    key(
+        "worker_threads",
+        "N",
+        "2",
+        Group::Process,
+        "Threads for the network and for misses.",
+    ),
+    key(
+        "cpus",
+        "LIST",
+        "",
+        Group::Process,
+        "CPUs for the daemon's threads, as in 0,2-3. Leaves the others to the job.",
+    ),
+    key(
+        "runtime_dir",
+        "DIR",
+        "",
+        Group::Process,
+        "Where this mount's log, pid file and control socket live. Default: a directory per mount \
+         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID.",
+    ),
+    key(
+        "log_level",
+        "FILTER",
+        "info",
+        Group::Process,
+        "What is logged: error, warn, info, debug, trace, or a filter such as \
+         info,copperfs_overlay=debug.",
+    ),
+    key(
+        "log_file",
+        "FILE",
+        "",
+        Group::Process,
+        "Where the daemon logs. Default: log in the runtime directory, or standard error in the \
+         foreground.",
+    ),
+    switch(
+        "foreground",
+        "false",
+        Group::Process,
+        "Stay in the foreground instead of becoming a daemon.",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_distinct_and_helps_are_sentences() {
+        let names: BTreeSet<&str> = KEYS.iter().map(|key| key.name).collect();
+        assert_eq!(names.len(), KEYS.len());
+        for key in KEYS {
+            assert!(key.help.ends_with('.'), "{}", key.name);
+            assert!(
+                key.choices.is_empty() || key.choices.contains(&key.default),
+                "{}",
+                key.name
+            );
+        }
+    }
+
+    #[test]
+    fn a_misspelt_word_finds_its_neighbour() {
+        let nearest = |word| nearest(word, KEYS.iter().map(|key| key.name));
+        assert_eq!(nearest("memroy"), Some("memory"));
+        assert_eq!(nearest("secretfile"), Some("secret_file"));
+        assert_eq!(nearest("zzz"), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! What this machine and this process have: names, addresses, user, memory, variables.
+//!
+//! The only place that reads the environment. The facts are a plain value, so that everything that
+//! decides on them can be tested with other facts.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// Facts that configuration depends on.
+#[derive(Clone, Default)]
+pub struct Machine {
+    /// Effective user.
+    pub uid: u32,
+    /// The names this host goes by.
+    pub host_names: Vec<String>,
+    /// Interfaces and their addresses.
+    pub addresses: Vec<(String, IpAddr)>,
+    /// Memory that this process may use, in bytes: the machine's or its cgroup's.
+    pub memory_bytes: u64,
+    /// The environment's variables that are valid UTF-8.
+    pub variables: BTreeMap<String, String>,
+    /// The working directory.
+    pub working_dir: PathBuf,
+}
+
+/// Variables that `object_store` and its HTTP client understand, by their beginnings.
+const STORAGE_VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+
+impl Machine {
+    /// Looks at the machine.
+    #[must_use]
+    pub fn inspect() -> Self {
+        let variables: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let addresses = addresses();
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            host_names: host_names(&variables, &addresses),
+            addresses,
+            memory_bytes: memory_bytes(Path::new("/")),
+            variables,
+            working_dir: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+        }
+    }
+
+    /// The variables for object stores.
+    #[must_use]
+    pub fn storage_environment(&self) -> BTreeMap<String, String> {
+        self.variables
+            .iter()
+            .filter(|(name, _)| {
+                STORAGE_VARIABLES
+                    .iter()
+                    .any(|start| name.starts_with(start))
+            })
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
+    /// The first of this host's names.
+    #[must_use]
+    pub fn host_name(&self) -> &str {
+        self.host_names.first().map_or("localhost", String::as_str)
+    }
+
+    /// The directory that holds the runtime directories of `uid`'s mounts.
+    #[must_use]
+    pub fn runtime_base(&self, uid: u32) -> PathBuf {
+        if uid == 0 {
+            return PathBuf::from("/run/copperfs");
+        }
+        let own = (uid == self.uid)
+            .then(|| self.variables.get("XDG_RUNTIME_DIR"))
+            .flatten()
+            .filter(|dir| dir.starts_with('/'));
+        match own {
+            Some(dir) => Path::new(dir).join("copperfs"),
+            None => PathBuf::from(format!("/tmp/copperfs-{uid}")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine")
+            .field("uid", &self.uid)
+            .field("host_names", &self.host_names)
+            .field("memory_bytes", &self.memory_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The kernel's name of this host, Slurm's name of this node, and every address but loopback.
+fn host_names(variables: &BTreeMap<String, String>, addresses: &[(String, IpAddr)]) -> Vec<String> {
+    let uname = rustix::system::uname();
+    let mut names = vec![uname.nodename().to_string_lossy().into_owned()];
+    names.extend(variables.get("SLURMD_NODENAME").cloned());
+    names.extend(
+        addresses
+            .iter()
+            .filter(|(_, address)| !address.is_loopback())
+            .map(|(_, address)| address.to_string()),
+    );
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| !name.is_empty() && seen.insert(name.to_ascii_lowercase()));
+    names
+}
+
+fn addresses() -> Vec<(String, IpAddr)> {
+    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else {
+        return Vec::new();
+    };
+    interfaces
+        .filter_map(|interface| {
+            let storage = interface.address?;
+            let address = match (storage.as_sockaddr_in(), storage.as_sockaddr_in6()) {
+                (Some(v4), _) => IpAddr::V4(v4.ip()),
+                (_, Some(v6)) => IpAddr::V6(v6.ip()),
+                _ => return None,
+            };
+            Some((interface.interface_name, address))
+        })
+        .collect()
+}
+
+/// The smaller of the machine's memory and the limits of this process's cgroup and those above it,
+/// as shown by the `proc` and `sys` below `root`.
+pub(super) fn memory_bytes(root: &Path) -> u64 {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let mut bytes = read(root.join("proc/meminfo"))
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"))
+        .and_then(|kib| kib.trim().parse::<u64>().ok())
+        .map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    for line in read(root.join("proc/self/cgroup")).lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let (hierarchy, files): (&str, &[&str]) = if controllers.is_empty() {
+            ("sys/fs/cgroup", &["memory.max", "memory.high"])
+        } else if controllers.split(',').any(|name| name == "memory") {
+            ("sys/fs/cgroup/memory", &["memory.limit_in_bytes"])
+        } else {
+            continue;
+        };
+        // From the process's own group up to the top; inside a container only the top may exist.
+        for group in Path::new(path.trim_start_matches('/')).ancestors() {
+            for file in files {
+                let limit = read(root.join(hierarchy).join(group).join(file));
+                if let Ok(limit) = limit.trim().parse::<u64>() {
+                    bytes = bytes.min(limit);
+                }
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory_of(files: &[(&str, &str)]) -> u64 {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        memory_bytes(root.path())
+    }
+
+    #[test]
+    fn the_smallest_limit_on_the_way_up_counts() {
+        let meminfo = ("proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n");
+        assert_eq!(memory_of(&[meminfo]), 16 << 20);
+        let v2 = ("proc/self/cgroup", "0::/job/step\n");
+        assert_eq!(
+            memory_of(&[
+                meminfo,
+                v2,
+                ("sys/fs/cgroup/job/step/memory.max", "max\n"),
+                ("sys/fs/cgroup/job/memory.max", "4194304\n"),
+            ]),
+            4 << 20
+        );
+        assert_eq!(
+            memory_of(&[meminfo, v2, ("sys/fs/cgroup/memory.max", "1048576\n")]),
+            1 << 20
+        );
+        let v1 = (
+            "proc/self/cgroup",
+            "7:cpu:/x\n3:memory,hugetlb:/docker/abc\n",
+        );
+        assert_eq!(
+            memory_of(&[
+                meminfo,
+                v1,
+                (
+                    "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                    "9223372036854771712\n"
+                ),
+                (
+                    "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes",
+                    "2097152\n"
+                ),
+            ]),
+            2 << 20
+        );
+        assert_eq!(
+            memory_of(&[
+                meminfo,
+                v1,
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "8192\n")
+            ]),
+            8192
+        );
+    }
+
+    #[test]
+    fn this_machine_has_a_name_and_memory() {
+        let machine = Machine::inspect();
+        assert!(!machine.host_name().is_empty());
+        assert!(machine.memory_bytes > 1 << 20 && machine.memory_bytes < u64::MAX);
+        assert!(
+            machine
+                .addresses
+                .iter()
+                .any(|(_, address)| address.is_loopback())
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! What `--origin` says, checked without touching storage.
+
+use super::keys::nearest;
+use super::layer::Written;
+use super::settings::OriginSpec;
+use copperfs_overlay::ItemPath;
+
+/// The schemes that are served.
+const SCHEMES: [&str; 8] = ["file", "s3", "az", "gs", "http", "https", "abfs", "abfss"];
+
+/// Splits `PREFIX=URI` and its short forms: a lone URI is served from `/`, a lone path below itself,
+/// a path after the prefix is a `file` URI.
+pub(super) fn split(text: &str) -> (String, String) {
+    let uri = |text: &str| {
+        if text.starts_with('/') {
+            format!("file://{text}")
+        } else {
+            text.to_owned()
+        }
+    };
+    match text.split_once('=') {
+        Some((prefix, rest)) if !prefix.contains("://") => (prefix.to_owned(), uri(rest)),
+        _ if text.starts_with('/') => (text.to_owned(), uri(text)),
+        _ => ("/".to_owned(), text.to_owned()),
+    }
+}
+
+/// An origin from what was written.
+///
+/// # Errors
+/// A message that says what is wrong and how it should look.
+pub(super) fn parse(written: &Written) -> Result<OriginSpec, String> {
+    const FORM: &str = "write PREFIX=URI, as in /lus=file:///lus or /data=s3://bucket/prefix";
+    let (prefix, uri) = split(&written.text);
+    let Some((scheme, rest)) = uri.split_once("://") else {
+        return Err(format!("{uri:?} is not a URI; {FORM}"));
+    };
+    if !SCHEMES.contains(&scheme) {
+        let hint = nearest(scheme, SCHEMES.into_iter()).map_or_else(
+            || format!("known: {}", SCHEMES.join(", ")),
+            |near| format!("did you mean {near}://?"),
+        );
+        return Err(format!("the scheme {scheme}:// is not served; {hint}"));
+    }
+    let authority = rest.split('/').next().unwrap_or_default();
+    if authority.contains('@') && !scheme.starts_with("abfs") {
+        return Err(
+            "a URI with a user or password in it would show them to every user of this machine; \
+             give them in the environment or in [origin.options] of a configuration file"
+                .into(),
+        );
+    }
+    match scheme {
+        "file" if !authority.is_empty() => {
+            return Err(format!(
+                "{uri:?} names a host; a path on this machine has three slashes: file:///{rest}"
+            ));
+        }
+        "file" if rest.split('/').any(|part| part == "..") => {
+            return Err(format!(
+                "{uri:?} has a .. component; write the path without it"
+            ));
+        }
+        _ if scheme != "file" && authority.is_empty() => {
+            return Err(format!(
+                "{uri:?} names no bucket, container or host; {FORM}"
+            ));
+        }
+        _ => {}
+    }
+    if !prefix.starts_with('/') {
+        return Err(format!(
+            "the prefix {prefix:?} does not begin with a slash; {FORM}"
+        ));
+    }
+    let prefix = ItemPath::parse(prefix.as_bytes())
+        .map_err(|error| format!("the prefix {prefix:?}: {error}"))?;
+    Ok(OriginSpec {
+        prefix,
+        uri,
+        options: written.options.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn parsed(text: &str) -> Result<(String, String), String> {
+        parse(&Written {
+            text: text.into(),
+            options: BTreeMap::new(),
+        })
+        .map(|spec| (spec.prefix.to_string(), spec.uri))
+    }
+
+    #[test]
+    fn the_forms_of_an_origin() {
+        for (text, prefix, uri) in [
+            ("/lus=file:///lus", "/lus", "file:///lus"),
+            ("/lus/=/lus", "/lus", "file:///lus"),
+            ("/lus", "/lus", "file:///lus"),
+            ("s3://bucket/a=b", "/", "s3://bucket/a=b"),
+            ("/d=s3://bucket/a=b", "/d", "s3://bucket/a=b"),
+            ("/=file:///", "/", "file:///"),
+        ] {
+            assert_eq!(parsed(text), Ok((prefix.into(), uri.into())), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_origins_say_how_it_should_look() {
+        for (text, hint) in [
+            ("lus", "PREFIX=URI"),
+            ("lus=file:///lus", "does not begin with a slash"),
+            ("/d=s4://bucket", "did you mean s3://?"),
+            ("/d=file://lus/x", "three slashes"),
+            ("/d=s3://", "no bucket"),
+            ("/d=https://me:pw@host/x", "show them to every user"),
+            ("/a/../b=/x", ".."),
+            ("/a=/x/../y", ".."),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.contains(hint), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! From texts to [`Settings`]: every value parsed, checked, and completed from the machine's facts.
+//!
+//! Reads the host list and looks at the secret file's owner and mode; touches nothing else.
+
+use super::hosts::{self, DEFAULT_PORT};
+use super::keys::{find, nearest};
+use super::layer::{Layer, Source};
+use super::machine::Machine;
+use super::settings::{
+    CachePolicy, CacheSettings, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
+    ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+};
+use super::units::{Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size};
+use super::{ConfigError, origins};
+use copperfs_overlay::ItemPath;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The least memory that a node can work with: a few blocks in flight and the names of a job.
+pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+
+/// The share of the memory bound that attributes get, and listings too: one part in so many.
+const METADATA_SHARE: u64 = 20;
+
+/// A text that may be a single word of a list, and what each word means.
+type Words<T> = [(&'static str, T)];
+
+/// Makes settings out of `layer`, whose paths are absolute ([`Layer::absolute`]).
+///
+/// # Errors
+/// The first value that makes no sense, with the place it was given at and what to write instead.
+pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError> {
+    let reader = Reader { layer };
+    let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
+    let origins = reader.origins(machine.uid)?;
+    let network = Network::resolve(reader, machine)?;
+    let cache = reader.cache(machine)?;
+    let runtime_dir = reader.path("runtime_dir")?.unwrap_or_else(|| {
+        machine
+            .runtime_base(machine.uid)
+            .join(instance_name(&mountpoint, machine.host_name()))
+    });
+    let foreground = reader.parsed("foreground", parse_bool)?;
+    let log_file = reader
+        .path("log_file")?
+        .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
+    Ok(Settings {
+        origins,
+        environment: machine.storage_environment(),
+        exclude: reader.exclude()?,
+        members: network.members,
+        rank: network.rank,
+        listen: network.listen,
+        arity: reader.count("arity", 1)?,
+        secret_file: network.secret_file,
+        interface: reader.text("interface").map(ToOwned::to_owned),
+        cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
+        symlinks: reader.word(
+            "symlinks",
+            &[
+                ("relative", SymlinkPolicy::Relative),
+                ("keep", SymlinkPolicy::Keep),
+            ],
+        )?,
+        open: reader.word(
+            "open",
+            &[
+                ("zero-message", OpenMode::ZeroMessage),
+                ("tracked", OpenMode::Tracked),
+                ("passthrough", OpenMode::Passthrough),
+            ],
+        )?,
+        allow_other: reader.parsed("allow_other", parse_bool)?,
+        posix_acl: reader.word(
+            "posix_acl",
+            &[
+                ("auto", Toggle::Auto),
+                ("on", Toggle::On),
+                ("off", Toggle::Off),
+            ],
+        )?,
+        readdir_plus: reader.word(
+            "readdir_plus",
+            &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)],
+        )?,
+        whole_file_max: reader
+            .parsed("whole_file_max", parse_bytes)?
+            .min(cache.data_bytes / 2),
+        cache,
+        bypass_above: reader.size_or_off("bypass_above")?,
+        listing_attributes_max: reader.count("listing_attributes_max", 0)?,
+        listing_entries_max: reader.count("listing_entries_max", 1)?,
+        posix_concurrency: reader.count("posix_concurrency", 1)?,
+        request_timeout: reader.positive_duration("request_timeout")?,
+        ttl: reader.parsed("ttl", parse_duration)?,
+        negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
+        push: PushSettings {
+            enabled: reader.parsed("push", parse_bool)?,
+            file_max_bytes: reader.parsed("push_file_max", parse_bytes)?,
+            bytes_max: reader.parsed("push_bytes_max", parse_bytes)?,
+        },
+        fuse_threads: reader.count("fuse_threads", 1)?,
+        max_background: reader.parsed("max_background", number_at_least(1))?,
+        worker_threads: reader.count("worker_threads", 1)?,
+        control_socket: runtime_dir.join("control.sock"),
+        runtime_dir,
+        log: LogSettings {
+            level: reader.parsed("log_level", log_filter)?,
+            file: log_file,
+        },
+        foreground,
+        mountpoint,
+    })
+}
+
+/// The name of a mount's runtime directory: readable, and different for different mount points and
+/// hosts (hosts may share a directory, as containers and test hosts do).
+#[must_use]
+pub fn instance_name(mountpoint: &Path, host: &str) -> String {
+    let mut identity = host.as_bytes().to_vec();
+    identity.push(0);
+    identity.extend_from_slice(mountpoint.as_os_str().as_encoded_bytes());
+    let hash = blake3::hash(&identity).to_hex();
+    let name: String = mountpoint
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || "_-".contains(*c))
+        .take(32)
+        .collect();
+    format!("{name}-{}", &hash[..12])
+}
+
+/// Refuses a secret file that others could read, or that is not there.
+///
+/// # Errors
+/// Missing, not a regular file, someone else's, readable by others, empty.
+pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
+    let refused = |why: String| ConfigError::SecretFile {
+        path: path.to_owned(),
+        why,
+    };
+    let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => refused("there is no such file".into()),
+        _ => refused(error.to_string()),
+    })?;
+    if !meta.is_file() {
+        return Err(refused("it is not a regular file".into()));
+    }
+    if meta.uid() != uid && meta.uid() != 0 {
+        return Err(refused(format!(
+            "it belongs to user {}, not to this one",
+            meta.uid()
+        )));
+    }
+    if meta.mode() & 0o077 != 0 {
+        let mode = meta.mode() & 0o7777;
+        return Err(refused(format!(
+            "others may read it (mode {mode:04o}), and who has it may read all that the job reads; \
+             chmod 600 {}, or better make a new one",
+            path.display()
+        )));
+    }
+    if meta.len() == 0 {
+        return Err(refused("it is empty".into()));
+    }
+    Ok(())
+}
+
+/// A single value as text, with defaults from the table of keys.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    layer: &'a Layer,
+}
+
+impl<'a> Reader<'a> {
+    /// The value or its default; `None` if both are unset.
+    fn text(self, key: &'static str) -> Option<&'a str> {
+        self.layer
+            .text(key)
+            .or_else(|| find(key).map(|key| key.default))
+            .filter(|text| !text.is_empty())
+    }
+
+    fn wrong(self, key: &'static str, why: impl Display) -> ConfigError {
+        ConfigError::Value {
+            place: self.layer.place(key),
+            why: why.to_string(),
+        }
+    }
+
+    fn optional<T, E: Display>(
+        self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.text(key)
+            .map(|text| parse(text).map_err(|error| self.wrong(key, error)))
+            .transpose()
+    }
+
+    /// A value that always has a default.
+    fn parsed<T, E: Display>(
+        self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<T, ConfigError> {
+        let text = self.text(key).unwrap_or_default();
+        parse(text).map_err(|error| self.wrong(key, error))
+    }
+
+    fn count(self, key: &'static str, min: usize) -> Result<usize, ConfigError> {
+        self.parsed(key, number_at_least(min))
+    }
+
+    fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+        self.optional(key, |text| {
+            if text.starts_with('/') {
+                Ok(PathBuf::from(text))
+            } else {
+                Err(format!("{text:?} is not an absolute path"))
+            }
+        })
+    }
+
+    fn word<T: Copy>(self, key: &'static str, words: &Words<T>) -> Result<T, ConfigError> {
+        self.parsed(key, |text| {
+            let known = || words.iter().map(|(word, _)| *word);
+            words
+                .iter()
+                .find(|(word, _)| *word == text)
+                .map(|(_, value)| *value)
+                .ok_or_else(|| {
+                    let all = known().collect::<Vec<_>>().join(", ");
+                    match nearest(text, known()) {
+                        Some(near) => format!("{text:?} is none of {all}; did you mean {near}?"),
+                        None => format!("{text:?} is none of {all}"),
+                    }
+                })
+        })
+    }
+
+    fn size_or_off(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
+        self.parsed(key, |text| match text {
+            "off" => Ok(None),
+            _ => parse_bytes(text).map(Some),
+        })
+    }
+
+    fn positive_duration(self, key: &'static str) -> Result<std::time::Duration, ConfigError> {
+        let duration = self.parsed(key, parse_duration)?;
+        if duration.is_zero() {
+            return Err(self.wrong(key, "0 would fail every request; write 30s, say"));
+        }
+        Ok(duration)
+    }
+
+    fn cache(self, machine: &Machine) -> Result<CacheSettings, ConfigError> {
+        let memory_bytes = match self.parsed("memory", parse_size)? {
+            Size::Bytes(bytes) => bytes,
+            Size::Percent(percent) => share(machine.memory_bytes, percent),
+        };
+        let given = self.layer.get("memory").is_some();
+        if given && memory_bytes < MEMORY_BYTES_MIN {
+            let why = format!(
+                "{} is too little; at least {} are needed",
+                Bytes(memory_bytes),
+                Bytes(MEMORY_BYTES_MIN)
+            );
+            return Err(self.wrong("memory", why));
+        }
+        if memory_bytes > machine.memory_bytes {
+            let why = format!(
+                "{} is more than the {} that this machine or cgroup has",
+                Bytes(memory_bytes),
+                Bytes(machine.memory_bytes)
+            );
+            return Err(self.wrong("memory", why));
+        }
+        let memory_bytes = memory_bytes.max(MEMORY_BYTES_MIN);
+        let metadata_bytes = memory_bytes / METADATA_SHARE;
+        Ok(CacheSettings {
+            memory_bytes,
+            data_bytes: memory_bytes - 2 * metadata_bytes,
+            attributes_bytes: metadata_bytes,
+            listings_bytes: metadata_bytes,
+            policy: self.word(
+                "cache_policy",
+                &[("s3-fifo", CachePolicy::S3Fifo), ("lru", CachePolicy::Lru)],
+            )?,
+        })
+    }
+
+    fn origins(self, uid: u32) -> Result<Vec<OriginSpec>, ConfigError> {
+        let Some(given) = self.layer.get("origin") else {
+            if uid == 0 {
+                return Err(ConfigError::NoOrigin);
+            }
+            return Ok(vec![OriginSpec {
+                prefix: ItemPath::root(),
+                uri: "file:///".into(),
+                options: BTreeMap::new(),
+            }]);
+        };
+        let mut origins: Vec<OriginSpec> = Vec::with_capacity(given.values.len());
+        for written in &given.values {
+            let spec = origins::parse(written).map_err(|why| self.wrong("origin", why))?;
+            if let Some(twin) = origins.iter().find(|other| other.prefix == spec.prefix) {
+                let why = format!(
+                    "two origins for {}: {} and {}; each needs its own prefix",
+                    spec.prefix, twin.uri, spec.uri
+                );
+                return Err(self.wrong("origin", why));
+            }
+            origins.push(spec);
+        }
+        if origins.is_empty() {
+            return Err(self.wrong(
+                "origin",
+                "the list is empty; leave it out or name an origin",
+            ));
+        }
+        Ok(origins)
+    }
+
+    fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {
+        let Some(given) = self.layer.get("exclude") else {
+            return Ok(None);
+        };
+        let texts = given.values.iter().map(|value| value.text.as_str());
+        texts
+            .filter(|text| !text.is_empty())
+            .map(|text| {
+                if text.starts_with('/') {
+                    Ok(PathBuf::from(text))
+                } else {
+                    Err(self.wrong("exclude", format!("{text:?} is not an absolute path")))
+                }
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+}
+
+/// This node among the others.
+struct Network {
+    members: Vec<Member>,
+    rank: usize,
+    listen: Option<SocketAddr>,
+    secret_file: Option<PathBuf>,
+}
+
+impl Network {
+    fn resolve(reader: Reader<'_>, machine: &Machine) -> Result<Self, ConfigError> {
+        let listen = reader.optional("listen", parse_listen)?;
+        let default_port = match listen {
+            Some((_, Some(port))) if port > 0 => port,
+            _ => DEFAULT_PORT,
+        };
+        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
+        let listed = reader.text("hosts").is_some();
+        let members = match reader.text("hosts") {
+            Some(text) => read_hosts(reader, text, default_port)?,
+            None => vec![Member {
+                name: machine.host_name().to_owned(),
+                address: format!("{}:{default_port}", machine.host_name()),
+            }],
+        };
+        let rank = if listed {
+            hosts::rank(&members, given_rank, &machine.host_names)
+        } else {
+            hosts::rank(&members, given_rank.or(Some(0)), &[])
+        }
+        .map_err(|error| {
+            let key = if given_rank.is_some() {
+                "rank"
+            } else {
+                "hosts"
+            };
+            reader.wrong(key, error)
+        })?;
+        let secret_file = reader.path("secret_file")?;
+        let alone = members.len() == 1;
+        if alone && listen.is_none() && secret_file.is_none() {
+            return Ok(Self {
+                members,
+                rank,
+                listen: None,
+                secret_file: None,
+            });
+        }
+        let Some(secret) = &secret_file else {
+            return Err(ConfigError::NoSecret);
+        };
+        check_secret_file(secret, machine.uid)?;
+        let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
+        let own_port = members[rank]
+            .address
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        let port = listen
+            .and_then(|(_, port)| port)
+            .or(own_port)
+            .unwrap_or(DEFAULT_PORT);
+        Ok(Self {
+            members,
+            rank,
+            listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
+            secret_file,
+        })
+    }
+}
+
+/// The address to listen on: as given, else that of the interface, else all.
+fn local_address(
+    reader: Reader<'_>,
+    machine: &Machine,
+    given: Option<IpAddr>,
+) -> Result<IpAddr, ConfigError> {
+    let Some(interface) = reader.text("interface") else {
+        return Ok(given.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+    };
+    if let Some(given) = given.filter(|address| !address.is_unspecified()) {
+        let why = format!("--listen already says {given}; give one of the two");
+        return Err(reader.wrong("interface", why));
+    }
+    let on_it: Vec<IpAddr> = match parse_network(interface) {
+        Some(network) => {
+            let network = network.map_err(|why| reader.wrong("interface", why))?;
+            let addresses = machine.addresses.iter().map(|(_, address)| *address);
+            addresses
+                .filter(|address| network.holds(*address))
+                .collect()
+        }
+        None => {
+            let named = machine
+                .addresses
+                .iter()
+                .filter(|(name, _)| name == interface);
+            named.map(|(_, address)| *address).collect()
+        }
+    };
+    // A link-local IPv6 address would need its zone: the last choice.
+    let rank_of = |address: &IpAddr| match address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if !v6.is_unicast_link_local() => 1,
+        IpAddr::V6(_) => 2,
+    };
+    on_it.into_iter().min_by_key(rank_of).ok_or_else(|| {
+        let known: Vec<String> = machine
+            .addresses
+            .iter()
+            .map(|(name, address)| format!("{name} {address}"))
+            .collect();
+        let why = format!(
+            "no address of this host is on {interface:?}; it has {}",
+            known.join(", ")
+        );
+        reader.wrong("interface", why)
+    })
+}
+
+struct NetworkPrefix {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl NetworkPrefix {
+    fn holds(&self, address: IpAddr) -> bool {
+        let keep = |width: u32| width.checked_sub(self.bits).unwrap_or_default();
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = u32::from(a) ^ u32::from(b);
+                differ.checked_shr(keep(32)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = u128::from(a) ^ u128::from(b);
+                differ.checked_shr(keep(128)).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+/// `None`: not a CIDR, so the name of an interface.
+fn parse_network(text: &str) -> Option<Result<NetworkPrefix, String>> {
+    let (address, bits) = text.split_once('/')?;
+    let network = (|| {
+        let address: IpAddr = address.parse().ok()?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.parse().ok().filter(|bits| *bits <= width)?;
+        Some(NetworkPrefix { address, bits })
+    })();
+    let form = || format!("{text:?} is not a network; write it as 10.12.0.0/16");
+    Some(network.ok_or_else(form))
+}
+
+/// `ADDR:PORT`, `ADDR`, `:PORT`.
+fn parse_listen(text: &str) -> Result<(Option<IpAddr>, Option<u16>), String> {
+    if let Ok(address) = SocketAddr::from_str(text) {
+        return Ok((Some(address.ip()), Some(address.port())));
+    }
+    if let Ok(address) = IpAddr::from_str(text) {
+        return Ok((Some(address), None));
+    }
+    text.strip_prefix(':')
+        .and_then(|port| port.parse().ok())
+        .map(|port| (None, Some(port)))
+        .ok_or_else(|| {
+            format!("{text:?} is not an address; write 0.0.0.0:7470, 10.1.2.3, [::]:7470 or :7470")
+        })
+}
+
+/// A file if it is the path of one, else a list.
+fn read_hosts(
+    reader: Reader<'_>,
+    text: &str,
+    default_port: u16,
+) -> Result<Vec<Member>, ConfigError> {
+    let path = Path::new(text);
+    let list = if !text.contains(',') && (text.contains('/') || path.is_file()) {
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+            what: "host list",
+            path: path.to_owned(),
+            source,
+        })?
+    } else {
+        text.to_owned()
+    };
+    hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))
+}
+
+fn number_at_least<T: FromStr + PartialOrd + Display + Copy>(
+    min: T,
+) -> impl Fn(&str) -> Result<T, String> {
+    move |text| {
+        let number: T = text
+            .parse()
+            .ok()
+            .ok_or_else(|| format!("{text:?} is not a whole number, or too large"))?;
+        if number < min {
+            return Err(format!("{number} is too small; at least {min}"));
+        }
+        Ok(number)
+    }
+}
+
+fn log_filter(text: &str) -> Result<String, String> {
+    tracing_subscriber::EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
+}
+
+/// `percent` of `bytes`, in integers: shares of petabytes keep their last digit.
+fn share(bytes: u64, percent: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 100 per cent in millionths fits, and the parser has checked the range"
+    )]
+    let millionths = (percent * 10_000.0).round() as u64;
+    let bytes = u128::from(bytes) * u128::from(millionths) / 1_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Whether the configuration that `layer` came from holds credentials that others may read: the
+/// file's path, for a warning.
+#[must_use]
+pub fn exposed_credentials(layer: &Layer) -> Option<PathBuf> {
+    let given = layer.get("origin")?;
+    let Source::File { path, .. } = &given.source else {
+        return None;
+    };
+    let secret = |name: &String| {
+        let name = name.to_ascii_lowercase();
+        ["secret", "password", "token", "key"]
+            .iter()
+            .any(|word| name.contains(word))
+    };
+    let holds = given
+        .values
+        .iter()
+        .any(|origin| origin.options.keys().any(secret));
+    let mode = std::fs::metadata(path).ok()?.mode();
+    (holds && mode & 0o077 != 0).then(|| path.clone())
+}
+
+#[cfg(test)]
+mod tests;

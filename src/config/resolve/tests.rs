@@ -1,0 +1,263 @@
+use super::*;
+use crate::config::{file, gather};
+use std::os::unix::fs::PermissionsExt;
+
+fn machine() -> Machine {
+    Machine {
+        uid: rustix::process::geteuid().as_raw(),
+        host_names: vec!["nid002".into(), "10.1.2.3".into()],
+        addresses: vec![
+            ("lo".into(), "127.0.0.1".parse().unwrap()),
+            ("hsn0".into(), "fe80::1".parse().unwrap()),
+            ("hsn0".into(), "10.1.2.3".parse().unwrap()),
+        ],
+        memory_bytes: 64 << 30,
+        variables: BTreeMap::new(),
+        working_dir: "/work/dir".into(),
+    }
+}
+
+fn flags(given: &[(&'static str, &str)]) -> Layer {
+    let mut layer = Layer::default();
+    layer.set("origin", Source::Flag, vec!["/lus=file:///lus".into()]);
+    for (key, value) in given {
+        layer.set(key, Source::Flag, vec![(*value).to_owned()]);
+    }
+    layer
+}
+
+fn settings(given: &[(&'static str, &str)]) -> Result<Settings, String> {
+    resolve(&flags(given), &machine()).map_err(|e| e.to_string())
+}
+
+fn refused(given: &[(&'static str, &str)]) -> String {
+    settings(given).unwrap_err()
+}
+
+#[test]
+fn the_defaults() {
+    let settings = settings(&[]).unwrap();
+    assert_eq!(settings.mountpoint, Path::new("/copper_mnt"));
+    assert_eq!(settings.members.len(), 1);
+    assert_eq!((settings.rank, settings.listen), (0, None));
+    assert_eq!(settings.cache.memory_bytes, (64 << 30) / 20);
+    assert_eq!(
+        settings.cache.memory_bytes,
+        settings.cache.data_bytes + settings.cache.attributes_bytes + settings.cache.listings_bytes
+    );
+    assert_eq!(settings.whole_file_max, 64 << 20);
+    assert_eq!(settings.bypass_above, None);
+    assert!(settings.max_background >= 1024);
+    assert_eq!(settings.log.file, Some(settings.runtime_dir.join("log")));
+    assert_eq!(settings.exclude, None);
+}
+
+#[test]
+fn flags_go_before_variables_and_variables_before_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("job.toml");
+    std::fs::write(
+        &config,
+        "arity = 2\nfuse_threads = 5\nworker_threads = 6\nsecret_file = \"secret\"\n\
+         origin = [\"/a=file:///a\"]\n",
+    )
+    .unwrap();
+    let mut machine = machine();
+    machine
+        .variables
+        .insert("COPPERFS_ARITY".into(), "3".into());
+    machine
+        .variables
+        .insert("COPPERFS_FUSE_THREADS".into(), "7".into());
+    machine
+        .variables
+        .insert("COPPERFS_HOME".into(), "/opt/copperfs".into());
+    machine
+        .variables
+        .insert("COPPERFS_CONFIG".into(), config.display().to_string());
+    machine.variables.insert("AWS_REGION".into(), "x".into());
+    let mut given = Layer::default();
+    given.set("arity", Source::Flag, vec!["4".into()]);
+    let layer = gather(given, None, &machine).unwrap();
+    assert_eq!(layer.text("arity"), Some("4"));
+    assert_eq!(layer.text("fuse_threads"), Some("7"));
+    assert_eq!(layer.text("worker_threads"), Some("6"));
+    let secret = dir.path().join("secret").display().to_string();
+    assert_eq!(layer.text("secret_file"), Some(secret.as_str()));
+    let mut bad = layer.clone();
+    bad.remove("secret_file");
+    bad.set(
+        "memory",
+        layer.place("fuse_threads").source,
+        vec!["10 bananas".into()],
+    );
+    let error = resolve(&bad, &machine).unwrap_err().to_string();
+    assert!(
+        error.starts_with("COPPERFS_MEMORY: \"10 bananas\""),
+        "{error}"
+    );
+    bad.set("memory", Source::Default, vec!["1GiB".into()]);
+    let settings = resolve(&bad, &machine).unwrap();
+    assert_eq!(settings.arity, 4);
+    assert_eq!(settings.environment.len(), 1);
+}
+
+#[test]
+fn values_in_a_file_name_their_line() {
+    let layer = file::parse("\n\narity = 0\n", Path::new("/etc/job.toml")).unwrap();
+    let error = resolve(&flags(&[]).over(layer), &machine())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "/etc/job.toml:3: arity: 0 is too small; at least 1");
+}
+
+#[test]
+fn wrong_values_say_what_is_right() {
+    for (key, value, hint) in [
+        (
+            "memory",
+            "10 bananas",
+            "--memory: \"10 bananas\" is not a size",
+        ),
+        ("memory", "1MiB", "at least 16.0 MiB"),
+        ("memory", "65GiB", "more than the 64.0 GiB"),
+        ("open", "zero-mesage", "did you mean zero-message?"),
+        ("arity", "many", "not a whole number"),
+        ("listen", "somewhere", "0.0.0.0:7470"),
+        ("request_timeout", "0s", "30s"),
+        ("cpus", "a", "0,2-3,8"),
+        ("log_level", "a=b=c", "is not a filter"),
+        ("origin", "s4://x", "did you mean s3://?"),
+        ("exclude", "tmp", "not an absolute path"),
+        ("max_background", "70000", "too large"),
+    ] {
+        let error = refused(&[(key, value)]);
+        assert!(error.contains(hint), "{key}: {error}");
+    }
+}
+
+#[test]
+fn origins_by_user() {
+    let mut machine = machine();
+    machine.uid = 1000;
+    let settings = resolve(&Layer::default(), &machine).unwrap();
+    assert_eq!(settings.origins[0].uri, "file:///");
+    assert!(settings.runtime_dir.starts_with("/tmp/copperfs-1000"));
+    machine.uid = 0;
+    let error = resolve(&Layer::default(), &machine)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("--origin /lus=file:///lus"), "{error}");
+    let mut twice = Layer::default();
+    let both = vec!["/a=/x".into(), "/a/=/y".into()];
+    twice.set("origin", Source::Flag, both);
+    let error = resolve(&twice, &machine).unwrap_err().to_string();
+    assert!(error.contains("two origins for /a"), "{error}");
+}
+
+#[test]
+fn a_tree_needs_a_secret_that_only_its_owner_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    let path = secret.display().to_string();
+    let hosts = ("hosts", "nid001,nid002:9000,nid003");
+    assert!(refused(&[hosts]).contains("--secret-file"));
+    let with = |more: &[(&'static str, &str)]| {
+        settings(&[&[hosts, ("secret_file", &path)], more].concat())
+    };
+    assert!(with(&[]).unwrap_err().contains("no such file"));
+    std::fs::write(&secret, "s").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let error = with(&[]).unwrap_err();
+    assert!(
+        error.contains("mode 0640") && error.contains("chmod 600"),
+        "{error}"
+    );
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let settings = with(&[]).unwrap();
+    assert_eq!((settings.rank, settings.members.len()), (1, 3));
+    assert_eq!(settings.listen, Some("0.0.0.0:9000".parse().unwrap()));
+    let by_name = with(&[("interface", "hsn0")]).unwrap();
+    assert_eq!(by_name.listen, Some("10.1.2.3:9000".parse().unwrap()));
+    let by_network = with(&[("interface", "10.1.0.0/16"), ("listen", ":99")]).unwrap();
+    assert_eq!(by_network.listen, Some("10.1.2.3:99".parse().unwrap()));
+    assert!(
+        with(&[("interface", "ib7")])
+            .unwrap_err()
+            .contains("hsn0 10.1.2.3")
+    );
+    assert!(
+        with(&[("interface", "10.1/16")])
+            .unwrap_err()
+            .contains("10.12.0.0/16")
+    );
+    let both = with(&[("interface", "hsn0"), ("listen", "127.0.0.1")]);
+    assert!(both.unwrap_err().contains("one of the two"));
+    assert!(with(&[("rank", "3")]).unwrap_err().contains("ranks 0 to 2"));
+    std::fs::write(&secret, "").unwrap();
+    assert!(with(&[]).unwrap_err().contains("is empty"));
+}
+
+#[test]
+fn one_host_is_a_single_node() {
+    let settings = settings(&[("hosts", "nid002,")]).unwrap();
+    assert_eq!((settings.members.len(), settings.listen), (1, None));
+    let error = refused(&[("hosts", "nid001,")]);
+    assert!(error.contains("this host (nid002, 10.1.2.3) is not in the host list: nid001"));
+    assert!(refused(&[("hosts", "a,b,a")]).contains("names a more than once"));
+    assert!(refused(&[("hosts", "/no/such/hosts")]).contains("cannot read the host list"));
+}
+
+#[test]
+fn instance_names_differ_by_path_and_host() {
+    let name = |path: &str, host: &str| instance_name(Path::new(path), host);
+    assert_ne!(name("/a/mnt", "h1"), name("/b/mnt", "h1"));
+    assert_ne!(name("/a/mnt", "h1"), name("/a/mnt", "h2"));
+    assert!(name("/copper_mnt", "h1").starts_with("copper_mnt-"));
+    assert!(name(&format!("/{}", "x".repeat(255)), "h1").len() < 50);
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let text = "[[origin]]\nuri = \"s3://b\"\n[origin.options]\naws_secret_access_key = \"hush\"\n";
+    let layer = file::parse(text, Path::new("/x.toml")).unwrap();
+    let settings = resolve(&layer, &machine()).unwrap();
+    assert!(!format!("{settings:?} {layer:?}").contains("hush"));
+}
+
+#[test]
+fn example_configurations_are_valid() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("config");
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let mut layer = file::read(&path).unwrap();
+        // What only exists on the machine that the example is for.
+        layer.remove("hosts");
+        layer.remove("secret_file");
+        layer.remove("interface");
+        layer.remove("listen");
+        resolve(&flags(&[]).over(layer.clone()), &machine()).unwrap();
+        resolve(&layer.over(flags(&[])), &machine()).unwrap();
+        count += 1;
+    }
+    assert!(count >= 4, "{count} examples");
+}
+
+#[test]
+fn the_full_example_is_what_the_table_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/full.toml");
+    let wanted = crate::config::documented_defaults();
+    if std::env::vars().any(|(name, _)| name == "UPDATE_SNAPSHOTS") {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "config/full.toml is out of date: just snapshots"
+    );
+    let given = file::read(&path).unwrap();
+    let defaults = resolve(&flags(&[]).over(given), &machine()).unwrap();
+    let none = resolve(&flags(&[]), &machine()).unwrap();
+    assert_eq!(format!("{:?}", defaults.cache), format!("{:?}", none.cache));
+}

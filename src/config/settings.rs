@@ -1,0 +1,219 @@
+//! What a node is started with: every value resolved, checked and in its own type.
+//!
+//! This module is data only. How it comes about (flags, environment, file, defaults) is the business
+//! of its siblings; nobody behind it reads the environment or a configuration file again.
+
+use copperfs_overlay::ItemPath;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything a node needs to know to start.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where the filesystem is mounted: absolute.
+    pub mountpoint: PathBuf,
+    /// What is served, and where below the mount point. Prefixes are distinct; at least one.
+    pub origins: Vec<OriginSpec>,
+    /// `object_store`'s usual variables (`AWS_*`, `AZURE_*`, `GOOGLE_*`, and proxies), read once,
+    /// here. They hold credentials: [`Settings`]' `Debug` shows their names only.
+    pub environment: BTreeMap<String, String>,
+    /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
+    pub exclude: Option<Vec<PathBuf>>,
+    /// Every node of the tree in order, this one included. Exactly one in a single-node mount.
+    pub members: Vec<Member>,
+    /// Index of this node in `members`.
+    pub rank: usize,
+    /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
+    pub listen: Option<SocketAddr>,
+    /// Children per node of the tree, at least 1.
+    pub arity: usize,
+    /// The job secret, a file only its owner may read. Always there when `listen` is.
+    pub secret_file: Option<PathBuf>,
+    /// Name or CIDR of the network interface that was asked for; `listen` already follows it.
+    pub interface: Option<String>,
+    /// CPUs for the daemon's service threads; empty: all.
+    pub cpus: Vec<usize>,
+    /// How absolute symlinks are shown.
+    pub symlinks: SymlinkPolicy,
+    /// What opening a file costs and gives.
+    pub open: OpenMode,
+    /// Whether users other than the owner may use the mount.
+    pub allow_other: bool,
+    /// Whether POSIX ACLs are enforced by the kernel. `Auto`: when `allow_other` is set.
+    pub posix_acl: Toggle,
+    /// When READDIRPLUS is used.
+    pub readdir_plus: ReaddirPlus,
+    /// Bounds of the caches.
+    pub cache: CacheSettings,
+    /// Files up to this many bytes are brought whole on their first read.
+    pub whole_file_max: u64,
+    /// Files above this many bytes are read from storage by every node itself; `None`: never.
+    pub bypass_above: Option<u64>,
+    /// Up to so many entries, a POSIX directory's attributes come with its listing.
+    pub listing_attributes_max: usize,
+    /// Directories with more entries are paged and looked up by name.
+    pub listing_entries_max: usize,
+    /// Concurrent system calls on POSIX origins (root only).
+    pub posix_concurrency: usize,
+    /// How long a request may take, upstream or at an origin, before readers see EIO.
+    pub request_timeout: Duration,
+    /// How long the kernel may use names and attributes unasked.
+    pub ttl: Duration,
+    /// How long the kernel may remember that a name does not exist.
+    pub negative_ttl: Duration,
+    /// Unasked transfer of small files into the kernel's page cache.
+    pub push: PushSettings,
+    /// Threads that answer the kernel.
+    pub fuse_threads: usize,
+    /// Requests the kernel may have in flight in the background (read-ahead and the like).
+    pub max_background: u16,
+    /// Worker threads of the async runtime.
+    pub worker_threads: usize,
+    /// Directory of this mount's own files (pid, log, control socket): 0700, this user's.
+    pub runtime_dir: PathBuf,
+    /// Unix socket for lists that do not fit an ioctl, mode 0600, in `runtime_dir`.
+    pub control_socket: PathBuf,
+    /// Where messages go.
+    pub log: LogSettings,
+    /// Stay in the foreground instead of becoming a daemon.
+    pub foreground: bool,
+}
+
+/// One tree of files and its place in the namespace.
+#[derive(Clone, PartialEq, Eq)]
+pub struct OriginSpec {
+    /// Where it appears below the mount point; empty: everywhere that no other origin is.
+    pub prefix: ItemPath,
+    /// `file:///path`, `s3://bucket/prefix`, `az://…`, `gs://…`, `http(s)://…`.
+    pub uri: String,
+    /// Options of `object_store` for this origin alone (endpoint, region, credentials), over
+    /// [`Settings::environment`]. Values are secrets: `Debug` shows names only.
+    pub options: BTreeMap<String, String>,
+}
+
+/// One node of the tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its host name as given.
+    pub name: String,
+    /// `host:port`, resolved by whoever connects. IPv6 addresses stand in brackets.
+    pub address: String,
+}
+
+/// How absolute symlinks whose target lies under a served origin are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SymlinkPolicy {
+    /// As relative links with a matching size, so that nobody leaves the mount unknowingly.
+    #[default]
+    Relative,
+    /// With the origin's own text.
+    Keep,
+}
+
+/// What opening a file costs and gives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OpenMode {
+    /// Opens send no message at all: the fastest, and nobody sees them.
+    #[default]
+    ZeroMessage,
+    /// Every open is seen by the daemon.
+    Tracked,
+    /// Reads of big files bypass the daemon after the first open. Needs `CAP_SYS_ADMIN`.
+    Passthrough,
+}
+
+/// On, off, or what suits the other settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Toggle {
+    /// What suits.
+    #[default]
+    Auto,
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+/// When READDIRPLUS is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ReaddirPlus {
+    /// The kernel decides by the access pattern.
+    #[default]
+    Auto,
+    /// For every listing.
+    Always,
+}
+
+/// Bounds of the caches, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheSettings {
+    /// All caches together: the sum of the three below.
+    pub memory_bytes: u64,
+    /// File data.
+    pub data_bytes: u64,
+    /// Attributes.
+    pub attributes_bytes: u64,
+    /// Directory listings.
+    pub listings_bytes: u64,
+    /// What is evicted first.
+    pub policy: CachePolicy,
+}
+
+/// Eviction policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CachePolicy {
+    /// Three FIFO queues: one scan does not evict what is used again and again.
+    #[default]
+    S3Fifo,
+    /// Least recently used first.
+    Lru,
+}
+
+/// Unasked transfer of small files into the kernel's page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PushSettings {
+    /// Whether it is done.
+    pub enabled: bool,
+    /// The largest file that is pushed.
+    pub file_max_bytes: u64,
+    /// Bytes that may be waiting to be pushed.
+    pub bytes_max: u64,
+}
+
+/// Where messages go and how many.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogSettings {
+    /// A `tracing` filter: `warn`, `info`, `copperfs=debug`, …
+    pub level: String,
+    /// The file; standard error when in the foreground and no file was named.
+    pub file: Option<PathBuf>,
+}
+
+impl fmt::Debug for OriginSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OriginSpec")
+            .field("prefix", &self.prefix)
+            .field("uri", &self.uri)
+            .field("options", &self.options.keys())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("mountpoint", &self.mountpoint)
+            .field("origins", &self.origins)
+            .field("environment", &self.environment.keys())
+            .field("members", &self.members.len())
+            .field("rank", &self.rank)
+            .field("listen", &self.listen)
+            .field("arity", &self.arity)
+            .field("open", &self.open)
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,309 @@
+//! Sizes, durations, switches and CPU lists as people write them.
+//!
+//! Pure: text in, value or an error that shows the valid forms out.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A text that is not a value of the kind that was wanted. Its `Display` shows valid forms.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {wanted}: {why}. {forms}")]
+pub struct UnitError {
+    text: String,
+    wanted: &'static str,
+    why: String,
+    forms: &'static str,
+}
+
+/// An amount of memory: absolute, or a share of what the machine has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Size {
+    /// Bytes.
+    Bytes(u64),
+    /// Per cent of the machine's or the cgroup's memory.
+    Percent(f64),
+}
+
+const SIZE_FORMS: &str = "Write a number and a unit: 10GiB (1024-based), 10GB (1000-based), \
+                          10G (short for 10GiB), 512MiB, 64K, or plain bytes";
+const MEMORY_FORMS: &str = "Write a number and a unit: 10GiB (1024-based), 10GB (1000-based), \
+                            10G (short for 10GiB), 512MiB, or a share of the machine's memory: 5%";
+const DURATION_FORMS: &str =
+    "Write a number and a unit: 500ms, 30s, 5m, 1h, 7d; a plain number is seconds";
+const CPU_FORMS: &str = "Write numbers and ranges: 0,2-3,8";
+
+/// Bytes, without the `%` form.
+///
+/// # Errors
+/// Not a number, an unknown unit, or more than 2^64 bytes.
+pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
+    let error = |why: String| unit_error(text, "a size", why, SIZE_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
+    if unit == "%" {
+        return Err(error("a share makes no sense here".into()));
+    }
+    scaled(number, unit).map_err(error)
+}
+
+/// An amount of memory, `%` included.
+///
+/// # Errors
+/// As [`parse_bytes`]; a share of 0 % or above 100 %.
+pub fn parse_size(text: &str) -> Result<Size, UnitError> {
+    let error = |why: String| unit_error(text, "a size", why, MEMORY_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
+    if unit != "%" {
+        return scaled(number, unit).map(Size::Bytes).map_err(error);
+    }
+    let percent: f64 = number
+        .parse()
+        .map_err(|e| error(format!("{number:?}: {e}")))?;
+    if percent > 0.0 && percent <= 100.0 {
+        Ok(Size::Percent(percent))
+    } else {
+        Err(error("a share lies above 0 % and at most at 100 %".into()))
+    }
+}
+
+/// A length of time.
+///
+/// # Errors
+/// Not a number, an unknown unit, or longer than a century.
+pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
+    let error = |why: String| unit_error(text, "a duration", why, DURATION_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|e| error(format!("{number:?}: {e}")))?;
+    let seconds = match unit.to_ascii_lowercase().as_str() {
+        "ms" => 1e-3,
+        "" | "s" | "sec" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => return Err(error(format!("the unit {unit:?} is not known"))),
+    };
+    const CENTURY_SECONDS: f64 = 100.0 * 365.0 * 86400.0;
+    Duration::try_from_secs_f64(number * seconds)
+        .ok()
+        .filter(|duration| duration.as_secs_f64() <= CENTURY_SECONDS)
+        .ok_or_else(|| error("that is longer than a century".into()))
+}
+
+/// A list of CPU numbers such as `0,2-3`, ascending and without repetition.
+///
+/// # Errors
+/// Anything else, and numbers above 4095.
+pub fn parse_cpus(text: &str) -> Result<Vec<usize>, UnitError> {
+    let error = |why: String| unit_error(text, "a list of CPUs", why, CPU_FORMS);
+    let mut cpus = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |digits: &str| {
+            digits
+                .trim()
+                .parse::<usize>()
+                .map_err(|e| error(format!("{part:?}: {e}")))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(error(format!("{part:?} runs backwards")));
+        }
+        if last > 4095 {
+            return Err(error(format!("no machine has a CPU {last}")));
+        }
+        cpus.extend(first..=last);
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Ok(cpus)
+}
+
+/// A switch.
+///
+/// # Errors
+/// Anything but the usual words.
+pub fn parse_bool(text: &str) -> Result<bool, UnitError> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "1" => Ok(true),
+        "false" | "no" | "off" | "0" => Ok(false),
+        _ => Err(unit_error(
+            text,
+            "yes or no",
+            "it is neither".into(),
+            "Write true or false",
+        )),
+    }
+}
+
+fn unit_error(text: &str, wanted: &'static str, why: String, forms: &'static str) -> UnitError {
+    UnitError {
+        text: text.to_owned(),
+        wanted,
+        why,
+        forms,
+    }
+}
+
+/// Splits `"10 GiB"` into `("10", "GiB")`.
+fn split_number(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    number
+        .starts_with(|c: char| c.is_ascii_digit())
+        .then(|| (number, unit.trim()))
+}
+
+fn scaled(number: &str, unit: &str) -> Result<u64, String> {
+    let unit_bytes: u64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("the unit {unit:?} is not known")),
+    };
+    let digits = number.replace('_', "");
+    let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
+    let whole: u64 = whole.parse().map_err(|e| format!("{number:?}: {e}"))?;
+    let bytes = whole
+        .checked_mul(unit_bytes)
+        .ok_or("that is more than 2^64 bytes")?;
+    if fraction.is_empty() {
+        return Ok(bytes);
+    }
+    // Nine digits say all that a share of a TiB can mean, and cannot overflow.
+    let digits = &fraction[..fraction.len().min(9)];
+    let parts: u128 = digits.parse().map_err(|e| format!("{number:?}: {e}"))?;
+    let mut scale = 1;
+    digits.bytes().for_each(|_| scale *= 10);
+    let part_bytes = u64::try_from(parts * u128::from(unit_bytes) / scale).unwrap_or(0);
+    Ok(bytes.saturating_add(part_bytes))
+}
+
+/// Shows bytes with a 1024-based unit and about three significant digits: `1.50 GiB`.
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut divisor = 1_u64;
+        let mut name = "B";
+        for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+            if self.0 / divisor < 1024 {
+                break;
+            }
+            divisor *= 1024;
+            name = next;
+        }
+        let whole = self.0 / divisor;
+        let hundredths = (u128::from(self.0 % divisor) * 100) / u128::from(divisor);
+        let text = match whole {
+            _ if divisor == 1 => format!("{whole} {name}"),
+            100.. => format!("{whole} {name}"),
+            10..100 => format!("{whole}.{} {name}", hundredths / 10),
+            _ => format!("{whole}.{hundredths:02} {name}"),
+        };
+        f.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("10GiB", 10 << 30),
+            ("10 GiB", 10 << 30),
+            ("10G", 10 << 30),
+            ("10GB", 10_000_000_000),
+            ("1.5M", 3 << 19),
+            ("64k", 65536),
+            ("1_000", 1000),
+            ("2TiB", 2 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        assert_eq!(parse_size("5%"), Ok(Size::Percent(5.0)));
+        assert_eq!(parse_size("2.5 %"), Ok(Size::Percent(2.5)));
+    }
+
+    #[test]
+    fn a_wrong_unit_is_answered_with_valid_forms() {
+        let message = parse_size("10 bananas").unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "\"10 bananas\" is not a size: the unit \"bananas\" is not known. Write a number and \
+             a unit: 10GiB (1024-based), 10GB (1000-based), 10G (short for 10GiB), 512MiB, or a \
+             share of the machine's memory: 5%"
+        );
+        for wrong in [
+            "",
+            "GiB",
+            "-1",
+            "1.2.3G",
+            "0%",
+            "101%",
+            "99999999999999999999",
+            "20000000T",
+        ] {
+            assert!(parse_size(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(parse_bytes("5%").is_err());
+    }
+
+    #[test]
+    fn durations_cpus_and_switches() {
+        assert_eq!(parse_duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("1.5 h"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("1d"), Ok(Duration::from_secs(86400)));
+        assert!(parse_duration("5 parsecs").is_err());
+        assert!(parse_duration("99999d").is_err());
+        assert_eq!(parse_cpus("3,0-1,1"), Ok(vec![0, 1, 3]));
+        assert!(parse_cpus("").is_err());
+        assert!(parse_cpus("3-1").is_err());
+        assert!(parse_cpus("0-99999999").is_err());
+        assert_eq!(parse_bool("Yes"), Ok(true));
+        assert!(parse_bool("maybe").is_err());
+    }
+
+    #[test]
+    fn bytes_are_shown_short() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.50 KiB"),
+            (10 << 20, "10.0 MiB"),
+            (u64::MAX, "16383 PiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        assert_eq!(format!("{:>10}", Bytes(1 << 30)), "  1.00 GiB");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in ".{0,20}") {
+            let _ = (parse_size(&text), parse_bytes(&text), parse_duration(&text));
+            let _ = (parse_cpus(&text), parse_bool(&text));
+        }
+
+        #[test]
+        fn plain_bytes_come_back(bytes: u64) {
+            prop_assert_eq!(parse_bytes(&bytes.to_string()), Ok(bytes));
+        }
+    }
+}

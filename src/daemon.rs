@@ -1,0 +1,212 @@
+//! The life of a daemon: from settings to a mount that answers, and to its end.
+//!
+//! What a node does is [`crate::node`]'s business. Here: the process around it. It is bound to CPUs,
+//! takes its pid file, cleans a stale mount, runs the async runtime, and turns SIGTERM and SIGINT
+//! into an orderly end that has a bound. An idle daemon has no timer of its own.
+
+pub mod mountpoint;
+pub mod process;
+pub mod runtime_dir;
+
+use crate::config::Settings;
+use crate::node::{Node, NodeError};
+use mountpoint::State;
+use runtime_dir::{PidFile, RuntimeDirError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long an orderly end may take; afterwards the process exits as it is.
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Why a daemon does not come up, or ends badly. Says what failed, why, and what to try.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The mount point is not fit.
+    #[error("cannot mount at {}: {why}", path.display())]
+    Mountpoint {
+        /// The mount point.
+        path: PathBuf,
+        /// Why not, and what to try.
+        why: String,
+    },
+    /// The runtime directory is not fit.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// The CPUs cannot be used.
+    #[error(
+        "--cpus: cannot run on CPUs {cpus:?}: {source}; nproc and taskset -p $$ show which there are"
+    )]
+    Cpus {
+        /// As given.
+        cpus: Vec<usize>,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The process cannot be set up.
+    #[error("cannot set up the daemon: {0}")]
+    Process(#[from] io::Error),
+    /// The node does not start or failed.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+}
+
+/// Runs a node until it is told to end. `ready` is called once, when the mount answers.
+///
+/// # Errors
+/// What keeps the node from starting, before `ready`; a failure of the node, after it.
+pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> {
+    bind_to_cpus(&settings.cpus)?;
+    raise_file_limit();
+    runtime_dir::prepare(&settings.runtime_dir)?;
+    let pid_file = PidFile::lock(&settings.runtime_dir)?;
+    make_way(&settings.mountpoint)?;
+    let mount = settings.mountpoint.clone();
+    let socket = settings.control_socket.clone();
+    // A socket left by a killed daemon; the lock says that it is nobody's.
+    let _absent = std::fs::remove_file(&socket);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(settings.worker_threads)
+        .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
+        .thread_name("copperfs")
+        .enable_all()
+        .build()?;
+    let handle = runtime.handle().clone();
+    let result = runtime.block_on(Box::pin(live(settings, handle, ready)));
+    // Readers may still hang in the kernel, and threads with them: nothing is waited for.
+    runtime.shutdown_background();
+    if let Err(error) = take_away(&mount) {
+        tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
+    }
+    let _absent = std::fs::remove_file(&socket);
+    drop(pid_file);
+    result
+}
+
+async fn live(
+    settings: Settings,
+    handle: tokio::runtime::Handle,
+    ready: impl FnOnce(),
+) -> Result<(), DaemonError> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mount = settings.mountpoint.clone();
+    let node = tokio::select! {
+        node = Node::start(settings, handle) => node?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    tracing::info!(mount = %mount.display(), pid = std::process::id(), "mounted");
+    ready();
+    let (told, shutdown) = tokio::sync::watch::channel(false);
+    let mut shutdown_seen = shutdown.clone();
+    let run = node.run(async move {
+        // An error means that the sender is gone, which ends the node as well.
+        let _ended = shutdown_seen.wait_for(|told| *told).await;
+    });
+    tokio::pin!(run);
+    let signal = loop {
+        tokio::select! {
+            result = &mut run => return Ok(result?),
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            // The terminal of a launch is gone; the daemon is not its business.
+            _ = hang_up.recv() => {}
+        }
+    };
+    tracing::info!(signal, "ending");
+    let _still_there = told.send(true);
+    tokio::select! {
+        result = tokio::time::timeout(SHUTDOWN_TIMEOUT, run) => match result {
+            Ok(result) => result?,
+            Err(_) => tracing::warn!("the node took too long to end; leaving"),
+        },
+        _ = terminate.recv() => tracing::warn!("told twice; leaving at once"),
+        _ = interrupt.recv() => tracing::warn!("told twice; leaving at once"),
+    }
+    Ok(())
+}
+
+/// Checks that a mount can be made at `path`, and takes away what a killed daemon left there.
+///
+/// # Errors
+/// What is in the way, and what to do about it.
+pub fn make_way(path: &Path) -> Result<(), DaemonError> {
+    let refuse = |why: String| {
+        Err(DaemonError::Mountpoint {
+            path: path.to_owned(),
+            why,
+        })
+    };
+    // Several daemons may have died on one mount point, one over the other.
+    for _ in 0..16 {
+        let shown = path.display();
+        return match mountpoint::inspect(path)? {
+            State::Free => Ok(()),
+            State::Missing => refuse(format!("there is no such directory; mkdir -p {shown}")),
+            State::NotADirectory => refuse("it is not a directory; give an empty one".into()),
+            State::NotEmpty => refuse(
+                "the directory is not empty, and a mount would hide what is in it; give an empty one"
+                    .into(),
+            ),
+            State::Unreadable(why) => refuse(why),
+            State::Live(_) => refuse(format!(
+                "a copperfs is already mounted there; copperfs unmount {shown} takes it away"
+            )),
+            State::Foreign(mount) => {
+                refuse(format!("a {} ({}) is mounted there", mount.kind, mount.source))
+            }
+            State::Stale(_) => {
+                tracing::warn!(mount = %shown, "taking away the mount of a daemon that is gone");
+                match mountpoint::detach(path) {
+                    Ok(()) => continue,
+                    Err(error) => refuse(format!(
+                        "the mount of a daemon that is gone is there and cannot be taken away: \
+                         {error}; as its owner or root: fusermount3 -uz {shown}"
+                    )),
+                }
+            }
+        };
+    }
+    refuse("mounts of dead daemons lie there sixteen deep; umount -l them".into())
+}
+
+/// Takes our own mount away if the node has left it.
+fn take_away(path: &Path) -> io::Result<()> {
+    match mountpoint::mounted_at(path)? {
+        Some(mount) if mount.is_copperfs() => mountpoint::detach(path),
+        _ => Ok(()),
+    }
+}
+
+/// Binds this thread, and so all that it will start, to `cpus`.
+fn bind_to_cpus(cpus: &[usize]) -> Result<(), DaemonError> {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let error = |source| DaemonError::Cpus {
+        cpus: cpus.to_vec(),
+        source,
+    };
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(error(io::Error::other("no such CPU")));
+        }
+        set.set(cpu);
+    }
+    sched_setaffinity(None, &set).map_err(|errno| error(errno.into()))
+}
+
+/// As many descriptors as the hard limit allows: origins and connections need them.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,135 @@
+//! Ending a daemon for certain, by a handle that cannot come to mean another process.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// A process, held by its pidfd.
+#[derive(Debug)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    handle: OwnedFd,
+}
+
+impl Process {
+    /// Takes hold of process `pid`; `None` if there is none.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open(pid: u32) -> io::Result<Option<Self>> {
+        let Some(id) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+            return Ok(None);
+        };
+        match pidfd_open(id, PidfdFlags::empty()) {
+            Ok(handle) => Ok(Some(Self { pid, handle })),
+            Err(Errno::SRCH) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Whether the program it runs is called `name`.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", self.pid));
+        comm.is_ok_and(|comm| comm.trim_end() == name)
+    }
+
+    /// Sends `signal`; a process that is gone already is no failure.
+    ///
+    /// # Errors
+    /// It is another user's.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.handle, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits until it has ended, at most `timeout`; whether it has.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
+        let limit = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
+        match poll(&mut fds, Some(&limit)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// SIGTERM, up to `patience` for an orderly end, then SIGKILL; whether it has ended.
+    ///
+    /// # Errors
+    /// It is another user's.
+    pub fn end(&self, patience: Duration) -> io::Result<bool> {
+        self.signal(Signal::TERM)?;
+        if self.wait(patience)? {
+            return Ok(true);
+        }
+        self.signal(Signal::KILL)?;
+        self.wait(Duration::from_secs(5))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    struct Guard(Child);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            let _ended_already = self.0.kill();
+            let _reaped = self.0.wait();
+        }
+    }
+
+    fn shell(script: &str) -> Guard {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        Guard(command.spawn().unwrap())
+    }
+
+    #[test]
+    fn one_that_listens_ends_by_sigterm() {
+        let child = shell("exec sleep 60");
+        let process = Process::open(child.0.id()).unwrap().unwrap();
+        assert!(process.end(Duration::from_secs(10)).unwrap());
+    }
+
+    #[test]
+    fn one_that_does_not_listen_ends_by_sigkill() {
+        use std::io::Read;
+        let mut child = shell("trap '' TERM; echo set; while :; do sleep 0.05; done");
+        let mut line = [0; 4];
+        child
+            .0
+            .stdout
+            .take()
+            .unwrap()
+            .read_exact(&mut line)
+            .unwrap();
+        let process = Process::open(child.0.id()).unwrap().unwrap();
+        assert!(process.end(Duration::from_millis(100)).unwrap());
+    }
+
+    #[test]
+    fn one_that_is_gone() {
+        let mut child = shell("exit 0");
+        let pid = child.0.id();
+        let process = Process::open(pid).unwrap().unwrap();
+        child.0.wait().unwrap();
+        assert!(process.wait(Duration::from_secs(5)).unwrap());
+        process.signal(Signal::TERM).unwrap();
+        assert!(Process::open(u32::MAX).unwrap().is_none());
+    }
+}
