@@ -21,7 +21,7 @@ use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Member, Overlay, OverlayConfig, OverlayError, Parent,
-    Secret, SecretError,
+    Secret, SecretError, Tree,
 };
 use front::{Front, Promises};
 use service::NodeService;
@@ -63,7 +63,9 @@ pub enum NodeError {
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
     /// The control socket failed.
-    #[error("cannot serve the control socket {path}: {source}. Check the directory's owner and space")]
+    #[error(
+        "cannot serve the control socket {path}: {source}. Check the directory's owner and space"
+    )]
     Control {
         /// Its path.
         path: PathBuf,
@@ -108,7 +110,11 @@ impl Node {
         let overlay = Overlay::start_with(overlay_config(&settings)?, |parent| {
             let (read, cluster) = ladder(&settings, started, origins, parent, runtime.clone());
             parts = Some((read.clone(), cluster.clone()));
-            Arc::new(NodeService { read, cluster, front: Arc::clone(&front) })
+            Arc::new(NodeService {
+                read,
+                cluster,
+                front: Arc::clone(&front),
+            })
         })?;
         let overlay = Arc::new(overlay);
         let Some((read, cluster)) = parts else {
@@ -120,15 +126,24 @@ impl Node {
         let backings = Backings::new(backing_bytes(&settings), runtime.clone());
         let this = Front::new(read, root, promises(&settings), backings);
         drop(this.cluster.set(cluster.clone()));
-        let mount = fuse::mount(Arc::new(this.clone()), mount_options(&settings), runtime)?;
+        let counters = Arc::new(fuse::Counters::default());
+        cluster.mounted(Arc::clone(&counters));
+        let options = mount_options(&settings, counters);
+        let mount = fuse::mount(Arc::new(this.clone()), options, runtime)?;
         this.connect(mount.notifier());
-        cluster.mounted(mount.counters());
         drop(front.set(this));
 
         let path = &settings.control_socket;
         let control = ControlSocket::serve(path, move |command| answer(cluster.clone(), command))
-            .map_err(|source| NodeError::Control { path: path.clone(), source })?;
-        Ok(Self { mount, overlay, _control: control })
+            .map_err(|source| NodeError::Control {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self {
+            mount,
+            overlay,
+            _control: control,
+        })
     }
 
     /// Runs until `shutdown` is ready or the mount is gone, then unmounts and leaves the tree. Ends
@@ -192,13 +207,17 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
-    let member =
-        |member: &crate::config::Member| Member { name: member.name.clone(), address: member.address.clone() };
+    let member = |member: &crate::config::Member| Member {
+        name: member.name.clone(),
+        address: member.address.clone(),
+    };
     Ok(OverlayConfig {
         members: settings.members.iter().map(member).collect(),
         rank: settings.rank,
         arity: settings.arity,
-        listen: settings.listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+        listen: settings
+            .listen
+            .unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
         secret,
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
@@ -237,22 +256,37 @@ fn ladder(
         direct,
         runtime,
     );
-    let (rank, nodes, arity) = (settings.rank, settings.members.len(), settings.arity);
-    let identity = Identity {
-        name: settings.members.get(rank).map(|member| member.name.clone()).unwrap_or_default(),
+    (
+        read.clone(),
+        Cluster::new(identity(settings, started), read, origins),
+    )
+}
+
+fn identity(settings: &Settings, started: Instant) -> Identity {
+    let (rank, nodes) = (settings.rank, settings.members.len());
+    let tree = Tree::new(nodes, settings.arity);
+    Identity {
+        name: settings
+            .members
+            .get(rank)
+            .map(|member| member.name.clone())
+            .unwrap_or_default(),
         rank,
         nodes,
-        parent: rank.checked_sub(1).map(|before| before / arity),
-        has_children: rank * arity + 1 < nodes,
+        parent: tree.and_then(|tree| tree.parent(rank)),
+        has_children: tree.is_some_and(|tree| !tree.children(rank).is_empty()),
         started,
         control_socket: settings.control_socket.clone(),
-    };
-    (read.clone(), Cluster::new(identity, read, origins))
+    }
 }
 
 /// The memory that passthrough mounts set aside for whole files: half of the data cache.
 fn backing_bytes(settings: &Settings) -> u64 {
-    if settings.open == OpenMode::Passthrough { settings.cache.data_bytes / 2 } else { 0 }
+    if settings.open == OpenMode::Passthrough {
+        settings.cache.data_bytes / 2
+    } else {
+        0
+    }
 }
 
 async fn root_attributes(
@@ -263,7 +297,8 @@ async fn root_attributes(
     let parent = overlay.parent().map(|parent| parent.name().to_owned());
     let attributes = match overlay.parent() {
         Some(parent) => {
-            let connected = tokio::time::timeout(settings.request_timeout, parent.first_connected());
+            let connected =
+                tokio::time::timeout(settings.request_timeout, parent.first_connected());
             // A parent that never came answers below, with its reason.
             drop(connected.await);
             read.attributes_of(&ItemPath::root()).await
@@ -279,6 +314,34 @@ fn promises(settings: &Settings) -> Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
-        push_bytes_max: push.bytes_max,
+    }
+}
+
+fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
+    fuse::MountOptions {
+        open: match settings.open {
+            OpenMode::ZeroMessage => fuse::OpenMode::ZeroMessage,
+            OpenMode::Tracked => fuse::OpenMode::Tracked,
+            OpenMode::Passthrough => fuse::OpenMode::Passthrough,
+        },
+        allow_other: settings.allow_other,
+        readdir_plus: match settings.readdir_plus {
+            ReaddirPlus::Auto => fuse::ReaddirPlus::Auto,
+            ReaddirPlus::Always => fuse::ReaddirPlus::Always,
+        },
+        posix_acl: match settings.posix_acl {
+            Toggle::Auto => settings.allow_other,
+            Toggle::On => true,
+            Toggle::Off => false,
+        },
+        threads: settings.fuse_threads,
+        max_background: settings.max_background,
+        push: fuse::PushLimits {
+            enabled: settings.push.enabled,
+            bytes_max: settings.push.bytes_max,
+            ..fuse::PushLimits::default()
+        },
+        counters,
+        ..fuse::MountOptions::new(&settings.mountpoint)
     }
 }
