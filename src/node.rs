@@ -62,6 +62,12 @@ pub enum NodeError {
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
+    /// The mount point could not be freed.
+    #[error(transparent)]
+    Unmount(#[from] fuse::UnmountError),
+    /// A part of the node died.
+    #[error("a part of the node died: {0}")]
+    Task(tokio::task::JoinError),
     /// The control socket failed.
     #[error(
         "cannot serve the control socket {path}: {source}. Check the directory's owner and space"
@@ -129,7 +135,9 @@ impl Node {
         let counters = Arc::new(fuse::Counters::default());
         cluster.mounted(Arc::clone(&counters));
         let options = mount_options(&settings, counters);
-        let mount = fuse::mount(Arc::new(this.clone()), options, runtime)?;
+        let backend = Arc::new(this.clone());
+        let mounting = move || fuse::mount(backend, options, runtime);
+        let mount = tokio::task::spawn_blocking(mounting).await.map_err(NodeError::Task)??;
         this.connect(mount.notifier());
         drop(front.set(this));
 
@@ -156,7 +164,8 @@ impl Node {
             () = shutdown => {}
             () = self.mount.closed() => tracing::info!("unmounted"),
         }
-        let unmounted = self.mount.unmount();
+        let unmounting = tokio::task::spawn_blocking(move || self.mount.unmount());
+        let unmounted = unmounting.await.map_err(NodeError::Task)?;
         self.overlay.shutdown().await;
         Ok(unmounted?)
     }
