@@ -10,4 +10,5 @@ pub mod daemon;
 pub mod namespace;
 pub mod node;
 pub mod num;
+pub mod origin;
 pub mod read;

@@ -12,9 +12,9 @@ mod front;
 mod service;
 
 use crate::cache::EvictionPolicy;
-use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, SymlinkPolicy, Toggle};
+use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, Toggle};
 use crate::control::{Command, ControlSocket};
-use crate::origin::{OriginError, Origins};
+use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
 use backing::Backings;
 use cluster::{Cluster, Identity};
@@ -26,7 +26,8 @@ use copperfs_overlay::{
 use front::{Front, Promises};
 use service::NodeService;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -185,27 +186,28 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     if settings.rank > 0 && settings.bypass_above.is_none() {
         return Ok(None);
     }
-    let options = crate::origin::OriginOptions {
-        exclude: settings.exclude.clone(),
-        symlinks: match settings.symlinks {
-            SymlinkPolicy::Relative => crate::origin::SymlinkPolicy::Relative,
-            SymlinkPolicy::Keep => crate::origin::SymlinkPolicy::Keep,
-        },
+    let mut exclude = vec![namespace_path(&settings.mountpoint)];
+    exclude.extend(settings.exclude.iter().flatten().map(|path| namespace_path(path)));
+    let options = OriginOptions {
+        exclude,
+        default_exclude: settings.exclude.is_none(),
+        symlinks: settings.symlinks,
         listing_attributes_max: settings.listing_attributes_max,
+        hang_timeout: settings.request_timeout,
         posix_concurrency: settings.posix_concurrency,
-        request_timeout: settings.request_timeout,
-        environment: settings.environment.clone(),
+        env: settings.environment.clone(),
+        retries: Retries { timeout: settings.request_timeout, ..Retries::default() },
+        ..OriginOptions::default()
     };
-    let specs: Vec<crate::origin::OriginSpec> = settings
-        .origins
-        .iter()
-        .map(|origin| crate::origin::OriginSpec {
-            prefix: origin.prefix.clone(),
-            uri: origin.uri.clone(),
-            options: origin.options.clone(),
-        })
-        .collect();
-    Ok(Some(Arc::new(Origins::open(&specs, options).await?)))
+    let origins = Origins::open(&settings.origins, &options)?;
+    origins.check().await?;
+    Ok(Some(Arc::new(origins)))
+}
+
+/// A path of the host as the namespace writes it. One that cannot be written so (with `..` in it, say)
+/// excludes nothing that could be asked for.
+fn namespace_path(path: &Path) -> ItemPath {
+    ItemPath::parse(path.as_os_str().as_bytes()).unwrap_or_else(|_| ItemPath::root())
 }
 
 fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
@@ -242,10 +244,9 @@ fn ladder(
     runtime: tokio::runtime::Handle,
 ) -> (ReadPath, Cluster) {
     let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
-    let (source, direct): (Arc<dyn Files>, _) = match (parent, storage) {
-        (Some(parent), direct) => (Arc::new(parent), direct),
-        (None, Some(storage)) => (storage, None),
-        (None, None) => (Arc::new(crate::origin::Nowhere), None),
+    let (source, direct): (Arc<dyn Files>, _) = match parent {
+        Some(parent) => (Arc::new(parent), storage),
+        None => (storage.expect("the root, which has no parent, opens its origins"), None),
     };
     let passthrough_bytes = backing_bytes(settings);
     let read = ReadPath::new(
