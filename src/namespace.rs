@@ -81,10 +81,7 @@ impl InodeTable {
     /// A table that knows the root directory, for ever.
     #[must_use]
     pub fn new(root: Attributes) -> Self {
-        let table = Self {
-            slots: DashMap::new(),
-            numbers: DashMap::new(),
-        };
+        let table = Self { slots: DashMap::new(), numbers: DashMap::new() };
         let inode = Arc::new(Inode::new(ROOT, ItemPath::root(), root));
         drop(table.slots.insert(
             ROOT,
@@ -170,10 +167,6 @@ impl InodeTable {
             .remove_if(&number, |_, slot| slot.references == 0)?;
         self.numbers
             .remove_if(slot.inode.path(), |_, newest| *newest == number);
-        if slot.pushed {
-            self.pushed_bytes
-                .fetch_sub(slot.inode.file.size, Ordering::Relaxed);
-        }
         Some(slot.inode)
     }
 

@@ -186,8 +186,8 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     if settings.rank > 0 && settings.bypass_above.is_none() {
         return Ok(None);
     }
-    let mut exclude = vec![namespace_path(&settings.mountpoint)];
-    exclude.extend(settings.exclude.iter().flatten().map(|path| namespace_path(path)));
+    let excluded = settings.exclude.iter().flatten().chain([&settings.mountpoint]);
+    let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     let options = OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
@@ -205,9 +205,9 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
 }
 
 /// A path of the host as the namespace writes it. One that cannot be written so (with `..` in it, say)
-/// excludes nothing that could be asked for.
-fn namespace_path(path: &Path) -> ItemPath {
-    ItemPath::parse(path.as_os_str().as_bytes()).unwrap_or_else(|_| ItemPath::root())
+/// names nothing that could be asked for.
+fn namespace_path(path: &Path) -> Option<ItemPath> {
+    ItemPath::parse(path.as_os_str().as_bytes()).ok()
 }
 
 fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
