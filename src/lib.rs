@@ -12,3 +12,4 @@ pub mod node;
 pub mod num;
 pub mod origin;
 pub mod read;
+pub mod report;

@@ -81,7 +81,10 @@ impl InodeTable {
     /// A table that knows the root directory, for ever.
     #[must_use]
     pub fn new(root: Attributes) -> Self {
-        let table = Self { slots: DashMap::new(), numbers: DashMap::new() };
+        let table = Self {
+            slots: DashMap::new(),
+            numbers: DashMap::new(),
+        };
         let inode = Arc::new(Inode::new(ROOT, ItemPath::root(), root));
         drop(table.slots.insert(
             ROOT,

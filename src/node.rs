@@ -137,8 +137,10 @@ impl Node {
         cluster.mounted(Arc::clone(&counters));
         let options = mount_options(&settings, counters);
         let backend = Arc::new(this.clone());
-        let mounting = move || fuse::mount(backend, options, runtime);
-        let mount = tokio::task::spawn_blocking(mounting).await.map_err(NodeError::Task)??;
+        let mounting = move || fuse::mount(backend, options, &runtime);
+        let mount = tokio::task::spawn_blocking(mounting)
+            .await
+            .map_err(NodeError::Task)??;
         this.connect(mount.notifier());
         drop(front.set(this));
 
@@ -186,7 +188,11 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     if settings.rank > 0 && settings.bypass_above.is_none() {
         return Ok(None);
     }
-    let excluded = settings.exclude.iter().flatten().chain([&settings.mountpoint]);
+    let excluded = settings
+        .exclude
+        .iter()
+        .flatten()
+        .chain([&settings.mountpoint]);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     let options = OriginOptions {
         exclude,
@@ -196,7 +202,10 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
         hang_timeout: settings.request_timeout,
         posix_concurrency: settings.posix_concurrency,
         env: settings.environment.clone(),
-        retries: Retries { timeout: settings.request_timeout, ..Retries::default() },
+        retries: Retries {
+            timeout: settings.request_timeout,
+            ..Retries::default()
+        },
         ..OriginOptions::default()
     };
     let origins = Origins::open(&settings.origins, &options)?;
@@ -246,7 +255,10 @@ fn ladder(
     let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
     let (source, direct): (Arc<dyn Files>, _) = match parent {
         Some(parent) => (Arc::new(parent), storage),
-        None => (storage.expect("the root, which has no parent, opens its origins"), None),
+        None => (
+            storage.expect("the root, which has no parent, opens its origins"),
+            None,
+        ),
     };
     let passthrough_bytes = backing_bytes(settings);
     let read = ReadPath::new(
@@ -304,7 +316,10 @@ async fn root_attributes(
     overlay: &Overlay,
     read: &ReadPath,
 ) -> Result<Attributes, NodeError> {
-    let parent = overlay.parent().map(|parent| parent.name().to_owned());
+    let parent = Tree::new(settings.members.len(), settings.arity)
+        .and_then(|tree| tree.parent(settings.rank))
+        .and_then(|rank| settings.members.get(rank))
+        .map(|member| member.name.clone());
     let attributes = match overlay.parent() {
         Some(parent) => {
             let connected =

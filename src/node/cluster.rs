@@ -128,7 +128,7 @@ impl Cluster {
 
     /// This node's report, as it travels.
     pub(super) fn report(&self) -> Bytes {
-        let report = Report::from(&self.node_stats());
+        let report = Report(self.node_stats());
         // A struct of numbers and names always has a JSON form.
         serde_json::to_vec(&report)
             .map(Bytes::from)
@@ -138,7 +138,7 @@ impl Cluster {
     /// The reports of all nodes. Ends within the request time-out.
     pub(crate) async fn reports(&self) -> Reports {
         let Some(overlay) = self.0.overlay.get() else {
-            let nodes = vec![Report::from(&self.node_stats())];
+            let nodes = vec![Report(self.node_stats())];
             return Reports {
                 nodes,
                 missing: Vec::new(),
@@ -160,7 +160,7 @@ impl Cluster {
     pub(super) async fn sum(&self) -> StatsBody {
         let mut sum = StatsBody::default();
         for report in self.reports().await.nodes {
-            sum.add(&StatsBody::from(&report));
+            sum.add(&report.0);
         }
         sum.parent = NO_PARENT;
         sum
