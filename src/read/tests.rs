@@ -2,7 +2,7 @@
 
 use super::*;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, Entry, FailureKind, FileKind, FilesystemUsage, Listing,
+    Attributes, BLOCK_BYTES, BlockPart, Cursor, Entry, FailureKind, FileKind, FilesystemUsage, Listing,
     ReadRequest, ReadStream, Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
