@@ -16,6 +16,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
+use quinn_proto::HashedConnectionIdGenerator;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,8 +135,13 @@ fn endpoint_config(
     let salt = format!("{name} {local_addr}");
     let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &key);
+    // A node answers with a reset only for identifiers that it recognises as its own of earlier.
+    let [a, b, c, d, e, f, g, h, ..] =
+        secret.derive("copperfs 1 2026-11 connection identifiers", salt.as_bytes());
+    let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     let mut config = EndpointConfig::new(Arc::new(key));
     config
+        .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)))
         .max_udp_payload_size(DATAGRAM_BYTES_MAX)
         .map_err(|error| OverlayError::Tls(error.to_string()))?;
     Ok(config)
