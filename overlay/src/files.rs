@@ -68,10 +68,6 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// The outer failure is about the directory, an inner one about one name.
-    #[expect(
-        clippy::type_complexity,
-        reason = "a named alias would hide the two levels of failure"
-    )]
     fn stat(
         &self,
         parent: ItemPath,

@@ -57,10 +57,7 @@ impl ItemPath {
     /// # Errors
     /// As [`ItemPath::parse`], and a slash inside `name`.
     pub fn join(&self, name: &[u8]) -> Result<Self, InvalidPath> {
-        check_name(name)?;
-        if name.contains(&b'/') {
-            return Err(InvalidPath("a name holds a slash"));
-        }
+        Self::check_name(name)?;
         if self.is_root() {
             return Ok(Self(name.into()));
         }
@@ -97,6 +94,18 @@ impl ItemPath {
             [b'/', rest @ ..] => Some(Self(rest.into())),
             _ => None,
         }
+    }
+
+    /// Whether `name` can be the name of one entry of a directory.
+    ///
+    /// # Errors
+    /// As [`ItemPath::join`].
+    pub fn check_name(name: &[u8]) -> Result<(), InvalidPath> {
+        check_name(name)?;
+        if name.contains(&b'/') {
+            return Err(InvalidPath("a name holds a slash"));
+        }
+        Ok(())
     }
 
     /// Whether this is the root of the namespace.

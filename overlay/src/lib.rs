@@ -8,11 +8,26 @@
 //! Invariants: no frame, queue or retry is unbounded; a peer without a certificate of this job gets
 //! no byte; nothing that a peer sends can panic this crate.
 
+mod cluster;
+mod counters;
 pub mod files;
+pub mod identity;
 pub mod item;
+pub mod overlay;
+pub mod parent;
+mod server;
+pub mod transport;
+pub mod tree;
+pub mod wire;
 
+pub use cluster::{ClusterClear, ClusterReports};
+pub use counters::Counters;
 pub use files::{BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
     FilesystemUsage, InvalidPath, ItemPath, Listing, Timestamp, Version, XattrList,
 };
+pub use overlay::{Member, Overlay, OverlayConfig, OverlayError, Service};
+pub use parent::{LinkStatus, Parent};
+pub use tree::Tree;

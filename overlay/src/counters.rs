@@ -1,0 +1,36 @@
+//! What this node has asked and answered, as cheap atomics.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A snapshot of [`crate::Overlay::counters`]. Bytes are frames as they travel, headers included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Requests sent to the parent.
+    pub upstream_requests: u64,
+    /// Bytes of answers from the parent.
+    pub upstream_bytes_received: u64,
+    /// Requests of children that were answered.
+    pub downstream_requests: u64,
+    /// Bytes of answers to children.
+    pub downstream_bytes_sent: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub(crate) upstream_requests: AtomicU64,
+    pub(crate) upstream_bytes_received: Arc<AtomicU64>,
+    pub(crate) downstream_requests: AtomicU64,
+    pub(crate) downstream_bytes_sent: AtomicU64,
+}
+
+impl Meters {
+    pub(crate) fn snapshot(&self) -> Counters {
+        Counters {
+            upstream_requests: self.upstream_requests.load(Ordering::Relaxed),
+            upstream_bytes_received: self.upstream_bytes_received.load(Ordering::Relaxed),
+            downstream_requests: self.downstream_requests.load(Ordering::Relaxed),
+            downstream_bytes_sent: self.downstream_bytes_sent.load(Ordering::Relaxed),
+        }
+    }
+}

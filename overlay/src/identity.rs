@@ -1,0 +1,271 @@
+//! Who belongs to a job: the secret, and what is derived from it.
+//!
+//! A job has one secret of 32 random bytes, in a file that the launcher hands to every node. From
+//! it every node derives the same certificate authority and mints a leaf for itself at start, so
+//! that mutual TLS needs no server that hands out certificates and no file but the secret. Whoever
+//! holds the secret is a member; nobody else gets a byte. Nothing here is ever logged.
+
+mod tls;
+
+pub use tls::{Identity, IdentityError};
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The secret of one job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; Self::BYTES]);
+
+/// Why a secret could not be made, written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The file could not be opened, read or written.
+    #[error("cannot {action} the job secret {}: {source}", path.display())]
+    Io {
+        /// What was tried: read, create.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others than its owner may read or write the file.
+    #[error(
+        "the job secret {path} is open to other users (mode {mode:04o}): whoever reads it can read \
+         everything that this job serves. Run `chmod 600 {path}`, or make a new secret if somebody \
+         may have seen it",
+        path = path.display()
+    )]
+    Exposed {
+        /// Which file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file belongs to another user.
+    #[error(
+        "the job secret {} belongs to user {owner}, not to the user of this process ({user}): start \
+         copperfs as the user who launched the job",
+        path.display()
+    )]
+    NotOwned {
+        /// Which file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// This process.
+        user: u32,
+    },
+    /// The file holds something else.
+    #[error(
+        "{} is not a job secret: it holds {found}, where 64 hexadecimal digits and a newline are \
+         due. Give the file that `copperfs launch` made",
+        path.display()
+    )]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What it holds instead; never its content.
+        found: &'static str,
+    },
+    /// The system gave no random bytes.
+    #[error("the system has no random bytes for a job secret: {0}")]
+    Random(String),
+}
+
+impl Secret {
+    const BYTES: usize = 32;
+
+    /// A new secret from the system's random numbers.
+    ///
+    /// # Errors
+    /// `Random`.
+    pub fn generate() -> Result<Self, SecretError> {
+        let mut bytes = [0; Self::BYTES];
+        getrandom::fill(&mut bytes).map_err(|error| SecretError::Random(error.to_string()))?;
+        Ok(Self(bytes))
+    }
+
+    /// Makes a new secret and writes it to `path`, which must not exist, readable by its owner only.
+    ///
+    /// # Errors
+    /// `Random`, `Io`.
+    pub fn write_new(path: &Path) -> Result<Self, SecretError> {
+        let secret = Self::generate()?;
+        let failed = |source| SecretError::Io {
+            action: "create",
+            path: path.into(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
+        file.write_all(secret.to_hex().as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        Ok(secret)
+    }
+
+    /// Reads the secret at `path`.
+    ///
+    /// # Errors
+    /// `Io`; `Exposed` and `NotOwned` when others could have read or written it; `Malformed`.
+    pub fn read_file(path: &Path) -> Result<Self, SecretError> {
+        let failed = |source| SecretError::Io {
+            action: "read",
+            path: path.into(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            let found = "no regular file";
+            return Err(SecretError::Malformed {
+                path: path.into(),
+                found,
+            });
+        }
+        if metadata.mode() & 0o077 != 0 {
+            let mode = metadata.mode() & 0o7777;
+            return Err(SecretError::Exposed {
+                path: path.into(),
+                mode,
+            });
+        }
+        let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+        if user != 0 && owner != user {
+            return Err(SecretError::NotOwned {
+                path: path.into(),
+                owner,
+                user,
+            });
+        }
+        let mut text = Vec::with_capacity(80);
+        file.take(80).read_to_end(&mut text).map_err(failed)?;
+        Self::from_hex(&text).map_err(|found| SecretError::Malformed {
+            path: path.into(),
+            found,
+        })
+    }
+
+    fn to_hex(&self) -> String {
+        use fmt::Write as _;
+        let mut text = String::with_capacity(2 * Self::BYTES + 1);
+        for byte in self.0 {
+            // Writing to a string does not fail.
+            let _infallible = write!(text, "{byte:02x}");
+        }
+        text.push('\n');
+        text
+    }
+
+    fn from_hex(text: &[u8]) -> Result<Self, &'static str> {
+        let digits = text.strip_suffix(b"\n").unwrap_or(text);
+        match digits.len() {
+            0 => return Err("nothing"),
+            len if len < 2 * Self::BYTES => return Err("fewer digits"),
+            len if len > 2 * Self::BYTES => return Err("more than that"),
+            _ => {}
+        }
+        let mut bytes = [0; Self::BYTES];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |at: usize| char::from(pair[at]).to_digit(16);
+            let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+                return Err("other characters");
+            };
+            *byte = u8::try_from(high * 16 + low).unwrap_or(0);
+        }
+        Ok(Self(bytes))
+    }
+
+    /// A key for one purpose: BLAKE3's key derivation with `context` over the secret and `salt`.
+    pub(crate) fn derive(&self, context: &str, salt: &[u8]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(&self.0).update(salt);
+        *hasher.finalize().as_bytes()
+    }
+}
+
+/// Says nothing about the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_written_secret_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let secret = Secret::write_new(&path).unwrap();
+        assert_eq!(Secret::read_file(&path).unwrap(), secret);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 65);
+        assert!(matches!(
+            Secret::write_new(&path),
+            Err(SecretError::Io {
+                action: "create",
+                ..
+            })
+        ));
+        assert_ne!(Secret::generate().unwrap(), secret);
+    }
+
+    #[test]
+    fn a_secret_that_others_may_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        Secret::write_new(&path).unwrap();
+        for mode in [0o640, 0o604, 0o620, 0o601] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let error = Secret::read_file(&path).unwrap_err();
+            assert!(matches!(error, SecretError::Exposed { .. }), "{error}");
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_contents_are_refused_without_being_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let good = Secret::generate().unwrap().to_hex();
+        let cases = [
+            String::new(),
+            good[..63].into(),
+            format!("{good}\n"),
+            good.replace('\n', "0"),
+            "zz".repeat(32),
+        ];
+        for text in cases {
+            std::fs::write(&path, &text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            let error = Secret::read_file(&path).unwrap_err();
+            assert!(matches!(error, SecretError::Malformed { .. }), "{error}");
+            assert!(text.is_empty() || !error.to_string().contains(text.trim()));
+        }
+        assert!(matches!(
+            Secret::read_file(&dir.path().join("absent")),
+            Err(SecretError::Io { action: "read", .. })
+        ));
+        assert!(Secret::read_file(dir.path()).is_err());
+    }
+
+    #[test]
+    fn debug_shows_nothing() {
+        let secret = Secret([0xab; 32]);
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        let identity = Identity::new(&secret).unwrap();
+        assert!(!format!("{identity:?}").to_lowercase().contains("ab, ab"));
+        assert!(format!("{identity:?}").len() < 60);
+    }
+}

@@ -1,0 +1,177 @@
+//! Certificates and TLS configurations from the job secret.
+//!
+//! The authority's Ed25519 key is derived from the secret, so every node has the same one; the
+//! leaf's key is fresh in every process and never leaves it. TLS 1.3 only, one cipher suite, both
+//! sides authenticated, no resumption, no early data.
+
+use super::Secret;
+use crate::wire;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ED25519,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{CipherSuite, RootCertStore, crypto::CryptoProvider};
+use std::fmt;
+use std::sync::Arc;
+
+/// What a node shows of itself and whom it trusts: an authority shared by the job, a leaf of its own.
+pub struct Identity {
+    authority: CertificateDer<'static>,
+    leaf: CertificateDer<'static>,
+    leaf_key: PrivatePkcs8KeyDer<'static>,
+}
+
+/// Why no identity could be made: a fault of the cryptographic library, never of the secret.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make this node's certificate: {0}")]
+pub struct IdentityError(String);
+
+impl From<rcgen::Error> for IdentityError {
+    fn from(error: rcgen::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<rustls::Error> for IdentityError {
+    fn from(error: rustls::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl Identity {
+    /// The name in every leaf: what is proven is membership in the job, not a host's name.
+    pub const NAME: &str = "node.copperfs.invalid";
+
+    /// Derives the job's authority and mints a leaf for this process.
+    ///
+    /// # Errors
+    /// Faults of the cryptographic library.
+    pub fn new(secret: &Secret) -> Result<Self, IdentityError> {
+        let key = authority_key(secret)?;
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "copperfs job");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let authority = params.self_signed(&key)?.der().clone();
+        let issuer = Issuer::new(params, key);
+
+        let leaf_key = KeyPair::generate_for(&PKCS_ED25519)?;
+        let mut params = CertificateParams::new(vec![Self::NAME.to_owned()])?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "copperfs node");
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let leaf = params.signed_by(&leaf_key, &issuer)?.der().clone();
+        let leaf_key = PrivatePkcs8KeyDer::from(leaf_key.serialize_der());
+        Ok(Self {
+            authority,
+            leaf,
+            leaf_key,
+        })
+    }
+
+    /// TLS for the connecting side, offering `protocols` (normally [`wire::ALPN`] alone).
+    ///
+    /// # Errors
+    /// Faults of the cryptographic library.
+    pub fn client(&self, protocols: &[&[u8]]) -> Result<rustls::ClientConfig, IdentityError> {
+        let mut config = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_root_certificates(self.roots()?)
+            .with_client_auth_cert(vec![self.leaf.clone()], self.key())?;
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(config)
+    }
+
+    /// TLS for the listening side.
+    ///
+    /// # Errors
+    /// Faults of the cryptographic library.
+    pub fn server(&self) -> Result<rustls::ServerConfig, IdentityError> {
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
+                .build()
+                .map_err(|error| IdentityError(error.to_string()))?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![self.leaf.clone()], self.key())?;
+        config.alpn_protocols = vec![wire::ALPN.to_vec()];
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
+
+    fn roots(&self) -> Result<RootCertStore, IdentityError> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.authority.clone())?;
+        Ok(roots)
+    }
+
+    fn key(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::Pkcs8(self.leaf_key.clone_key())
+    }
+}
+
+/// Says nothing about the keys.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Identity(..)")
+    }
+}
+
+/// The authority's key: an Ed25519 seed derived from the secret, as PKCS#8 version 1 (RFC 8410).
+fn authority_key(secret: &Secret) -> Result<KeyPair, IdentityError> {
+    const PREFIX: [u8; 16] = [
+        0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
+        0x20,
+    ];
+    let seed = secret.derive("copperfs 1 2026-11 job certificate authority", b"");
+    let key = PrivatePkcs8KeyDer::from([&PREFIX[..], &seed[..]].concat());
+    Ok(KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519)?)
+}
+
+/// aws-lc-rs with the one cipher suite that every machine with AES instructions does fastest.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    provider
+        .cipher_suites
+        .retain(|suite| suite.suite() == CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_secret_makes_one_authority_and_a_leaf_for_each() {
+        let secret = Secret::generate().unwrap();
+        let (a, b) = (
+            Identity::new(&secret).unwrap(),
+            Identity::new(&secret).unwrap(),
+        );
+        assert_eq!(a.authority, b.authority);
+        assert_ne!(a.leaf, b.leaf);
+        let other = Identity::new(&Secret::generate().unwrap()).unwrap();
+        assert_ne!(a.authority, other.authority);
+    }
+
+    #[test]
+    fn only_one_cipher_suite_is_offered() {
+        let suites: Vec<CipherSuite> = provider()
+            .cipher_suites
+            .iter()
+            .map(rustls::SupportedCipherSuite::suite)
+            .collect();
+        assert_eq!(suites, [CipherSuite::TLS13_AES_128_GCM_SHA256]);
+    }
+}

@@ -1,0 +1,207 @@
+//! The listening side: lets this node's children in, and nobody else.
+//!
+//! TLS has proven that a peer belongs to the job before a line here sees it; the hello proves that
+//! it is a child by the same arithmetic. Connections that have not said hello are few
+//! ([`STRANGERS_MAX`]); each child has one connection, and quinn bounds its streams. What a stream
+//! asks is answered in [`stream`].
+
+pub(crate) mod stream;
+
+use crate::overlay::Shared;
+use crate::parent::link::explain;
+use crate::transport::close;
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::wire::{FrameKind, Hello};
+use quinn::{Connection, Endpoint, Incoming};
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Connections in handshake or before their hello; further ones are refused unheard.
+const STRANGERS_MAX: usize = 64;
+/// How long a peer may take for its handshake, and again for its hello.
+const INTRODUCTION: Duration = Duration::from_secs(5);
+/// Refusals that are remembered so as to be logged once; when full, further ones are not logged.
+const REFUSALS_MAX: usize = 256;
+
+/// Remembers which refusals were logged.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<HashSet<(IpAddr, String)>>);
+
+impl Refusals {
+    /// Logs `reason` against `peer`, the first time.
+    pub(crate) fn log(&self, peer: SocketAddr, reason: &str) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The port of a peer that tries again is another one, and part of the reason's text.
+        let key = (peer.ip(), reason.replace(&peer.to_string(), ""));
+        if seen.len() < REFUSALS_MAX && seen.insert(key) {
+            tracing::warn!(%peer, reason, "refused a peer");
+        }
+    }
+}
+
+/// Accepts connections until it is dropped.
+pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
+    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            incoming = endpoint.accept() => {
+                let Some(incoming) = incoming else { return };
+                match Arc::clone(&strangers).try_acquire_owned() {
+                    Ok(permit) => {
+                        connections.spawn(welcome(Arc::clone(&shared), incoming, permit));
+                    }
+                    Err(_full) => incoming.refuse(),
+                }
+            }
+            Some(_done) = connections.join_next() => {}
+        }
+    }
+}
+
+/// One connection, from its first packet to its end.
+async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePermit) {
+    let peer = incoming.remote_address();
+    let connection = match timeout(INTRODUCTION, incoming).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => return shared.refusals.log(peer, &explain(peer, &error)),
+        Err(_elapsed) => return shared.refusals.log(peer, "no handshake in time"),
+    };
+    let hello = match timeout(INTRODUCTION, hear(&shared, &connection)).await {
+        Ok(Ok(rank)) => Ok(rank),
+        Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => {
+            return shared.refusals.log(peer, &explain(peer, &error));
+        }
+        Ok(Err(Unwelcome::Stream(error))) => {
+            Err((close::PROTOCOL, format!("a hello was due: {error}")))
+        }
+        Ok(Err(Unwelcome::Stranger(reason))) => Err((close::REFUSED, reason)),
+        Err(_elapsed) => Err((close::PROTOCOL, "no hello in time".into())),
+    };
+    match hello {
+        Ok(rank) => {
+            drop(permit);
+            serve(shared, rank, connection).await;
+        }
+        Err((code, reason)) => {
+            connection.close(code.into(), reason.as_bytes());
+            shared.refusals.log(peer, &reason);
+        }
+    }
+}
+
+enum Unwelcome {
+    Stream(StreamError),
+    Stranger(String),
+}
+
+impl From<StreamError> for Unwelcome {
+    fn from(error: StreamError) -> Self {
+        Self::Stream(error)
+    }
+}
+
+/// Hears the hello and answers it; gives the child's rank.
+async fn hear(shared: &Shared, connection: &Connection) -> Result<usize, Unwelcome> {
+    if connection.peer_identity().is_none() {
+        return Err(Unwelcome::Stranger("no certificate".into()));
+    }
+    let (send, recv) = connection.accept_bi().await.map_err(StreamError::Lost)?;
+    let mut reader = FrameReader::new(recv, INTRODUCTION);
+    let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
+    let rank = check(shared, &hello).map_err(Unwelcome::Stranger)?;
+    let mut writer = FrameWriter::new(send, INTRODUCTION);
+    writer
+        .frame(FrameKind::Welcome, bytes::Bytes::new())
+        .await?;
+    writer.finish();
+    Ok(rank)
+}
+
+/// Whether whoever says `hello` is a child of this node.
+fn check(shared: &Shared, hello: &Hello) -> Result<usize, String> {
+    let (tree, own) = (&shared.tree, shared.rank);
+    let own_name = shared.members.get(own).map_or("", |member| &member.name);
+    let same = |a: u32, b: usize| usize::try_from(a) == Ok(b);
+    if !same(hello.members, tree.len()) || !same(hello.arity, tree.arity()) {
+        return Err(format!(
+            "{own_name} has {} members and arity {}, {:?} has {} and {}: give all nodes the same \
+             host list and arity",
+            tree.len(),
+            tree.arity(),
+            hello.name,
+            hello.members,
+            hello.arity
+        ));
+    }
+    let rank = usize::try_from(hello.rank).unwrap_or(usize::MAX);
+    let named = shared
+        .members
+        .get(rank)
+        .is_some_and(|member| member.name == hello.name);
+    if !named {
+        return Err(format!(
+            "rank {rank} is not {:?} in the host list of {own_name}: give all nodes the same list",
+            hello.name
+        ));
+    }
+    if tree.parent(rank) != Some(own) {
+        return Err(format!(
+            "{own_name} (rank {own}) is not the parent of rank {rank}"
+        ));
+    }
+    Ok(rank)
+}
+
+/// Takes a child out of the list when its connection ends, however that comes about.
+struct Registered {
+    shared: Arc<Shared>,
+    rank: usize,
+    connection: Connection,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.shared.remove_child(self.rank, &self.connection);
+    }
+}
+
+/// Answers a child's streams until its connection ends.
+async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
+    if let Some(older) = shared.add_child(rank, connection.clone()) {
+        older.close(close::REPLACED.into(), b"connected anew");
+    }
+    let child = shared
+        .members
+        .get(rank)
+        .map_or("", |member| &member.name)
+        .to_owned();
+    tracing::info!(%child, address = %connection.remote_address(), "child connected");
+    let registered = Registered {
+        shared: Arc::clone(&shared),
+        rank,
+        connection,
+    };
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            incoming = registered.connection.accept_bi() => match incoming {
+                Ok((send, recv)) => {
+                    let from = stream::From::Child(rank);
+                    streams.spawn(stream::answer(Arc::clone(&shared), from, send, recv));
+                }
+                Err(error) => {
+                    let reason = explain(registered.connection.remote_address(), &error);
+                    tracing::info!(%child, reason, "child gone");
+                    return;
+                }
+            },
+            Some(_done) = streams.join_next() => {}
+        }
+    }
+}

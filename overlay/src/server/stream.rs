@@ -1,0 +1,339 @@
+//! One stream: one question heard, checked and answered.
+//!
+//! Memory per stream is bounded by one request frame, one batch of parts and quinn's windows: parts
+//! are taken from the service only as fast as the peer takes them. When the peer stops the stream,
+//! the service's future is dropped.
+
+use crate::cluster;
+use crate::files::{BLOCK_BYTES, ReadRequest, ReadStream};
+use crate::item::{Attributes, BlockPart, Failure, FailureKind, Listing, XattrList};
+use crate::overlay::Shared;
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::wire::{FrameHeader, FrameKind, Head, PageWriter, Request, WireError};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use quinn::{RecvStream, SendStream};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a peer may leave an answer untaken.
+const UNTAKEN: Duration = Duration::from_secs(60);
+/// Bytes of parts that are gathered into one write, if they are ready at once.
+const BATCH_BYTES: usize = 256 << 10;
+/// Parts in a batch.
+const BATCH_PARTS: usize = 64;
+
+/// Who asks, and so what may be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum From {
+    /// This node's parent: about what lies below.
+    Parent,
+    /// The child of that rank: about files, and about the cluster.
+    Child(usize),
+}
+
+/// Answers one stream. Whatever goes wrong concerns this stream only.
+pub(crate) async fn answer(shared: Arc<Shared>, from: From, send: SendStream, recv: RecvStream) {
+    let mut writer = FrameWriter::new(send, UNTAKEN);
+    let mut reader = FrameReader::new(recv, shared.request_timeout);
+    let abandoned = writer.abandoned();
+    let answering = async {
+        match hear(&mut reader, from).await {
+            Ok(request) => respond(&shared, &mut writer, request).await,
+            Err(StreamError::Wire(error)) => {
+                tracing::warn!(?from, %error, "refused a request");
+                let text = format!("refused a request: {error}");
+                let failure = Failure::new(FailureKind::Corrupt, text);
+                writer.message(FrameKind::Failure, &failure).await.map(drop)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = answering => outcome,
+        () = abandoned => return,
+    };
+    match outcome {
+        Ok(()) => writer.finish(),
+        Err(error) => tracing::debug!(?from, %error, "an answer was not delivered"),
+    }
+}
+
+async fn hear(reader: &mut FrameReader, from: From) -> Result<Request, StreamError> {
+    let request: Request = reader.expect(FrameKind::Request, "request").await?;
+    request.check()?;
+    let below = matches!(
+        request,
+        Request::ReportsBelow { .. } | Request::ClearBelow { .. }
+    );
+    if below != (from == From::Parent) {
+        return Err(WireError::Impossible("a request in the wrong direction").into());
+    }
+    Ok(request)
+}
+
+async fn respond(
+    shared: &Arc<Shared>,
+    writer: &mut FrameWriter,
+    request: Request,
+) -> Result<(), StreamError> {
+    let mut answer = Answer { shared, writer };
+    let service = &shared.service;
+    match request {
+        Request::List {
+            path,
+            cursor,
+            limit,
+        } => {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            let listing = service.list(path, cursor, limit).await;
+            answer.count_request();
+            answer.listing(listing).await
+        }
+        Request::Stat { parent, names } => {
+            let answers = service.stat(parent, names).await;
+            answer.count_request();
+            answer.stat(answers).await
+        }
+        Request::Read(request) => {
+            answer.count_request();
+            answer.read(request).await
+        }
+        Request::Xattrs { path } => {
+            let found = service.xattrs(path).await;
+            answer.count_request();
+            answer.xattrs(found).await
+        }
+        Request::Usage { path } => {
+            let usage = service.usage(path).await;
+            answer.count_request();
+            match usage {
+                Ok(usage) => answer.message(FrameKind::Head, &Head::Usage(usage)).await,
+                Err(failure) => answer.failure(&failure).await,
+            }
+        }
+        Request::ClusterReports { .. }
+        | Request::ClusterClear { .. }
+        | Request::ReportsBelow { .. }
+        | Request::ClearBelow { .. } => cluster::answer(shared, request, writer).await,
+    }
+}
+
+/// An answer to a child, counted.
+struct Answer<'a> {
+    shared: &'a Shared,
+    writer: &'a mut FrameWriter,
+}
+
+impl Answer<'_> {
+    fn count_request(&self) {
+        self.shared
+            .meters
+            .downstream_requests
+            .fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self, bytes: u64) {
+        self.shared
+            .meters
+            .downstream_bytes_sent
+            .fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<(), StreamError> {
+        let sent = self.writer.frame(kind, body).await?;
+        self.count(sent);
+        Ok(())
+    }
+
+    async fn message<T: Serialize>(
+        &mut self,
+        kind: FrameKind,
+        value: &T,
+    ) -> Result<(), StreamError> {
+        let sent = self.writer.message(kind, value).await?;
+        self.count(sent);
+        Ok(())
+    }
+
+    async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+        self.message(FrameKind::Failure, failure).await
+    }
+
+    async fn listing(&mut self, listing: Result<Listing, Failure>) -> Result<(), StreamError> {
+        match listing {
+            Ok(Listing {
+                directory,
+                entries,
+                next,
+            }) => {
+                let head = Head::Listing {
+                    directory,
+                    next,
+                    entries: count(&entries),
+                };
+                self.message(FrameKind::Head, &head).await?;
+                self.pages(entries).await
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
+    }
+
+    async fn stat(
+        &mut self,
+        answers: Result<Vec<Result<Attributes, Failure>>, Failure>,
+    ) -> Result<(), StreamError> {
+        match answers {
+            Ok(answers) => {
+                self.message(
+                    FrameKind::Head,
+                    &Head::Stat {
+                        answers: count(&answers),
+                    },
+                )
+                .await?;
+                self.pages(answers).await
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
+    }
+
+    async fn xattrs(&mut self, found: Result<XattrList, Failure>) -> Result<(), StreamError> {
+        match found {
+            Ok(found) => {
+                self.message(
+                    FrameKind::Head,
+                    &Head::Xattrs {
+                        attributes: count(&found),
+                    },
+                )
+                .await?;
+                self.pages(found).await
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
+    }
+
+    /// Items as pages: one page in memory at a time.
+    async fn pages<T: Serialize>(&mut self, items: Vec<T>) -> Result<(), StreamError> {
+        let mut pages = PageWriter::default();
+        for item in items {
+            match pages.push(&item) {
+                Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
+                Ok(None) => {}
+                Err(error) => {
+                    let text = format!("an answer too big to send: {error}");
+                    return self
+                        .failure(&Failure::new(FailureKind::Unsupported, text))
+                        .await;
+                }
+            }
+        }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn read(&mut self, request: ReadRequest) -> Result<(), StreamError> {
+        let mut parts = match self.shared.service.read(request).await {
+            Ok(parts) => parts,
+            Err(failure) => return self.failure(&failure).await,
+        };
+        while let Some(batch) = gather(&mut parts).await {
+            let sent = self.writer.chunks(&mut encode(batch.parts)?).await?;
+            self.count(sent);
+            if let Some(failure) = batch.failure {
+                return self.failure(&failure).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn count<T>(items: &[T]) -> u32 {
+    u32::try_from(items.len()).unwrap_or(u32::MAX)
+}
+
+/// Parts that were ready together, and the failure behind them, if one came.
+#[derive(Default)]
+struct Batch {
+    parts: Vec<BlockPart>,
+    failure: Option<Failure>,
+}
+
+/// Waits for one part and takes those that are ready behind it: a part is never held back for the
+/// next, and many small ones do not cost a write each.
+async fn gather(parts: &mut ReadStream) -> Option<Batch> {
+    let mut batch = Batch::default();
+    let mut bytes = 0;
+    let mut next = parts.next().await;
+    loop {
+        match next {
+            Some(Ok(part)) => {
+                if let BlockPart::Bytes(piece) = &part {
+                    bytes += piece.len();
+                }
+                batch.parts.push(part);
+            }
+            Some(Err(failure)) => {
+                batch.failure = Some(failure);
+                return Some(batch);
+            }
+            None => return (!batch.parts.is_empty()).then_some(batch),
+        }
+        if bytes >= BATCH_BYTES || batch.parts.len() >= BATCH_PARTS {
+            return Some(batch);
+        }
+        match parts.next().now_or_never() {
+            Some(ready) => next = ready,
+            None => return Some(batch),
+        }
+    }
+}
+
+/// The frames of a batch: neighbouring bytes share a frame.
+fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
+    let data_max = usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX);
+    let mut frames = Vec::with_capacity(parts.len() + 2);
+    let mut run: Vec<Bytes> = Vec::new();
+    let mut run_bytes = 0;
+    let close = |run: &mut Vec<Bytes>, run_bytes: &mut usize, frames: &mut Vec<Bytes>| {
+        if *run_bytes > 0 {
+            let header = FrameHeader::new(FrameKind::Data, *run_bytes)?.encode();
+            frames.push(Bytes::copy_from_slice(&header));
+            frames.append(run);
+            *run_bytes = 0;
+        }
+        Ok::<(), WireError>(())
+    };
+    for part in parts {
+        match part {
+            BlockPart::Bytes(mut piece) => {
+                while !piece.is_empty() {
+                    let fits = piece.split_to(piece.len().min(data_max - run_bytes));
+                    run_bytes += fits.len();
+                    run.push(fits);
+                    if run_bytes == data_max {
+                        close(&mut run, &mut run_bytes, &mut frames)?;
+                    }
+                }
+            }
+            BlockPart::End(hash) => {
+                close(&mut run, &mut run_bytes, &mut frames)?;
+                let mut end = FrameHeader::new(FrameKind::End, hash.0.len())?
+                    .encode()
+                    .to_vec();
+                end.extend_from_slice(&hash.0);
+                frames.push(end.into());
+            }
+        }
+    }
+    close(&mut run, &mut run_bytes, &mut frames)?;
+    Ok(frames)
+}
+
+#[cfg(test)]
+mod tests;

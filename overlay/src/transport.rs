@@ -1,0 +1,191 @@
+//! QUIC as measured to be fastest: socket buffers, windows, MTU, keep-alive.
+//!
+//! What is tuned here and why is in the project's benchmarks: windows larger than the socket's
+//! receive buffer collapse throughput, so they are sized from what the kernel granted; a datagram of
+//! more than 64 KiB is lost silently, so segments are capped; quinn's default initial window starves
+//! a fresh connection. Does not know frames or the tree.
+
+mod socket;
+pub mod stream;
+
+use crate::identity::{Identity, Secret};
+use crate::overlay::OverlayError;
+use crate::wire;
+use quinn::congestion::CubicConfig;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{
+    ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Concurrent streams that a peer may open. quinn allocates for all of them: 122 KiB a connection.
+const STREAMS_MAX: u32 = 256;
+/// What the socket buffers are asked to be.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// Bytes that may be on their way on one connection, if the socket buffers hold them.
+const WINDOW_BYTES_MAX: u64 = 1 << 20;
+/// The least window, whatever the kernel grants.
+const WINDOW_BYTES_MIN: u64 = 128 << 10;
+/// How many streams may stall, unread by their consumer, before the connection does.
+const STALLED_STREAMS: u64 = 16;
+/// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
+const DATAGRAM_BYTES_MAX: u16 = 8972;
+/// Packets between silent neighbours. Only the child sends them.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// After so long without a packet a connection is given up. Generous: a job that burns every core
+/// must not look dead, and a request has its own time-out.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// What is assumed before the first measurement: a lost first packet is repeated after three of it.
+const INITIAL_RTT: Duration = Duration::from_millis(30);
+/// Handshakes in progress; further ones are refused.
+const INCOMING_MAX: usize = 64;
+
+/// Codes with which a connection is closed (`docs/wire.md`).
+pub mod close {
+    /// The node leaves.
+    pub const LEAVING: u32 = 0;
+    /// The peer is not wanted here; the reason says why.
+    pub const REFUSED: u32 = 1;
+    /// The peer broke the protocol.
+    pub const PROTOCOL: u32 = 2;
+    /// The same child has connected anew.
+    pub const REPLACED: u32 = 3;
+}
+
+/// A node's end of all its connections.
+#[derive(Debug)]
+pub(crate) struct Transport {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) client: ClientConfig,
+    pub(crate) local_addr: SocketAddr,
+}
+
+impl Transport {
+    /// Binds `listen` and accepts connections of this job there if `serve`. `name` salts the key of
+    /// stateless resets: a node that restarts at the same place tells its old peers at once that
+    /// their connections are gone.
+    pub(crate) fn bind(
+        listen: SocketAddr,
+        secret: &Secret,
+        name: &str,
+        serve: bool,
+    ) -> Result<Self, OverlayError> {
+        let identity = Identity::new(secret)?;
+        let (socket, buffer_bytes) =
+            socket::bind(listen, SOCKET_BUFFER_BYTES).map_err(|source| OverlayError::Listen {
+                address: listen,
+                source,
+            })?;
+        let listen_failed = |source| OverlayError::Listen {
+            address: listen,
+            source,
+        };
+        let local_addr = socket.local_addr().map_err(listen_failed)?;
+        let window = window_bytes(buffer_bytes);
+        let server = if serve {
+            let tls = QuicServerConfig::try_from(identity.server()?)
+                .map_err(|error| OverlayError::Tls(error.to_string()))?;
+            let mut server = ServerConfig::with_crypto(Arc::new(tls));
+            server
+                .transport_config(Arc::new(transport_config(window, None)))
+                .migration(false)
+                .max_incoming(INCOMING_MAX);
+            Some(server)
+        } else {
+            None
+        };
+        let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
+            .map_err(|error| OverlayError::Tls(error.to_string()))?;
+        let mut client = ClientConfig::new(Arc::new(tls));
+        client.transport_config(Arc::new(transport_config(window, Some(KEEP_ALIVE))));
+        let endpoint = Endpoint::new_with_abstract_socket(
+            endpoint_config(secret, name, local_addr)?,
+            server,
+            socket::wrap(socket, DATAGRAM_BYTES_MAX).map_err(listen_failed)?,
+            Arc::new(TokioRuntime),
+        )
+        .map_err(listen_failed)?;
+        Ok(Self {
+            endpoint,
+            client,
+            local_addr,
+        })
+    }
+}
+
+fn endpoint_config(
+    secret: &Secret,
+    name: &str,
+    local_addr: SocketAddr,
+) -> Result<EndpointConfig, OverlayError> {
+    let salt = format!("{name} {local_addr}");
+    let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
+    let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &key);
+    let mut config = EndpointConfig::new(Arc::new(key));
+    config
+        .max_udp_payload_size(DATAGRAM_BYTES_MAX)
+        .map_err(|error| OverlayError::Tls(error.to_string()))?;
+    Ok(config)
+}
+
+/// Bytes in flight that a receive buffer of `buffer_bytes` takes: the kernel counts its overhead
+/// too, about as much again, and doubles what it says.
+fn window_bytes(buffer_bytes: usize) -> u64 {
+    let granted = u64::try_from(buffer_bytes).unwrap_or(u64::MAX);
+    if granted / 4 < WINDOW_BYTES_MAX {
+        tracing::warn!(
+            granted_bytes = granted,
+            "the kernel grants small socket buffers: transfers between nodes will be slower. As \
+             root: sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304"
+        );
+    }
+    (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
+}
+
+fn transport_config(window: u64, keep_alive: Option<Duration>) -> TransportConfig {
+    let mut cubic = CubicConfig::default();
+    cubic.initial_window(window);
+    let mut mtu = quinn::MtuDiscoveryConfig::default();
+    mtu.upper_bound(DATAGRAM_BYTES_MAX);
+    let varint = |value: u64| VarInt::from_u64(value).unwrap_or(VarInt::MAX);
+    let mut config = TransportConfig::default();
+    config
+        .mtu_discovery_config(Some(mtu))
+        .congestion_controller_factory(Arc::new(cubic))
+        .initial_rtt(INITIAL_RTT)
+        // What is on its way is bounded by the sender's window, sized for the socket; what a
+        // consumer leaves unread by the receive windows. One stalled stream must not stop the rest.
+        .send_window(window)
+        .stream_receive_window(varint(window))
+        .receive_window(varint(window * STALLED_STREAMS))
+        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_MAX))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .datagram_receive_buffer_size(None)
+        .keep_alive_interval(keep_alive)
+        .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
+    config
+}
+
+/// The addresses of `address` (host and port, or IP and port) that a socket bound to `local` can
+/// reach, in the resolver's order.
+pub(crate) async fn resolve(address: &str, local: SocketAddr) -> std::io::Result<Vec<SocketAddr>> {
+    let found = tokio::net::lookup_host(address).await?;
+    Ok(found
+        .filter(|remote| remote.is_ipv4() || local.is_ipv6())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_follow_the_granted_buffers() {
+        assert_eq!(window_bytes(8 << 20), WINDOW_BYTES_MAX);
+        assert_eq!(window_bytes(425_984), WINDOW_BYTES_MIN);
+        assert_eq!(window_bytes(2 << 20), 512 << 10);
+        assert_eq!(window_bytes(0), WINDOW_BYTES_MIN);
+    }
+}

@@ -1,0 +1,86 @@
+//! The UDP socket: large buffers, and no more segments a call than fit in 64 KiB.
+
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Binds `address`; gives the socket and the receive buffer that the kernel granted, in its count.
+pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
+    use rustix::net::sockopt;
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::DGRAM,
+        Some(Protocol::UDP),
+    )?;
+    if address.is_ipv6() {
+        // Both families where the system allows it; not an error where it does not.
+        let _v6_only = socket.set_only_v6(false);
+    }
+    // The forced form is root's and goes beyond net.core.rmem_max.
+    if sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {
+        socket.set_recv_buffer_size(buffer_bytes)?;
+    }
+    if sockopt::set_socket_send_buffer_size_force(&socket, buffer_bytes).is_err() {
+        socket.set_send_buffer_size(buffer_bytes)?;
+    }
+    socket.bind(&address.into())?;
+    let granted = socket.recv_buffer_size()?;
+    Ok((socket.into(), granted))
+}
+
+/// Gives `socket` to quinn, with datagrams of at most `datagram_bytes`.
+pub(super) fn wrap(socket: UdpSocket, datagram_bytes: u16) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+    let inner = TokioRuntime.wrap_udp_socket(socket)?;
+    let segments_max = usize::from(u16::MAX / datagram_bytes);
+    Ok(Arc::new(CappedSocket {
+        inner,
+        segments_max,
+    }))
+}
+
+/// Ten segments (quinn's choice) of 8,972 bytes exceed what one send can carry and are lost silently.
+#[derive(Debug)]
+struct CappedSocket {
+    inner: Arc<dyn AsyncUdpSocket>,
+    segments_max: usize,
+}
+
+impl AsyncUdpSocket for CappedSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Arc::clone(&self.inner).create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.inner.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.poll_recv(cx, bufs, meta)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.inner.max_transmit_segments().min(self.segments_max)
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.inner.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.inner.may_fragment()
+    }
+}

@@ -1,0 +1,165 @@
+//! Frame headers: a length, bounded by the frame's kind, and the kind.
+
+use super::{REPORT_BYTES_MAX, WireError};
+use crate::files::BLOCK_BYTES;
+
+/// Bytes of a frame header: `u32` little-endian body length, then the kind.
+pub const HEADER_BYTES: usize = 5;
+
+/// What a frame carries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// A child introduces itself: postcard [`super::Hello`]. First frame of the first stream.
+    Hello = 1,
+    /// The parent accepts the child. Empty.
+    Welcome = 2,
+    /// A question: postcard [`super::Request`]. The only frame that the asker sends.
+    Request = 3,
+    /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
+    Failure = 4,
+    /// The first part of an answer: postcard [`super::Head`].
+    Head = 5,
+    /// Items of an answer, packed as [`super::page`] says.
+    Page = 6,
+    /// Bytes of the current block.
+    Data = 7,
+    /// The current block is complete: its 32-byte BLAKE3 hash.
+    End = 8,
+    /// One node's report: its rank as `u32` little-endian, then the report.
+    Report = 9,
+    /// One node has cleared its caches: postcard [`super::message::Cleared`].
+    Cleared = 10,
+    /// No further reports or acknowledgements come. Empty.
+    Done = 11,
+}
+
+impl FrameKind {
+    const ALL: [Self; 11] = [
+        Self::Hello,
+        Self::Welcome,
+        Self::Request,
+        Self::Failure,
+        Self::Head,
+        Self::Page,
+        Self::Data,
+        Self::End,
+        Self::Report,
+        Self::Cleared,
+        Self::Done,
+    ];
+
+    /// Most body bytes of a frame of this kind.
+    #[must_use]
+    pub const fn body_max(self) -> u32 {
+        match self {
+            Self::Welcome | Self::Done => 0,
+            Self::End => 32,
+            Self::Hello => 1 << 10,
+            Self::Failure | Self::Cleared => 4 << 10,
+            Self::Head => 32 << 10,
+            Self::Request => 256 << 10,
+            #[expect(clippy::cast_possible_truncation, reason = "64 KiB and 4 fit")]
+            Self::Report => REPORT_BYTES_MAX as u32 + 4,
+            Self::Page => super::page::PAGE_BODY_BYTES_MAX,
+            #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
+            Self::Data => BLOCK_BYTES as u32,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
+    }
+}
+
+/// A parsed frame header: its length is within the kind's bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameHeader {
+    /// What the body is.
+    pub kind: FrameKind,
+    /// Bytes of the body, at most [`FrameKind::body_max`].
+    pub len: u32,
+}
+
+impl FrameHeader {
+    /// A header for a body of `len` bytes.
+    ///
+    /// # Errors
+    /// `TooLong` above the kind's bound.
+    pub fn new(kind: FrameKind, len: usize) -> Result<Self, WireError> {
+        let max = kind.body_max();
+        match u32::try_from(len) {
+            Ok(fits) if fits <= max => Ok(Self { kind, len: fits }),
+            _ => Err(WireError::TooLong {
+                kind,
+                len: u64::try_from(len).unwrap_or(u64::MAX),
+                max,
+            }),
+        }
+    }
+
+    /// Parses a header and checks its length against the kind's bound.
+    ///
+    /// # Errors
+    /// `UnknownKind`, `TooLong`.
+    pub fn parse(bytes: [u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let [a, b, c, d, kind] = bytes;
+        let kind = FrameKind::from_byte(kind).ok_or(WireError::UnknownKind(kind))?;
+        let len = u32::from_le_bytes([a, b, c, d]);
+        let max = kind.body_max();
+        if len > max {
+            let len = u64::from(len);
+            return Err(WireError::TooLong { kind, len, max });
+        }
+        Ok(Self { kind, len })
+    }
+
+    /// The header's bytes.
+    #[must_use]
+    pub fn encode(self) -> [u8; HEADER_BYTES] {
+        let [a, b, c, d] = self.len.to_le_bytes();
+        [a, b, c, d, self.kind as u8]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn kinds_round_trip() {
+        for kind in FrameKind::ALL {
+            assert_eq!(FrameKind::from_byte(kind as u8), Some(kind));
+            let full = FrameHeader::new(kind, usize::try_from(kind.body_max()).unwrap()).unwrap();
+            assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
+        }
+        assert_eq!(FrameKind::from_byte(0), None);
+        assert_eq!(FrameKind::from_byte(12), None);
+    }
+
+    #[test]
+    fn a_length_beyond_the_bound_is_refused_before_any_body() {
+        for kind in FrameKind::ALL {
+            let mut header = [0xff; HEADER_BYTES];
+            header[4] = kind as u8;
+            assert!(matches!(
+                FrameHeader::parse(header),
+                Err(WireError::TooLong { .. })
+            ));
+            let above = usize::try_from(kind.body_max()).unwrap() + 1;
+            assert!(FrameHeader::new(kind, above).is_err());
+        }
+        assert!(FrameHeader::new(FrameKind::Data, 1 << 60).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_parses_or_is_refused(bytes: [u8; HEADER_BYTES]) {
+            if let Ok(header) = FrameHeader::parse(bytes) {
+                prop_assert!(header.len <= header.kind.body_max());
+                prop_assert_eq!(header.encode(), bytes);
+            }
+        }
+    }
+}

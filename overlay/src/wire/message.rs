@@ -1,0 +1,253 @@
+//! The postcard bodies: what is asked, and how an answer begins.
+
+use super::{
+    CURSOR_BYTES_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError, XATTRS_MAX,
+};
+use crate::files::{BLOCK_BYTES, LISTING_ENTRIES_MAX, ReadRequest};
+use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// How a child introduces itself. The parent checks that both compute the same tree.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// The child's place in the member list.
+    pub rank: u32,
+    /// Length of its member list.
+    pub members: u32,
+    /// Its arity.
+    pub arity: u32,
+    /// Its name in the list.
+    pub name: String,
+}
+
+/// A question. The first five go from a child to its parent and ask what [`crate::Files`] asks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// [`crate::Files::list`]: answered by [`Head::Listing`] and pages of [`crate::Entry`].
+    List {
+        /// The directory.
+        path: ItemPath,
+        /// Where to go on.
+        cursor: Option<Cursor>,
+        /// Most entries wanted.
+        limit: u32,
+    },
+    /// [`crate::Files::stat`]: answered by [`Head::Stat`] and pages of `Result<Attributes, Failure>`.
+    Stat {
+        /// The directory.
+        parent: ItemPath,
+        /// Names in it; the empty one is the directory itself.
+        names: Vec<Bytes>,
+    },
+    /// [`crate::Files::read`]: answered by data and end frames.
+    Read(ReadRequest),
+    /// [`crate::Files::xattrs`]: answered by [`Head::Xattrs`] and pages of `(name, value)`.
+    Xattrs {
+        /// The file.
+        path: ItemPath,
+    },
+    /// [`crate::Files::usage`]: answered by [`Head::Usage`].
+    Usage {
+        /// Any path on the filesystem.
+        path: ItemPath,
+    },
+    /// Child to parent: the reports of all nodes.
+    ClusterReports {
+        /// When the asker stops waiting, in ms from now.
+        budget_ms: u32,
+    },
+    /// Child to parent: all nodes are to clear.
+    ClusterClear {
+        /// What.
+        path: ItemPath,
+        /// When the asker stops waiting, in ms from now.
+        budget_ms: u32,
+    },
+    /// Parent to child: the reports of the child and of all below it.
+    ReportsBelow {
+        /// When the asker stops waiting, in ms from now.
+        budget_ms: u32,
+    },
+    /// Parent to child: the child and all below it are to clear.
+    ClearBelow {
+        /// What.
+        path: ItemPath,
+        /// When the asker stops waiting, in ms from now.
+        budget_ms: u32,
+    },
+}
+
+/// The first frame of an answer that has one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Head {
+    /// To [`Request::List`].
+    Listing {
+        /// Attributes of the directory.
+        directory: Attributes,
+        /// Where to go on.
+        next: Option<Cursor>,
+        /// How many entries the pages hold.
+        entries: u32,
+    },
+    /// To [`Request::Stat`].
+    Stat {
+        /// How many answers the pages hold.
+        answers: u32,
+    },
+    /// To [`Request::Xattrs`].
+    Xattrs {
+        /// How many attributes the pages hold.
+        attributes: u32,
+    },
+    /// To [`Request::Usage`]: complete, no pages follow.
+    Usage(FilesystemUsage),
+}
+
+/// Acknowledges a clear.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cleared {
+    /// Which node.
+    pub rank: u32,
+    /// How it went.
+    pub result: Result<(), Failure>,
+}
+
+/// The postcard bytes of `value`.
+///
+/// # Errors
+/// Values that postcard cannot encode; none of this crate's.
+pub fn encode<T: Serialize>(what: &'static str, value: &T) -> Result<Bytes, WireError> {
+    match postcard::to_stdvec(value) {
+        Ok(bytes) => Ok(bytes.into()),
+        Err(error) => {
+            tracing::warn!(%error, what, "cannot encode");
+            Err(WireError::Malformed { what })
+        }
+    }
+}
+
+/// Decodes a whole body.
+///
+/// # Errors
+/// `Malformed`, also when bytes are left over.
+pub fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, WireError> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(WireError::Malformed { what }),
+    }
+}
+
+impl Request {
+    /// Checks everything that the types do not say: done by the asker before sending and by the
+    /// answerer before anything else.
+    ///
+    /// # Errors
+    /// What is out of bounds.
+    pub fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::List { cursor, limit, .. } => {
+                check_cursor(cursor.as_ref())?;
+                let limit = u64::from(*limit);
+                bounded("entries wanted", limit, LISTING_ENTRIES_MAX as u64)?;
+                if limit == 0 {
+                    return Err(WireError::Impossible("a listing of at most 0 entries"));
+                }
+                Ok(())
+            }
+            Self::Stat { names, .. } => check_names(names),
+            Self::Read(request) => check_read(request),
+            Self::Xattrs { .. }
+            | Self::Usage { .. }
+            | Self::ClusterReports { .. }
+            | Self::ClusterClear { .. }
+            | Self::ReportsBelow { .. }
+            | Self::ClearBelow { .. } => Ok(()),
+        }
+    }
+}
+
+impl Head {
+    /// How many items the pages behind this head hold.
+    #[must_use]
+    pub fn items(&self) -> u32 {
+        match self {
+            Self::Listing { entries: items, .. }
+            | Self::Stat { answers: items }
+            | Self::Xattrs { attributes: items } => *items,
+            Self::Usage(_) => 0,
+        }
+    }
+
+    /// Checks this head against what was asked.
+    ///
+    /// # Errors
+    /// Another kind of answer, or more of it than was asked for.
+    pub fn check(&self, request: &Request) -> Result<(), WireError> {
+        match (self, request) {
+            (Self::Listing { next, entries, .. }, Request::List { limit, .. }) => {
+                check_cursor(next.as_ref())?;
+                bounded(
+                    "entries of a listing",
+                    u64::from(*entries),
+                    u64::from(*limit),
+                )
+            }
+            (Self::Stat { answers }, Request::Stat { names, .. }) => {
+                if usize::try_from(*answers) == Ok(names.len()) {
+                    return Ok(());
+                }
+                Err(WireError::Impossible(
+                    "another number of answers than of names",
+                ))
+            }
+            (Self::Xattrs { attributes }, Request::Xattrs { .. }) => bounded(
+                "extended attributes",
+                u64::from(*attributes),
+                XATTRS_MAX as u64,
+            ),
+            (Self::Usage(_), Request::Usage { .. }) => Ok(()),
+            _ => Err(WireError::Impossible("an answer to another question")),
+        }
+    }
+}
+
+fn bounded(what: &'static str, got: u64, max: u64) -> Result<(), WireError> {
+    if got > max {
+        return Err(WireError::TooMany { what, got, max });
+    }
+    Ok(())
+}
+
+fn check_cursor(cursor: Option<&Cursor>) -> Result<(), WireError> {
+    let len = cursor.map_or(0, |cursor| cursor.0.len());
+    bounded("bytes of a cursor", len as u64, CURSOR_BYTES_MAX as u64)
+}
+
+fn check_names(names: &[Bytes]) -> Result<(), WireError> {
+    bounded("names", names.len() as u64, STAT_NAMES_MAX as u64)?;
+    let bytes: usize = names.iter().map(Bytes::len).sum();
+    bounded("bytes of names", bytes as u64, STAT_NAME_BYTES_MAX as u64)?;
+    for name in names.iter().filter(|name| !name.is_empty()) {
+        if ItemPath::check_name(name).is_err() {
+            return Err(WireError::Impossible("a name that no file can have"));
+        }
+    }
+    Ok(())
+}
+
+fn check_read(request: &ReadRequest) -> Result<(), WireError> {
+    bounded("blocks wanted", request.block_count, READ_BLOCKS_MAX)?;
+    if request.block_count == 0 {
+        return Err(WireError::Impossible("a read of no blocks"));
+    }
+    let blocks = request.size.div_ceil(BLOCK_BYTES);
+    match request.first_block.checked_add(request.block_count) {
+        Some(end) if end <= blocks => Ok(()),
+        _ => Err(WireError::Impossible("a read beyond the end of the file")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

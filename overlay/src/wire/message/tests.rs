@@ -1,0 +1,181 @@
+use super::*;
+use crate::item::{FailureKind, FileKind, Timestamp, Version};
+use proptest::prelude::*;
+
+fn path() -> impl Strategy<Value = ItemPath> {
+    proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..20), 0..6).prop_map(
+        |names| {
+            names.iter().fold(ItemPath::root(), |path, name| {
+                path.join(name).unwrap_or(path)
+            })
+        },
+    )
+}
+
+fn bytes() -> impl Strategy<Value = Bytes> {
+    proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+}
+
+fn timestamp() -> impl Strategy<Value = Timestamp> {
+    (any::<i64>(), 0..1_000_000_000u32).prop_map(|(seconds, nanoseconds)| Timestamp {
+        seconds,
+        nanoseconds,
+    })
+}
+
+prop_compose! {
+    fn attributes()(
+        numbers: (u16, u32, u32, u32, u64),
+        sizes: (u64, u64, u32),
+        times in (timestamp(), timestamp(), timestamp()),
+        version: [u8; 16],
+        provisional: bool,
+        link_target in proptest::option::of(bytes()),
+    ) -> Attributes {
+        Attributes {
+            kind: FileKind::Symlink,
+            mode: numbers.0, uid: numbers.1, gid: numbers.2, links: numbers.3, device: numbers.4,
+            size: sizes.0, blocks: sizes.1, block_size: sizes.2,
+            atime: times.0, mtime: times.1, ctime: times.2,
+            version: Version(version), provisional, link_target,
+        }
+    }
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        (
+            path(),
+            proptest::option::of(bytes().prop_map(Cursor)),
+            any::<u32>()
+        )
+            .prop_map(|(path, cursor, limit)| Request::List {
+                path,
+                cursor,
+                limit
+            }),
+        (path(), proptest::collection::vec(bytes(), 0..20))
+            .prop_map(|(parent, names)| Request::Stat { parent, names }),
+        (
+            path(),
+            any::<[u8; 16]>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u64>()
+        )
+            .prop_map(
+                |(path, version, size, first_block, block_count)| Request::Read(ReadRequest {
+                    path,
+                    version: Version(version),
+                    size,
+                    first_block,
+                    block_count
+                })
+            ),
+        path().prop_map(|path| Request::Xattrs { path }),
+        path().prop_map(|path| Request::Usage { path }),
+        any::<u32>().prop_map(|budget_ms| Request::ClusterReports { budget_ms }),
+        (path(), any::<u32>())
+            .prop_map(|(path, budget_ms)| Request::ClearBelow { path, budget_ms }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn requests_round_trip(request in request()) {
+        let body = encode("request", &request).unwrap();
+        prop_assert_eq!(decode::<Request>("request", &body), Ok(request.clone()));
+        let _checked = request.check();
+        for cut in 0..body.len() {
+            prop_assert!(decode::<Request>("request", &body[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn heads_round_trip(directory in attributes(), next in proptest::option::of(bytes().prop_map(Cursor)), entries: u32) {
+        let head = Head::Listing { directory, next, entries };
+        let body = encode("head", &head).unwrap();
+        prop_assert_eq!(decode("head", &body), Ok(head));
+    }
+
+    #[test]
+    fn stat_answers_round_trip(answers in proptest::collection::vec(
+        attributes().prop_map(Ok).boxed().prop_union(
+            any::<String>().prop_map(|detail| Err(Failure::new(FailureKind::Stale, detail))).boxed()
+        ), 0..5)) {
+        let body = encode("answers", &answers).unwrap();
+        prop_assert_eq!(decode::<Vec<Result<Attributes, Failure>>>("answers", &body), Ok(answers));
+    }
+
+    #[test]
+    fn garbage_never_panics(body: Vec<u8>) {
+        if let Ok(request) = decode::<Request>("request", &body) {
+            let _checked = request.check();
+        }
+        let _head = decode::<Head>("head", &body);
+        let _hello = decode::<Hello>("hello", &body);
+        let _failure = decode::<Failure>("failure", &body);
+        let _cleared = decode::<Cleared>("cleared", &body);
+    }
+}
+
+#[test]
+fn a_body_that_announces_an_exabyte_is_refused() {
+    // A stat request whose list of names claims 2^60 elements, and a path of 2^60 bytes.
+    let exa = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
+    for body in [
+        [&[1u8, 0][..], &exa[..]].concat(),
+        [&[3u8][..], &exa[..]].concat(),
+    ] {
+        assert!(decode::<Request>("request", &body).is_err());
+    }
+}
+
+#[test]
+fn reads_are_bounded_by_the_file() {
+    let read = |size, first_block, block_count| {
+        let (path, version) = (ItemPath::root(), Version([0; 16]));
+        Request::Read(ReadRequest {
+            path,
+            version,
+            size,
+            first_block,
+            block_count,
+        })
+        .check()
+    };
+    assert!(read(1, 0, 1).is_ok());
+    assert!(read(BLOCK_BYTES, 0, 2).is_err());
+    assert!(read(BLOCK_BYTES + 1, 1, 1).is_ok());
+    assert!(read(BLOCK_BYTES, 0, 0).is_err());
+    assert!(read(0, 0, 1).is_err());
+    assert!(read(u64::MAX, u64::MAX, u64::MAX).is_err());
+    assert!(read(u64::MAX, 0, READ_BLOCKS_MAX).is_ok());
+    assert!(read(u64::MAX, 0, READ_BLOCKS_MAX + 1).is_err());
+}
+
+#[test]
+fn names_and_limits_are_bounded() {
+    let stat = |names: Vec<Bytes>| {
+        Request::Stat {
+            parent: ItemPath::root(),
+            names,
+        }
+        .check()
+    };
+    assert!(stat(vec![Bytes::new(), Bytes::from_static(b"a\xff\n")]).is_ok());
+    for bad in [&b".."[..], b".", b"a/b", b"a\0"] {
+        assert!(stat(vec![Bytes::from_static(bad)]).is_err());
+    }
+    assert!(stat(vec![Bytes::from(vec![b'a'; 256])]).is_err());
+    assert!(stat(vec![Bytes::new(); STAT_NAMES_MAX + 1]).is_err());
+    assert!(stat(vec![Bytes::from(vec![b'a'; 255]); 1000]).is_err());
+    for (limit, good) in [(0, false), (1, true), (100_000, true), (100_001, false)] {
+        let list = Request::List {
+            path: ItemPath::root(),
+            cursor: None,
+            limit,
+        };
+        assert_eq!(list.check().is_ok(), good);
+    }
+}
