@@ -89,11 +89,7 @@ impl ReadPath {
             Joined::Follow(pending) => pending,
             Joined::Lead(lead, pending) => {
                 inner.listings.count_miss();
-                drop(
-                    inner
-                        .runtime
-                        .spawn(Arc::clone(inner).list(cursor, lead)),
-                );
+                drop(inner.runtime.spawn(Arc::clone(inner).list(cursor, lead)));
                 pending
             }
         };
