@@ -4,6 +4,7 @@
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
 pub mod cache;
+pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;

@@ -16,6 +16,7 @@ use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, Toggle};
 use crate::control::{Command, ControlSocket};
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
+use crate::report::Report;
 use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
@@ -178,7 +179,8 @@ async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
     match command {
         Command::Reports => {
             let reports = cluster.reports().await;
-            serde_json::json!({ "nodes": reports.nodes, "missing": reports.missing })
+            let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
+            serde_json::json!({ "nodes": nodes, "missing": reports.missing })
         }
     }
 }

@@ -128,7 +128,7 @@ impl Cluster {
 
     /// This node's report, as it travels.
     pub(super) fn report(&self) -> Bytes {
-        let report = Report(self.node_stats());
+        let report = Report::from(self.node_stats()).into_json();
         // A struct of numbers and names always has a JSON form.
         serde_json::to_vec(&report)
             .map(Bytes::from)
@@ -138,7 +138,7 @@ impl Cluster {
     /// The reports of all nodes. Ends within the request time-out.
     pub(crate) async fn reports(&self) -> Reports {
         let Some(overlay) = self.0.overlay.get() else {
-            let nodes = vec![Report(self.node_stats())];
+            let nodes = vec![Report::from(self.node_stats())];
             return Reports {
                 nodes,
                 missing: Vec::new(),
@@ -146,9 +146,13 @@ impl Cluster {
         };
         let answers = overlay.cluster_reports().await;
         let parsed = answers.reports.iter().filter_map(|report| {
-            serde_json::from_slice(report)
-                .inspect_err(|error| tracing::warn!(%error, "a report that cannot be read"))
+            let report = serde_json::from_slice(report)
                 .ok()
+                .and_then(|json| Report::from_json(json).ok());
+            if report.is_none() {
+                tracing::warn!("a node's report cannot be read");
+            }
+            report
         });
         Reports {
             nodes: parsed.collect(),
@@ -160,7 +164,7 @@ impl Cluster {
     pub(super) async fn sum(&self) -> StatsBody {
         let mut sum = StatsBody::default();
         for report in self.reports().await.nodes {
-            sum.add(&report.0);
+            sum.add(&report.to_stats());
         }
         sum.parent = NO_PARENT;
         sum

@@ -26,7 +26,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    pub(super) fn new(
+    pub(super) fn open(
         front: Front,
         inode: Arc<Inode>,
         directory: Arc<Directory>,

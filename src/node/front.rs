@@ -329,12 +329,18 @@ impl fuse::Backend for Front {
         };
         let wanted = Page::entry_at(offset);
         if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
-            return Answer::Ready(Ok(Page::new(self.clone(), inode, directory, first, offset)));
+            return Answer::Ready(Ok(Page::open(
+                self.clone(),
+                inode,
+                directory,
+                first,
+                offset,
+            )));
         }
         let this = self.clone();
         pending(async move {
             match this.read.page_with(inode.path(), wanted).await {
-                Ok((first, directory)) => Ok(Page::new(this, inode, directory, first, offset)),
+                Ok((first, directory)) => Ok(Page::open(this, inode, directory, first, offset)),
                 Err(failure) => Err(report(inode.path(), &failure)),
             }
         })
