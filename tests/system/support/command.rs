@@ -51,7 +51,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Finished {
     let mut child = Background::spawn(command);
     let status = child.exit_within(limit);
     drop(child);
-    let mut read = |file: &mut std::fs::File| {
+    let read = |file: &mut std::fs::File| {
         let mut bytes = Vec::new();
         file.rewind().unwrap();
         file.read_to_end(&mut bytes).unwrap();

@@ -45,5 +45,5 @@ fn is_zombie(pid: Pid) -> bool {
 
 /// Kills a daemon at once.
 pub fn kill(pid: Pid) {
-    drop(kill_process(pid, Signal::KILL));
+    let _gone = kill_process(pid, Signal::KILL);
 }
