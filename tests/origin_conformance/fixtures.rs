@@ -252,6 +252,8 @@ impl Backend for Objects {
                         .join(name),
                     count,
                 );
+                // The server looks at its directories again after its `--dir-cache-time`.
+                tokio::time::sleep(Duration::from_millis(1_100)).await;
                 return;
             }
             for i in 0..count {
@@ -287,7 +289,7 @@ impl S3Server {
             .args(["serve", "s3", "--addr", &address.to_string()])
             .args(["--config", "", "--cache-dir"])
             .arg(root.path().join("cache"))
-            .args(["--dir-cache-time", "0s", "--auth-key"])
+            .args(["--dir-cache-time", "1s", "--auth-key"])
             .arg(format!("{},{}", Self::KEY, Self::SECRET))
             .arg(root.path())
             .stdin(Stdio::null())

@@ -2,7 +2,7 @@
 
 use crate::fixtures::{Backend, Posix, list_all, names, path, pattern, read, read_whole, stat};
 use bytes::Bytes;
-use copperfs::origin::{ByteRange, Origin, OriginOptions, PosixOrigin};
+use copperfs::origin::{ByteRange, OriginOptions, PosixOrigin};
 use copperfs_overlay::{FailureKind, FileKind, Timestamp};
 use futures_util::StreamExt;
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};

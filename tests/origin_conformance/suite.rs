@@ -73,7 +73,8 @@ async fn stats_in_order(backend: &dyn Backend) {
             Err(FailureKind::NotFound),
             Ok(FileKind::Directory),
             Ok(FileKind::Directory),
-        ]
+        ],
+        "{answers:?}"
     );
     let file = answers[0].as_ref().expect("a file");
     assert_eq!(file.size, 5);
