@@ -44,30 +44,24 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mount on this node, and return when the mount answers
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs mount /copper_mnt --origin /lus=file:///lus\n  \
             copperfs mount --config job.toml --hosts hosts.txt --secret-file ~/.job-secret\n  \
             copperfs mount /mnt/data --origin /data=s3://bucket/prefix --memory 20GiB\n\n\
-            Flags go before COPPERFS_* variables (COPPERFS_MEMORY), those before the file."
-    )]
+            Flags go before COPPERFS_* variables (COPPERFS_MEMORY), those before the file.")]
     Mount(MountFlags),
     /// Start a node on every host of a list, or several on this machine
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs launch --hosts local:4 --origin /usr=file:///usr /tmp/mnt\n  \
             copperfs launch --hosts hosts.txt --config job.toml /tmp/copper_mnt\n  \
             copperfs launch --hosts h1,h2,h3 --origin /lus=/lus --arity 8 /copper_mnt\n\n\
-            Makes the job secret and hands it over a pipe. If one node fails, all are taken down."
-    )]
+            Makes the job secret and hands it over a pipe. If one node fails, all are taken down.")]
     Launch(LaunchArgs),
     /// Take a mount away and end its daemon
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs unmount /copper_mnt\n  \
             copperfs unmount --all /tmp/mnt    # every node of the launch at /tmp/mnt\n\n\
-            A daemon that does not answer is killed; the mount of a dead one is removed."
-    )]
+            A daemon that does not answer is killed; the mount of a dead one is removed.")]
     Unmount {
         /// The mount point, or with --all that of a launch
         mountpoint: PathBuf,
@@ -76,13 +70,11 @@ enum Command {
         all: bool,
     },
     /// Show what a node, or the whole tree, has done
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs stats /copper_mnt\n  \
             copperfs stats /copper_mnt --cluster\n  \
             copperfs stats /copper_mnt --cluster --json | jq .total.origin\n\n\
-            The keys of the JSON form are stable; docs/cli.md lists them."
-    )]
+            The keys of the JSON form are stable; docs/cli.md lists them.")]
     Stats {
         /// The mount point
         mountpoint: PathBuf,
@@ -94,12 +86,10 @@ enum Command {
         json: bool,
     },
     /// Forget what is cached, so that changes at the origin are seen
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt\n  \
             copperfs clear /copper_mnt /lus/project/venv --cluster\n\n\
-            Files that are open go on with the bytes they were opened with."
-    )]
+            Files that are open go on with the bytes they were opened with.")]
     Clear {
         /// The mount point
         mountpoint: PathBuf,
@@ -110,12 +100,10 @@ enum Command {
         cluster: bool,
     },
     /// Say what this machine offers and lacks, and how to fix it
-    #[command(
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
             copperfs doctor --json | jq '.[] | select(.verdict != \"ok\")'\n\n\
-            Ends with 1 if a mount cannot work here."
-    )]
+            Ends with 1 if a mount cannot work here.")]
     Doctor {
         /// Print JSON
         #[arg(long)]

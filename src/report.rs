@@ -22,9 +22,7 @@
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
 
-use copperfs_fuse::ioctl::{
-    NO_PARENT, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
-};
+use copperfs_fuse::ioctl::{NO_PARENT, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody};
 use serde_json::{Map, Value};
 
 /// The keys that identify a node, and are no counters.
@@ -74,7 +72,10 @@ impl Report {
     /// Name of the node; empty in a sum.
     #[must_use]
     pub fn node(&self) -> &str {
-        self.object.get("node").and_then(Value::as_str).unwrap_or_default()
+        self.object
+            .get("node")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 
     /// Its place in the tree.
@@ -86,7 +87,10 @@ impl Report {
     /// Its role; empty in a sum.
     #[must_use]
     pub fn role(&self) -> &str {
-        self.object.get("role").and_then(Value::as_str).unwrap_or_default()
+        self.object
+            .get("role")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 
     /// Rank of its parent.
@@ -219,14 +223,24 @@ mod tests {
         for (object, keys) in [
             ("upstream", &["requests", "bytes_received"][..]),
             ("downstream", &["requests", "bytes_sent"]),
-            ("origin", &["opens", "bytes_read", "listings", "stats", "errors"]),
+            (
+                "origin",
+                &["opens", "bytes_read", "listings", "stats", "errors"],
+            ),
             ("verify", &["blocks", "failures"]),
         ] {
             for key in keys {
                 assert!(json[object][key].is_u64(), "{object}.{key}");
             }
         }
-        for key in ["pid", "rank", "parent", "uptime_s", "rss_bytes", "coalesced"] {
+        for key in [
+            "pid",
+            "rank",
+            "parent",
+            "uptime_s",
+            "rss_bytes",
+            "coalesced",
+        ] {
             assert!(json[key].is_u64(), "{key}");
         }
         assert!(json["fuse"]["requests"]["lookup"].is_u64());
@@ -265,7 +279,9 @@ mod tests {
         let back = Report::from_json(report.clone().into_json()).unwrap();
         assert_eq!(back, report);
         assert!(Report::from_json(Value::Null).is_err());
-        let lookups = back.counters("fuse.requests").find(|(name, _)| *name == "lookup");
+        let lookups = back
+            .counters("fuse.requests")
+            .find(|(name, _)| *name == "lookup");
         assert_eq!(lookups, Some(("lookup", 3)));
     }
 }

@@ -102,9 +102,15 @@ impl Facts {
             .open("/dev/fuse")
             .map(drop)
             .map_err(|error| error.to_string());
-        let path = machine.variables.get("PATH").map_or("/usr/bin:/bin", String::as_str);
+        let path = machine
+            .variables
+            .get("PATH")
+            .map_or("/usr/bin:/bin", String::as_str);
         let runtime_dir = machine.runtime_base(machine.uid);
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let kernel = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
         Self {
             uid: machine.uid,
             device,
@@ -136,7 +142,9 @@ impl Facts {
 
 fn read_meminfo() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -178,13 +186,15 @@ fn device(facts: &Facts) -> Check {
     const NAME: &str = "fuse device";
     match &facts.device {
         Ok(()) => check(NAME, Verdict::Ok, "/dev/fuse opens", ""),
-        Err(why) if facts.uid != 0 && why.contains("denied") && facts.fusermount.is_some() => check(
-            NAME,
-            Verdict::Fail,
-            format!("/dev/fuse: {why}"),
-            "fusermount3 opens it for you only if you may too: chmod 0666 /dev/fuse, as udev does \
+        Err(why) if facts.uid != 0 && why.contains("denied") && facts.fusermount.is_some() => {
+            check(
+                NAME,
+                Verdict::Fail,
+                format!("/dev/fuse: {why}"),
+                "fusermount3 opens it for you only if you may too: chmod 0666 /dev/fuse, as udev does \
              on most systems",
-        ),
+            )
+        }
         Err(why) => check(
             NAME,
             Verdict::Fail,
@@ -259,7 +269,12 @@ fn socket(name: &'static str, key: &str, found: Option<u64>) -> Check {
             ),
         ),
         // The namespace of a container does not show it.
-        None => check(name, Verdict::Warn, format!("{key} cannot be seen"), "look on the host"),
+        None => check(
+            name,
+            Verdict::Warn,
+            format!("{key} cannot be seen"),
+            "look on the host",
+        ),
     }
 }
 
@@ -310,7 +325,10 @@ fn memory(facts: &Facts) -> Check {
             Bytes(facts.machine_bytes)
         )
     } else {
-        format!("{}; caches get {default} by default", Bytes(facts.memory_bytes))
+        format!(
+            "{}; caches get {default} by default",
+            Bytes(facts.memory_bytes)
+        )
     };
     if facts.memory_bytes / 20 >= 64 << 20 {
         check(NAME, Verdict::Ok, found, "")
@@ -323,7 +341,12 @@ fn memory(facts: &Facts) -> Check {
 fn runtime(facts: &Facts) -> Check {
     const NAME: &str = "runtime dir";
     match &facts.runtime_dir_error {
-        None => check(NAME, Verdict::Ok, facts.runtime_dir.display().to_string(), ""),
+        None => check(
+            NAME,
+            Verdict::Ok,
+            facts.runtime_dir.display().to_string(),
+            "",
+        ),
         Some(why) => check(
             NAME,
             Verdict::Fail,
@@ -359,7 +382,11 @@ mod tests {
     fn verdicts(facts: &Facts) -> Vec<(&'static str, Verdict)> {
         let checks = judge(facts);
         for check in &checks {
-            assert_eq!(check.fix.is_empty(), check.verdict == Verdict::Ok, "{check:?}");
+            assert_eq!(
+                check.fix.is_empty(),
+                check.verdict == Verdict::Ok,
+                "{check:?}"
+            );
         }
         let bad = checks.iter().filter(|check| check.verdict != Verdict::Ok);
         bad.map(|check| (check.name, check.verdict)).collect()
@@ -400,7 +427,15 @@ mod tests {
             ..good()
         };
         assert_eq!(verdicts(&facts).len(), 6);
-        assert_eq!(verdicts(&Facts { uid: 0, fusermount: None, ..good() }).len(), 1);
+        assert_eq!(
+            verdicts(&Facts {
+                uid: 0,
+                fusermount: None,
+                ..good()
+            })
+            .len(),
+            1
+        );
     }
 
     #[test]

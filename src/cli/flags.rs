@@ -87,7 +87,8 @@ impl FromArgMatches for MountFlags {
 impl Args for MountFlags {
     fn augment_args(command: Command) -> Command {
         let command = command.arg(config_arg());
-        KEYS.iter().fold(command, |command, key| command.arg(arg(key)))
+        KEYS.iter()
+            .fold(command, |command, key| command.arg(arg(key)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -116,6 +117,10 @@ impl Args for LaunchFlags {
                         "The nodes, in the order of the tree. local:N starts N nodes on this \
                          machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. Otherwise a file with one \
                          host per line, or h1,h2,..., each reached by ssh.",
+                    ),
+                    "mountpoint" => arg(key).help(
+                        "Where each host mounts, or for local:N the directory that gets the mount \
+                         points 0 to N-1. Made where it is missing. [default: /copper_mnt]",
                     ),
                     _ => arg(key),
                 })
@@ -157,7 +162,8 @@ fn arg(key: &'static Key) -> Arg {
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
-            .value_parser(BoolishValueParser::new()),
+            .value_parser(BoolishValueParser::new())
+            .hide_possible_values(true),
         Form::Many => arg.action(ArgAction::Append),
         _ if !key.choices.is_empty() => arg
             .value_parser(PossibleValuesParser::new(key.choices))
@@ -179,10 +185,16 @@ mod tests {
     #[test]
     fn every_flag_has_a_key_and_every_key_a_flag() {
         let command = command();
-        let flags: Vec<&str> = command.get_arguments().map(|arg| arg.get_id().as_str()).collect();
+        let flags: Vec<&str> = command
+            .get_arguments()
+            .map(|arg| arg.get_id().as_str())
+            .collect();
         for flag in &flags {
             // --config names the file itself.
-            assert!(*flag == "config" || find(flag).is_some(), "{flag} has no key");
+            assert!(
+                *flag == "config" || find(flag).is_some(),
+                "{flag} has no key"
+            );
         }
         for key in KEYS {
             assert!(flags.contains(&key.name), "{} has no flag", key.name);
@@ -213,6 +225,10 @@ mod tests {
     #[test]
     fn a_launch_has_no_flags_of_a_single_node() {
         let command = LaunchFlags::augment_args(Command::new("launch"));
-        assert!(command.get_arguments().all(|arg| !OF_A_NODE.contains(&arg.get_id().as_str())));
+        assert!(
+            command
+                .get_arguments()
+                .all(|arg| !OF_A_NODE.contains(&arg.get_id().as_str()))
+        );
     }
 }

@@ -35,7 +35,11 @@ pub struct LaunchArgs {
     #[command(flatten)]
     flags: LaunchFlags,
     /// The command that runs a program on another host: its host name and one command line follow
-    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10")]
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+    )]
     ssh: String,
     /// Path of copperfs on the other hosts [default: the same as here]
     #[arg(long, value_name = "PATH")]
@@ -54,6 +58,13 @@ pub struct Bundle {
     secret: String,
     /// Variables for object stores, where the origins need them.
     environment: BTreeMap<String, String>,
+}
+
+/// Without what is in it: all of it may be secret.
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bundle").finish_non_exhaustive()
+    }
 }
 
 /// What a started node says.
@@ -104,7 +115,10 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        say(serde_json::to_string_pretty(&summary_json(&plan.record, &answers))?);
+        say(serde_json::to_string_pretty(&summary_json(
+            &plan.record,
+            &answers,
+        ))?);
     } else {
         say(summary(&plan.record, &answers, &reports));
     }
@@ -119,25 +133,43 @@ impl Plan {
         program: String,
     ) -> anyhow::Result<Self> {
         let place = layer.place("hosts");
-        let given = layer.remove("hosts").and_then(|given| given.values.into_iter().next());
+        let given = layer
+            .remove("hosts")
+            .and_then(|given| given.values.into_iter().next());
         let Some(given) = given.filter(|hosts| !hosts.text.is_empty()) else {
-            bail!("no --hosts given: --hosts local:4 starts four nodes here, --hosts FILE one on each host");
+            bail!(
+                "no --hosts given: --hosts local:4 starts four nodes here, --hosts FILE one on each host"
+            );
         };
         let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
         let (kind, nodes, listen) = match given.text.strip_prefix("local:") {
             Some(count) => local::nodes(count, &base)?,
             None => {
-                let wrong = |why: String| ConfigError::Value { place: place.clone(), why };
+                let wrong = |why: String| ConfigError::Value {
+                    place: place.clone(),
+                    why,
+                };
                 remote::nodes(&given.text, &base, wrong)?
             }
         };
         let secret = new_secret(machine)?;
-        let local_files = layer
-            .get("origin")
-            .is_some_and(|given| given.values.iter().all(|origin| !origin.text.contains("://")
-                || origin.text.contains("file://")));
-        let environment = if local_files { BTreeMap::new() } else { machine.storage_environment() };
-        let list = nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(",") + ",";
+        let local_files = layer.get("origin").is_some_and(|given| {
+            given
+                .values
+                .iter()
+                .all(|origin| !origin.text.contains("://") || origin.text.contains("file://"))
+        });
+        let environment = if local_files {
+            BTreeMap::new()
+        } else {
+            machine.storage_environment()
+        };
+        let list = nodes
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect::<Vec<_>>()
+            .join(",")
+            + ",";
         let bundles = nodes
             .iter()
             .enumerate()
@@ -221,9 +253,17 @@ impl Plan {
         let nodes = &self.record.nodes;
         let mut message = format!("{count} of {} nodes did not come up", nodes.len());
         for (text, ranks) in by_text.iter().take(4) {
-            let names: Vec<&str> = ranks.iter().take(4).map(|&r| nodes[r].name.as_str()).collect();
+            let names: Vec<&str> = ranks
+                .iter()
+                .take(4)
+                .map(|&r| nodes[r].name.as_str())
+                .collect();
             let more = ranks.len().saturating_sub(4);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let more = if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            };
             message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
         }
         message.push_str("\nthe others have been taken down again");
@@ -267,12 +307,16 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
     let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-    if !mount.as_os_str().is_empty() && mountpoint::mounted_at(&mount)?.is_none() {
+    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
         std::fs::create_dir_all(&mount)
             .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
     }
     let mount = mountpoint::canonical(&mount);
-    layer.set("mountpoint", Source::Flag, vec![mount.display().to_string()]);
+    layer.set(
+        "mountpoint",
+        Source::Flag,
+        vec![mount.display().to_string()],
+    );
     let dir = machine
         .runtime_base(machine.uid)
         .join(resolve::instance_name(&mount, machine.host_name()));
@@ -284,7 +328,11 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         );
     }
     let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
-    layer.set("secret_file", Source::Flag, vec![secret.display().to_string()]);
+    layer.set(
+        "secret_file",
+        Source::Flag,
+        vec![secret.display().to_string()],
+    );
     let settings: Settings = resolve(&layer, machine)?;
     crate::daemon::make_way(&settings.mountpoint)?;
     let started = start::background(&layer, &settings, &bundle.environment)?;
@@ -330,7 +378,9 @@ fn in_parallel<T: Send>(
             });
         }
     });
-    let mut outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut outcomes = outcomes
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
     outcomes.sort_by_key(|(index, _)| *index);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
@@ -376,16 +426,34 @@ fn summary(record: &Record, answers: &[Answer], reports: &ClusterReports) -> Str
     /// More nodes than this do not fit one screen.
     const SHOWN: usize = 20;
     let nodes = &record.nodes;
-    let mut rows = vec![["rank", "node", "role", "parent", "pid", "memory", "mount point"].map(String::from)];
+    let mut rows = vec![
+        [
+            "rank",
+            "node",
+            "role",
+            "parent",
+            "pid",
+            "memory",
+            "mount point",
+        ]
+        .map(String::from),
+    ];
     for (rank, (node, answer)) in nodes.iter().zip(answers).take(SHOWN).enumerate() {
-        let report = reports.nodes.iter().find(|report| report.rank() == u64::try_from(rank).ok());
+        let report = reports
+            .nodes
+            .iter()
+            .find(|report| report.rank() == u64::try_from(rank).ok());
         rows.push([
             rank.to_string(),
             node.name.clone(),
             report.map_or("?", |report| report.role()).to_owned(),
-            report.and_then(|report| report.parent()).map_or("-".into(), |p| p.to_string()),
+            report
+                .and_then(|report| report.parent())
+                .map_or("-".into(), |p| p.to_string()),
             answer.pid.to_string(),
-            report.map_or("?".into(), |report| Bytes(report.counter("rss_bytes")).to_string()),
+            report.map_or("?".into(), |report| {
+                Bytes(report.counter("rss_bytes")).to_string()
+            }),
             node.mountpoint.display().to_string(),
         ]);
     }

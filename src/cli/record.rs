@@ -76,7 +76,8 @@ impl Record {
         }
         // What is run by ssh is read from it: nobody else may have written it.
         runtime_dir::check(&dir)?;
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let record = serde_json::from_slice(&bytes)
             .with_context(|| format!("{} is no record of a launch; remove it", path.display()))?;
         Ok(Some(record))

@@ -47,7 +47,11 @@ pub fn background(
     environment: &BTreeMap<String, String>,
 ) -> anyhow::Result<Started> {
     runtime_dir::prepare(&settings.runtime_dir)?;
-    let log = settings.log.file.clone().unwrap_or_else(|| settings.runtime_dir.join("log"));
+    let log = settings
+        .log
+        .file
+        .clone()
+        .unwrap_or_else(|| settings.runtime_dir.join("log"));
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(&program)
         .arg("daemon")
@@ -65,13 +69,18 @@ pub fn background(
         Ok(text) => {
             let status = end(&mut child)?;
             match text.trim() {
-                "" => bail!("the daemon died without a word ({status}); its log is {}", log.display()),
+                "" => bail!(
+                    "the daemon died without a word ({status}); its log is {}",
+                    log.display()
+                ),
                 text => bail!("{text}"),
             }
         }
         Err(error) => {
             end(&mut child)?;
-            Err(error).with_context(|| format!("the daemon does not come up; its log is {}", log.display()))
+            Err(error).with_context(|| {
+                format!("the daemon does not come up; its log is {}", log.display())
+            })
         }
     }
 }
@@ -87,7 +96,10 @@ fn converse(child: &mut Child, options: &str) -> anyhow::Result<String> {
     drop(input);
     let output = child.stdout.take().context("no pipe from the daemon")?;
     let timeout = rustix::event::Timespec::try_from(START_TIMEOUT)?;
-    let mut fds = [rustix::event::PollFd::new(&output, rustix::event::PollFlags::IN)];
+    let mut fds = [rustix::event::PollFd::new(
+        &output,
+        rustix::event::PollFlags::IN,
+    )];
     if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
         bail!("nothing heard from it within {START_TIMEOUT:?}");
     }
@@ -132,10 +144,16 @@ pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
 
 fn become_daemon(mountpoint: &Path) -> anyhow::Result<()> {
     let mut text = String::new();
-    io::stdin().read_to_string(&mut text).context("no options on standard input")?;
+    io::stdin()
+        .read_to_string(&mut text)
+        .context("no options on standard input")?;
     let layer = file::parse(&text, Path::new("the starter's options"))?;
     let settings = resolve(&layer, &Machine::inspect())?;
-    anyhow::ensure!(settings.mountpoint == mountpoint, "started for {}", mountpoint.display());
+    anyhow::ensure!(
+        settings.mountpoint == mountpoint,
+        "started for {}",
+        mountpoint.display()
+    );
     std::env::set_current_dir("/")?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Standard error is the log already.
@@ -175,7 +193,9 @@ pub fn foreground(settings: Settings) -> anyhow::Result<()> {
 /// Sends messages to the file, or to standard error.
 fn log_to(filter: &str, file: Option<&Path>) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(filter)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false);
     let installed = match file {
         Some(path) => {
             let log = runtime_dir::open_log(path)?;

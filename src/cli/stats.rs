@@ -103,18 +103,27 @@ pub fn clear(mountpoint: &Path, path: Option<&Path>, cluster: bool) -> anyhow::R
         }
     };
     let asked = mountpoint.clone();
-    within(CLUSTER_TIMEOUT, move || Ok(client::clear(&asked, &relative, cluster)))??;
+    within(CLUSTER_TIMEOUT, move || {
+        client::clear(&asked, &relative, cluster)
+    })??;
     say(format_args!(
         "cleared {} {}",
-        path.map_or_else(|| "everything".to_owned(), |path| path.display().to_string()),
-        if cluster { "on all nodes" } else { "on this node" }
+        path.map_or_else(
+            || "everything".to_owned(),
+            |path| path.display().to_string()
+        ),
+        if cluster {
+            "on all nodes"
+        } else {
+            "on this node"
+        }
     ));
     Ok(())
 }
 
 fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
     let asked = mountpoint.to_owned();
-    let body = within(NODE_TIMEOUT, move || Ok(client::node_stats(&asked)))
+    let body = within(NODE_TIMEOUT, move || client::node_stats(&asked))
         .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
     Ok(Report::from(body))
 }
@@ -125,7 +134,7 @@ fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn cluster_reports(mountpoint: &Path) -> anyhow::Result<ClusterReports> {
     let asked = mountpoint.to_owned();
-    let socket = within(NODE_TIMEOUT, move || Ok(client::control_socket(&asked)))??;
+    let socket = within(NODE_TIMEOUT, move || client::control_socket(&asked))??;
     let answer = ask(&socket, &json!({ "cmd": "reports" }))
         .with_context(|| format!("the control socket {} does not answer", socket.display()))?;
     ClusterReports::parse(&answer)
@@ -145,7 +154,9 @@ fn ask(socket: &Path, request: &Value) -> io::Result<Vec<u8>> {
 fn node_table(report: &Report) -> String {
     let count = |key: &str| grouped(report.counter(key));
     let bytes = |key: &str| Bytes(report.counter(key)).to_string();
-    let parent = report.parent().map_or("none".to_owned(), |parent| format!("rank {parent}"));
+    let parent = report
+        .parent()
+        .map_or("none".to_owned(), |parent| format!("rank {parent}"));
     let mut text = format!(
         "{} (rank {}, {}, parent {parent}), pid {}, up {}, memory {}\n\n",
         report.node(),
@@ -158,8 +169,16 @@ fn node_table(report: &Report) -> String {
     text.push_str(&caches(report));
     let mut rows = vec![["", "requests", "bytes"].map(String::from)];
     for (name, requests, size) in [
-        ("from parent", "upstream.requests", "upstream.bytes_received"),
-        ("to children", "downstream.requests", "downstream.bytes_sent"),
+        (
+            "from parent",
+            "upstream.requests",
+            "upstream.bytes_received",
+        ),
+        (
+            "to children",
+            "downstream.requests",
+            "downstream.bytes_sent",
+        ),
         ("from origin", "origin.opens", "origin.bytes_read"),
         ("pushed to kernel", "push.files", "push.bytes"),
     ] {
@@ -181,7 +200,11 @@ fn node_table(report: &Report) -> String {
         .filter(|(_, number)| *number > 0)
         .map(|(name, number)| format!("{name} {}", grouped(number)))
         .collect();
-    let requests = if requests.is_empty() { "none".into() } else { requests.join(", ") };
+    let requests = if requests.is_empty() {
+        "none".into()
+    } else {
+        requests.join(", ")
+    };
     text.push_str(&super::wrapped(&format!("from the kernel: {requests}"), 80));
     text
 }
@@ -205,7 +228,17 @@ fn caches(report: &Report) -> String {
 }
 
 fn cluster_table(reports: &ClusterReports) -> String {
-    let head = ["rank", "node", "role", "memory", "cached", "from parent", "from origin", "opens", "errors"];
+    let head = [
+        "rank",
+        "node",
+        "role",
+        "memory",
+        "cached",
+        "from parent",
+        "from origin",
+        "opens",
+        "errors",
+    ];
     let mut rows = vec![head.map(String::from)];
     let total = Report::total(&reports.nodes);
     let line = |report: &Report, rank: String, name: String| {
@@ -232,9 +265,15 @@ fn cluster_table(reports: &ClusterReports) -> String {
         let names: Vec<String> = reports
             .missing
             .iter()
-            .map(|node| node.as_str().map_or_else(|| node.to_string(), ToOwned::to_owned))
+            .map(|node| {
+                node.as_str()
+                    .map_or_else(|| node.to_string(), ToOwned::to_owned)
+            })
             .collect();
-        text.push_str(&super::wrapped(&format!("no answer from: {}", names.join(", ")), 80));
+        text.push_str(&super::wrapped(
+            &format!("no answer from: {}", names.join(", ")),
+            80,
+        ));
     }
     text.trim_end().to_owned()
 }
@@ -295,13 +334,17 @@ mod tests {
             assert_eq!(line, line.trim_end(), "{line:?}");
         }
         assert!(cluster.contains("no answer from: nid7, nid8"), "{cluster}");
-        assert!(node.contains("1,234,567") && node.contains("up 1h01m"), "{node}");
+        assert!(
+            node.contains("1,234,567") && node.contains("up 1h01m"),
+            "{node}"
+        );
         assert!(node.contains("from the kernel: lookup 632,028"), "{node}");
     }
 
     #[test]
     fn answers_of_the_control_socket() {
-        let answer = json!({ "nodes": [report(2).into_json(), report(0).into_json()], "missing": [] });
+        let answer =
+            json!({ "nodes": [report(2).into_json(), report(0).into_json()], "missing": [] });
         let reports = ClusterReports::parse(answer.to_string().as_bytes()).unwrap();
         assert_eq!(reports.nodes[0].rank(), Some(0));
         let json = reports.into_json();
@@ -324,7 +367,9 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             let mut line = String::new();
             BufReader::new(&stream).read_line(&mut line).unwrap();
-            (&stream).write_all(b"{\"nodes\":[],\"missing\":[]}\n").unwrap();
+            (&stream)
+                .write_all(b"{\"nodes\":[],\"missing\":[]}\n")
+                .unwrap();
             line
         });
         let answer = ask(&path, &json!({ "cmd": "reports" })).unwrap();

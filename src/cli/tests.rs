@@ -20,7 +20,10 @@ fn documented() -> String {
         ));
     };
     section(&mut cli.clone());
-    for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
+    for command in cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
         section(&mut command.clone().term_width(100));
     }
     text.push_str("## Keys of `stats --json`\n\n");
@@ -47,13 +50,22 @@ fn docs_cli_md_is_what_help_says() {
         std::fs::write(&path, &wanted).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == wanted, "docs/cli.md is out of date: just snapshots");
+    assert!(
+        found == wanted,
+        "docs/cli.md is out of date: just snapshots"
+    );
 }
 
 #[test]
 fn every_command_shows_examples() {
-    for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
-        let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    for command in Cli::command()
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let after = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         assert!(after.starts_with("Examples:"), "{}", command.get_name());
     }
 }

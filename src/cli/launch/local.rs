@@ -15,7 +15,9 @@ const NODES_MAX: usize = 256;
 pub(super) fn nodes(count: &str, base: &Path) -> anyhow::Result<(Kind, Vec<Node>, Vec<String>)> {
     let count = match count.parse::<usize>() {
         Ok(count) if (1..=NODES_MAX).contains(&count) => count,
-        _ => bail!("--hosts local:{count}: write a number of nodes from 1 to {NODES_MAX}, as in local:4"),
+        _ => bail!(
+            "--hosts local:{count}: write a number of nodes from 1 to {NODES_MAX}, as in local:4"
+        ),
     };
     let listen = free_ports(count)?;
     let nodes = listen

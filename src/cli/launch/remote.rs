@@ -75,7 +75,12 @@ pub(in crate::cli) fn take_down(record: &Record) -> Vec<(String, anyhow::Result<
 pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports> {
     let root = &record.nodes[0];
     let mount = root.mountpoint.display().to_string();
-    let output = run(record, &root.host, &["stats", "--cluster", "--json", "--", &mount], &[])?;
+    let output = run(
+        record,
+        &root.host,
+        &["stats", "--cluster", "--json", "--", &mount],
+        &[],
+    )?;
     ClusterReports::parse(&output)
 }
 
@@ -86,7 +91,10 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
         .chain(args)
         .map(|word| quoted(word))
         .collect();
-    let (command, options) = record.ssh.split_first().context("no command to reach hosts")?;
+    let (command, options) = record
+        .ssh
+        .split_first()
+        .context("no command to reach hosts")?;
     let mut child = Command::new(command)
         .args(options)
         .arg(host)
@@ -103,7 +111,9 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
         }
     }
     let process = Process::open(child.id())?;
-    let in_time = process.as_ref().map_or(Ok(true), |process| process.wait(NODE_TIMEOUT))?;
+    let in_time = process
+        .as_ref()
+        .map_or(Ok(true), |process| process.wait(NODE_TIMEOUT))?;
     if !in_time {
         child.kill()?;
     }
@@ -125,7 +135,9 @@ fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u
         (Some(255), _) => bail!(
             "cannot reach {host}: {text}; {command} must work without a password (keys, agent)"
         ),
-        (Some(127), _) => bail!("there is no copperfs at that path: {text}; --remote-program names it"),
+        (Some(127), _) => {
+            bail!("there is no copperfs at that path: {text}; --remote-program names it")
+        }
         (_, "") => bail!("ended with {}", output.status),
         _ => bail!("{text}"),
     }
@@ -187,7 +199,10 @@ mod tests {
     fn failures_say_what_to_do() {
         let unreachable = record("echo 'Permission denied' >&2; exit 255");
         let error = run(&unreachable, "h1", &[], b"").unwrap_err().to_string();
-        assert!(error.contains("cannot reach h1: Permission denied"), "{error}");
+        assert!(
+            error.contains("cannot reach h1: Permission denied"),
+            "{error}"
+        );
         let absent = record("exit 127");
         let error = run(&absent, "h1", &[], b"").unwrap_err().to_string();
         assert!(error.contains("--remote-program"), "{error}");
