@@ -1,10 +1,16 @@
 //! copperfs: a per-node, read-only, cooperative caching filesystem.
 //!
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
-//! made of. `main.rs` only calls [`cli`].
+//! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
+pub mod cache;
 pub mod cli;
 pub mod config;
+pub mod control;
 pub mod daemon;
+pub mod namespace;
 pub mod node;
+pub mod num;
+pub mod origin;
+pub mod read;
 pub mod report;

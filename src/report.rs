@@ -22,7 +22,9 @@
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
 
-use copperfs_fuse::ioctl::{NO_PARENT, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody};
+use copperfs_fuse::ioctl::{
+    NO_PARENT, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
+};
 use serde_json::{Map, Value};
 
 /// The keys that identify a node, and are no counters.
@@ -67,6 +69,23 @@ impl Report {
     #[must_use]
     pub fn into_json(self) -> Value {
         Value::Object(self.object)
+    }
+
+    /// The counters in the form of the ioctl ABI; keys that are missing are 0.
+    #[must_use]
+    pub fn to_stats(&self) -> StatsBody {
+        let mut body = StatsBody {
+            node: NodeName::new(self.node()),
+            ..StatsBody::default()
+        };
+        for (key, field) in body.fields_mut() {
+            *field = match key {
+                "role" => role_number(self.role()),
+                "parent" => self.parent().unwrap_or(NO_PARENT),
+                _ => self.counter(key),
+            };
+        }
+        body
     }
 
     /// Name of the node; empty in a sum.
@@ -170,6 +189,13 @@ fn role_name(role: u64) -> &'static str {
         ROLE_SINGLE => "single",
         _ => "unknown",
     }
+}
+
+fn role_number(name: &str) -> u64 {
+    [ROLE_ROOT, ROLE_INNER, ROLE_LEAF, ROLE_SINGLE]
+        .into_iter()
+        .find(|&role| role_name(role) == name)
+        .unwrap_or(u64::MAX)
 }
 
 /// Sets `value` at a dotted key, making objects on the way.

@@ -266,6 +266,14 @@ impl StatsBody {
             .zip(self.values())
     }
 
+    /// JSON name and place of each number, in the order of the ABI.
+    pub fn fields_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut u64)> {
+        Self::FIELDS
+            .iter()
+            .map(|&(_, name)| name)
+            .zip(self.values_mut())
+    }
+
     /// Adds the counters of another node. What identifies a node (`node`, `pid`, `rank`, `role`,
     /// `parent`) stays, `uptime_s` becomes the longer one, everything else is summed.
     pub fn add(&mut self, other: &Self) {

@@ -1,0 +1,236 @@
+//! A bounded cache: byte-weighted, counted, with a choice of eviction policy.
+//!
+//! Purpose: hold the three kinds of things a node keeps (file data, attributes, listings), each in a
+//! [`Cache`] of its own with its own bound, as in Copper (section IV), which lacks the bounds and the
+//! eviction. It does no I/O and knows nothing of files: keys and values are the caller's.
+//!
+//! Invariant: the weights of what is held never exceed the capacity; something heavier than the
+//! capacity is not admitted at all, and the caller goes on with the value it has in hand.
+
+mod order;
+mod s3fifo;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use order::{Order, Victim};
+use std::fmt;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How a full cache chooses what to drop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EvictionPolicy {
+    /// S3-FIFO (Yang et al., SOSP 2023): three FIFO queues. Resists scans; a hit takes no lock.
+    #[default]
+    S3Fifo,
+    /// Least recently used. A hit takes a lock to move the entry.
+    Lru,
+}
+
+/// What a cache counts. `hits` and `misses` are of [`Cache::get`] and [`Cache::count_miss`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheStats {
+    /// Entries held.
+    pub entries: u64,
+    /// Sum of their weights in bytes.
+    pub bytes: u64,
+    /// Questions answered from here.
+    pub hits: u64,
+    /// Questions that had to go elsewhere.
+    pub misses: u64,
+    /// Entries dropped for lack of room (not those removed by `clear`).
+    pub evictions: u64,
+}
+
+/// Hits remembered per entry: S3-FIFO needs no more than two bits.
+const HITS_MAX: u8 = 3;
+
+struct Slot<V> {
+    value: V,
+    weight: u64,
+    /// Tells this insertion from an earlier one under the same key, whose place in the eviction order
+    /// may still be there.
+    id: u64,
+    hits: AtomicU8,
+}
+
+/// A concurrent map with a byte bound.
+///
+/// Locks: `order` (the eviction order) is taken before a shard of `slots`, never after. A hit under
+/// S3-FIFO takes only a shard's read lock.
+pub struct Cache<K, V> {
+    slots: DashMap<K, Slot<V>>,
+    order: Mutex<Order<K>>,
+    policy: EvictionPolicy,
+    capacity_bytes: u64,
+    bytes: AtomicU64,
+    ids: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    evictions: AtomicU64,
+}
+
+impl<K, V> fmt::Debug for Cache<K, V>
+where
+    K: Eq + Hash,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("entries", &self.slots.len())
+            .field("bytes", &self.bytes)
+            .field("capacity_bytes", &self.capacity_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Eq + Hash + Clone,
+    V: Clone,
+{
+    /// An empty cache that holds at most `capacity_bytes` of weight.
+    #[must_use]
+    pub fn new(policy: EvictionPolicy, capacity_bytes: u64) -> Self {
+        Self {
+            slots: DashMap::new(),
+            order: Mutex::new(Order::new(policy, capacity_bytes)),
+            policy,
+            capacity_bytes,
+            bytes: AtomicU64::new(0),
+            ids: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
+        }
+    }
+
+    /// The value under `key`, counted as a hit if there is one. A miss is not counted here, because
+    /// one question may look in several places: see [`Cache::count_miss`].
+    pub fn get(&self, key: &K) -> Option<V> {
+        let value = self.peek_and_touch(key)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(value)
+    }
+
+    fn peek_and_touch(&self, key: &K) -> Option<V> {
+        if self.policy == EvictionPolicy::Lru {
+            self.lock_order().touch(key);
+        }
+        let slot = self.slots.get(key)?;
+        let hits = slot.hits.load(Ordering::Relaxed);
+        if hits < HITS_MAX {
+            slot.hits.store(hits + 1, Ordering::Relaxed);
+        }
+        Some(slot.value.clone())
+    }
+
+    /// The value under `key`, without counting or touching it.
+    pub fn peek(&self, key: &K) -> Option<V> {
+        self.slots.get(key).map(|slot| slot.value.clone())
+    }
+
+    /// Whether there is a value under `key`, without counting or touching it.
+    pub fn contains(&self, key: &K) -> bool {
+        self.slots.contains_key(key)
+    }
+
+    /// Counts a question that this cache could have answered and did.
+    pub fn count_hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a question that this cache could not answer.
+    pub fn count_miss(&self) {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Holds `value` of `weight` bytes under `key`, in place of what was there; drops others until it
+    /// fits. Returns whether it was admitted: a value heavier than the whole cache is not.
+    pub fn insert(&self, key: K, value: V, weight: u64) -> bool {
+        if weight > self.capacity_bytes {
+            self.remove(&key);
+            return false;
+        }
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let slot = Slot {
+            value,
+            weight,
+            id,
+            hits: AtomicU8::new(0),
+        };
+        let mut order = self.lock_order();
+        match self.slots.entry(key.clone()) {
+            Entry::Occupied(mut entry) => {
+                let old = entry.insert(slot);
+                self.bytes.fetch_sub(old.weight, Ordering::Relaxed);
+            }
+            Entry::Vacant(entry) => drop(entry.insert(slot)),
+        }
+        let mut held = self.bytes.fetch_add(weight, Ordering::Relaxed) + weight;
+        order.insert(key, id, weight);
+        while held > self.capacity_bytes {
+            let victim = order.evict(|key, id| match self.slots.get(key) {
+                Some(slot) if slot.id == id => Some(slot.hits.swap(0, Ordering::Relaxed)),
+                _ => None,
+            });
+            let Some(Victim { key, id }) = victim else {
+                break;
+            };
+            if let Some((_, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
+                held = self.bytes.fetch_sub(old.weight, Ordering::Relaxed) - old.weight;
+                self.evictions.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        order.compact(self.slots.len(), |key, id| {
+            self.slots.get(key).is_some_and(|slot| slot.id == id)
+        });
+        true
+    }
+
+    /// Drops what is under `key`.
+    pub fn remove(&self, key: &K) {
+        let _order = self.lock_order();
+        if let Some((_, old)) = self.slots.remove(key) {
+            self.bytes.fetch_sub(old.weight, Ordering::Relaxed);
+        }
+    }
+
+    /// Drops every entry for which `condemned` is true.
+    pub fn remove_where(&self, mut condemned: impl FnMut(&K, &V) -> bool) {
+        let _order = self.lock_order();
+        self.slots.retain(|key, slot| {
+            let drop_it = condemned(key, &slot.value);
+            if drop_it {
+                self.bytes.fetch_sub(slot.weight, Ordering::Relaxed);
+            }
+            !drop_it
+        });
+    }
+
+    /// The bound in bytes.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        CacheStats {
+            entries: self.slots.len() as u64,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            evictions: self.evictions.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The order stays usable after a panic elsewhere: at worst it names entries that are gone.
+    fn lock_order(&self) -> std::sync::MutexGuard<'_, Order<K>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

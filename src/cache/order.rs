@@ -1,0 +1,81 @@
+//! The eviction order behind a [`super::Cache`]: which key goes next. Pure.
+
+use super::EvictionPolicy;
+use super::s3fifo::S3Fifo;
+use lru::LruCache;
+use std::hash::Hash;
+
+/// A key to drop, as it was inserted with `id`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Victim<K> {
+    pub(super) key: K,
+    pub(super) id: u64,
+}
+
+/// One of the policies.
+pub(super) enum Order<K> {
+    S3Fifo(S3Fifo<K>),
+    Lru(LruCache<K, u64>),
+}
+
+impl<K: Eq + Hash + Clone> Order<K> {
+    pub(super) fn new(policy: EvictionPolicy, capacity_bytes: u64) -> Self {
+        match policy {
+            EvictionPolicy::S3Fifo => Self::S3Fifo(S3Fifo::new(capacity_bytes)),
+            EvictionPolicy::Lru => Self::Lru(LruCache::unbounded()),
+        }
+    }
+
+    /// A new entry, perhaps in place of one under the same key.
+    pub(super) fn insert(&mut self, key: K, id: u64, weight: u64) {
+        match self {
+            Self::S3Fifo(order) => order.insert(key, id, weight),
+            Self::Lru(order) => {
+                order.put(key, id);
+            }
+        }
+    }
+
+    /// A hit, for the policies that move entries on a hit.
+    pub(super) fn touch(&mut self, key: &K) {
+        if let Self::Lru(order) = self {
+            order.promote(key);
+        }
+    }
+
+    /// The next to go. `take_hits` gives the hits since it was last asked and sets them to zero, or
+    /// `None` when that entry is no longer held.
+    pub(super) fn evict(
+        &mut self,
+        mut take_hits: impl FnMut(&K, u64) -> Option<u8>,
+    ) -> Option<Victim<K>> {
+        match self {
+            Self::S3Fifo(order) => order.evict(take_hits),
+            Self::Lru(order) => loop {
+                let (key, id) = order.pop_lru()?;
+                if take_hits(&key, id).is_some() {
+                    return Some(Victim { key, id });
+                }
+            },
+        }
+    }
+
+    /// Forgets places of entries that are no longer held, once they outnumber those that are.
+    pub(super) fn compact(&mut self, held: usize, mut is_held: impl FnMut(&K, u64) -> bool) {
+        let bound = held.saturating_mul(2).saturating_add(64);
+        match self {
+            Self::S3Fifo(order) if order.len() > bound => order.retain(is_held),
+            Self::Lru(order) if order.len() > bound => {
+                let gone: Vec<K> = order
+                    .iter()
+                    .filter(|&(key, &id)| !is_held(key, id))
+                    .map(|(key, _)| key.clone())
+                    .collect();
+                for key in gone {
+                    order.pop(&key);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,118 @@
+use super::*;
+use proptest::prelude::*;
+
+fn policies() -> [EvictionPolicy; 2] {
+    [EvictionPolicy::S3Fifo, EvictionPolicy::Lru]
+}
+
+#[test]
+fn holds_no_more_than_its_capacity() {
+    for policy in policies() {
+        let cache = Cache::new(policy, 100);
+        for key in 0..1000_u32 {
+            assert!(cache.insert(key, key, 7));
+            assert!(cache.stats().bytes <= 100);
+        }
+        assert_eq!(cache.stats().entries, 14);
+        assert_eq!(cache.stats().evictions, 1000 - 14);
+    }
+}
+
+#[test]
+fn what_is_heavier_than_the_cache_is_not_admitted_and_replaces_what_was_there() {
+    for policy in policies() {
+        let cache = Cache::new(policy, 10);
+        assert!(cache.insert("a", 1, 10));
+        assert!(!cache.insert("a", 2, 11));
+        assert_eq!(cache.get(&"a"), None);
+        assert_eq!(cache.stats().bytes, 0);
+    }
+}
+
+#[test]
+fn a_scan_does_not_drive_out_what_is_used_again_and_again() {
+    let cache = Cache::new(EvictionPolicy::S3Fifo, 1000);
+    for _ in 0..3 {
+        for hot in 0..50_u32 {
+            if cache.get(&hot).is_none() {
+                cache.insert(hot, (), 10);
+            }
+        }
+    }
+    for cold in 1000..3000 {
+        cache.insert(cold, (), 10);
+    }
+    let kept = (0..50).filter(|hot| cache.contains(hot)).count();
+    assert!(
+        kept >= 45,
+        "only {kept} of 50 hot entries survived the scan"
+    );
+}
+
+#[test]
+fn lru_drops_the_least_recently_used() {
+    let cache = Cache::new(EvictionPolicy::Lru, 3);
+    for key in ["a", "b", "c"] {
+        cache.insert(key, (), 1);
+    }
+    assert!(cache.get(&"a").is_some());
+    cache.insert("d", (), 1);
+    assert!(cache.contains(&"a") && !cache.contains(&"b"));
+}
+
+#[test]
+fn filling_and_clearing_for_ever_keeps_the_order_small() {
+    for policy in policies() {
+        let cache = Cache::new(policy, 1 << 30);
+        for round in 0..1000_u32 {
+            for key in 0..20 {
+                cache.insert((round, key), (), 1);
+            }
+            cache.remove_where(|_, ()| true);
+        }
+        assert_eq!(cache.stats().bytes, 0);
+        let places = match &*cache.lock_order() {
+            Order::S3Fifo(order) => order.len(),
+            Order::Lru(order) => order.len(),
+        };
+        assert!(places < 200, "{places} places remembered for nothing");
+    }
+}
+
+proptest! {
+    /// Whatever is inserted, looked up and removed: the byte count is exact and bounded, and a value
+    /// that is found is the one inserted last.
+    #[test]
+    fn agrees_with_a_plain_map(
+        lru in any::<bool>(),
+        operations in prop::collection::vec((0_u8..3, 0_u8..20, 1_u64..30), 1..400),
+    ) {
+        let policy = if lru { EvictionPolicy::Lru } else { EvictionPolicy::S3Fifo };
+        let cache = Cache::new(policy, 100);
+        let mut model = std::collections::HashMap::new();
+        for (step, (operation, key, weight)) in operations.into_iter().enumerate() {
+            match operation {
+                0 => {
+                    cache.insert(key, step, weight);
+                    model.insert(key, (step, weight));
+                }
+                1 => {
+                    if let Some(value) = cache.get(&key) {
+                        prop_assert_eq!(value, model[&key].0);
+                    }
+                }
+                _ => {
+                    cache.remove(&key);
+                    model.remove(&key);
+                }
+            }
+            let held: u64 = model
+                .iter()
+                .filter(|(key, _)| cache.contains(key))
+                .map(|(_, &(_, weight))| weight)
+                .sum();
+            prop_assert_eq!(cache.stats().bytes, held);
+            prop_assert!(held <= 100);
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! The FUSE front's questions, answered from the read path.
+//!
+//! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
+//! paths and attributes into inodes and back; it holds no data of its own.
+
+use super::directory::Page;
+use super::errors::fs_error;
+use crate::namespace::{Inode, InodeTable, ROOT};
+use crate::read::{Found, ReadPath};
+use bytes::Bytes;
+use copperfs_fuse as fuse;
+use copperfs_overlay::{
+    Attributes, Failure, FailureKind, FileKind, ItemPath, Timestamp, XattrList,
+};
+use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How long the kernel may use what might change without a trace.
+const PROVISIONAL_TTL: Duration = Duration::from_secs(1);
+
+/// What the front may promise the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promises {
+    /// For names and attributes.
+    pub(super) ttl: Duration,
+    /// For names that do not exist.
+    pub(super) negative_ttl: Duration,
+    /// The largest file that is pushed, in bytes; 0: none is.
+    pub(super) push_file_max: u64,
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Front(Arc<FrontInner>);
+
+pub(super) struct FrontInner {
+    pub(super) read: ReadPath,
+    pub(super) inodes: InodeTable,
+    promises: Promises,
+    backings: super::backing::Backings,
+    /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
+    /// below, such names go with their directory when that is invalidated; the root cannot be.
+    absent_at_root: dashmap::DashSet<Bytes>,
+    notifier: OnceLock<fuse::Notifier>,
+    pub(super) cluster: OnceLock<super::cluster::Cluster>,
+}
+
+/// More absent names at the top than this are promised to the kernel for no time at all.
+const ABSENT_AT_ROOT_MAX: usize = 4096;
+
+impl std::ops::Deref for Front {
+    type Target = FrontInner;
+
+    fn deref(&self) -> &FrontInner {
+        &self.0
+    }
+}
+
+impl Front {
+    pub(super) fn new(
+        read: ReadPath,
+        root: Attributes,
+        promises: Promises,
+        backings: super::backing::Backings,
+    ) -> Self {
+        Self(Arc::new(FrontInner {
+            read,
+            inodes: InodeTable::new(root),
+            promises,
+            backings,
+            absent_at_root: dashmap::DashSet::new(),
+            notifier: OnceLock::new(),
+            cluster: OnceLock::new(),
+        }))
+    }
+
+    /// Tells the kernel things unasked from now on.
+    pub(super) fn connect(&self, notifier: fuse::Notifier) {
+        if self.notifier.set(notifier).is_err() {
+            tracing::warn!("the mount was connected twice");
+        }
+    }
+
+    /// Drops what this node and its kernel cache of `path` and below. Returns when the kernel has
+    /// dropped it too.
+    pub(super) async fn clear(&self, path: &ItemPath) {
+        self.read.clear(path);
+        let Some(notifier) = self.notifier.get() else {
+            return;
+        };
+        for inode in self.inodes.below(path) {
+            self.backings.forget(inode.number);
+            notifier.invalidate_inode(Ino(inode.number)).await;
+            self.inodes.unpush(inode.number);
+        }
+        match path.split() {
+            // A directory takes every name below it along, present or absent.
+            Some((parent, name)) => {
+                if let Some(parent) = self.inodes.number_at(&parent) {
+                    let name = Bytes::copy_from_slice(name);
+                    notifier.invalidate_entry(Ino(parent), name).await;
+                    notifier.invalidate_inode(Ino(parent)).await;
+                }
+            }
+            None => self.invalidate_top(notifier).await,
+        }
+        notifier.flush().await;
+    }
+
+    /// Lets the kernel forget every name at the top of the mount, and with them all names.
+    async fn invalidate_top(&self, notifier: &fuse::Notifier) {
+        if notifier.expire_all_entries().await {
+            return;
+        }
+        let known = self.inodes.below(&ItemPath::root());
+        let present = known.iter().filter_map(|inode| match inode.path().split() {
+            Some((parent, name)) if parent.is_root() => Some(Bytes::copy_from_slice(name)),
+            _ => None,
+        });
+        let absent: Vec<Bytes> = self
+            .absent_at_root
+            .iter()
+            .map(|name| name.clone())
+            .collect();
+        self.absent_at_root.clear();
+        for name in present.chain(absent) {
+            notifier.invalidate_entry(Ino::ROOT, name).await;
+        }
+    }
+
+    /// What to tell a reader after `failure`. A file that is no longer what the kernel believes has
+    /// its name invalidated first, so that the next look-up finds what is there now.
+    async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
+        if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            return report(inode.path(), failure);
+        }
+        if let Some(notifier) = self.notifier.get()
+            && let Some((parent, name)) = inode.path().split()
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            notifier
+                .invalidate_entry(Ino(parent), Bytes::copy_from_slice(name))
+                .await;
+            notifier.invalidate_inode(Ino(parent)).await;
+        }
+        FsError::Stale
+    }
+
+    fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
+        self.inodes.get(ino.0).ok_or(FsError::Stale)
+    }
+
+    fn attr(&self, inode: &Inode) -> Attr {
+        let ttl = if inode.attributes.provisional {
+            PROVISIONAL_TTL
+        } else {
+            self.promises.ttl
+        };
+        attr(inode.number, &inode.attributes, ttl)
+    }
+
+    /// Gives a name's attributes to the kernel, which then holds a reference.
+    pub(super) fn introduce(&self, path: &ItemPath, attributes: Attributes) -> (Attr, Duration) {
+        let inode = self.inodes.learn(path, attributes);
+        let attr = self.attr(&inode);
+        (attr, attr.ttl)
+    }
+
+    fn answer_lookup(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        found: Found,
+    ) -> Result<Lookup, FsError> {
+        match found {
+            Found::Attributes(attributes) => {
+                let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
+                let (attr, entry_ttl) = self.introduce(&path, attributes);
+                Ok(Lookup::Found { attr, entry_ttl })
+            }
+            Found::Absent => Ok(Lookup::Absent {
+                ttl: self.absent_ttl(parent, name),
+            }),
+        }
+    }
+
+    fn absent_ttl(&self, parent: &ItemPath, name: &[u8]) -> Duration {
+        if parent.is_root() {
+            if self.absent_at_root.len() >= ABSENT_AT_ROOT_MAX {
+                return Duration::ZERO;
+            }
+            self.absent_at_root.insert(Bytes::copy_from_slice(name));
+        }
+        self.promises.negative_ttl
+    }
+
+    fn xattrs(
+        &self,
+        ino: Ino,
+        pick: impl Fn(&XattrList) -> Result<Bytes, FsError> + Send + 'static,
+    ) -> Answer<Bytes> {
+        let inode = match self.inode(ino) {
+            Ok(inode) => inode,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        if let Some(known) = self.read.xattrs_now(inode.path()) {
+            return Answer::Ready(match known {
+                Ok(list) => pick(&list),
+                Err(failure) => Err(fs_error(failure.kind)),
+            });
+        }
+        let this = self.clone();
+        pending(async move {
+            match this.read.xattrs(inode.path()).await {
+                Ok(list) => pick(&list),
+                Err(failure) if failure.kind == FailureKind::Unsupported => {
+                    Err(FsError::Unsupported)
+                }
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
+            }
+        })
+    }
+}
+
+fn pending<T>(future: impl Future<Output = Result<T, FsError>> + Send + 'static) -> Answer<T> {
+    Answer::Pending(Box::pin(future))
+}
+
+/// Logs what an application is about to see as an error, where that says more than the errno.
+fn report(path: &ItemPath, failure: &Failure) -> FsError {
+    if matches!(
+        failure.kind,
+        FailureKind::Io | FailureKind::Unavailable | FailureKind::Corrupt
+    ) {
+        tracing::warn!(%path, kind = ?failure.kind, %failure, "a request failed");
+    }
+    fs_error(failure.kind)
+}
+
+impl fuse::Backend for Front {
+    fn lookup(&self, _reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup> {
+        let parent = match self.inode(parent) {
+            Ok(parent) => parent,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        let name = name.as_bytes();
+        if name.len() > ItemPath::NAME_BYTES_MAX {
+            return Answer::Ready(Err(FsError::NameTooLong));
+        }
+        if let Some(found) = self.read.find_now(parent.path(), name) {
+            return Answer::Ready(self.answer_lookup(parent.path(), name, found));
+        }
+        let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
+        pending(async move {
+            match this.read.find(parent.path(), &name).await {
+                Ok(found) => this.answer_lookup(parent.path(), &name, found),
+                Err(failure) => Err(report(parent.path(), &failure)),
+            }
+        })
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        if self.inodes.forget(ino.0, count).is_some() {
+            self.backings.forget(ino.0);
+        }
+    }
+
+    fn getattr(&self, ino: Ino) -> Answer<Attr> {
+        Answer::Ready(self.inode(ino).map(|inode| self.attr(&inode)))
+    }
+
+    fn readlink(&self, ino: Ino) -> Answer<Bytes> {
+        Answer::Ready(self.inode(ino).and_then(|inode| {
+            inode
+                .attributes
+                .link_target
+                .clone()
+                .ok_or(FsError::InvalidArgument)
+        }))
+    }
+
+    fn open(&self, _reader: Reader, ino: Ino) -> Answer<()> {
+        Answer::Ready(self.inode(ino).and_then(|inode| check_readable(&inode)))
+    }
+
+    fn release(&self, _ino: Ino) {}
+
+    fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
+        Answer::Ready(
+            self.inode(ino)
+                .map(|inode| self.backings.of(&self.read, &inode)),
+        )
+    }
+
+    fn read(&self, _reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes> {
+        let inode = match self
+            .inode(ino)
+            .and_then(|inode| check_readable(&inode).map(|()| inode))
+        {
+            Ok(inode) => inode,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
+            self.read
+                .read_ahead(&inode.file, &inode.ahead, offset, size);
+            return Answer::Ready(Ok(bytes));
+        }
+        let this = self.clone();
+        pending(async move {
+            match this
+                .read
+                .read(&inode.file, &inode.ahead, offset, size)
+                .await
+            {
+                Ok(bytes) => Ok(bytes),
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
+            }
+        })
+    }
+
+    fn readdir(&self, ino: Ino, offset: u64, _plus: bool) -> Answer<Arc<dyn fuse::DirPage>> {
+        let inode = match self.inode(ino) {
+            Ok(inode) if inode.attributes.kind == FileKind::Directory => inode,
+            Ok(_) => return Answer::Ready(Err(FsError::NotADirectory)),
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        let wanted = Page::entry_at(offset);
+        if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
+            return Answer::Ready(Ok(Page::open(
+                self.clone(),
+                inode,
+                directory,
+                first,
+                offset,
+            )));
+        }
+        let this = self.clone();
+        pending(async move {
+            match this.read.page_with(inode.path(), wanted).await {
+                Ok((first, directory)) => Ok(Page::open(this, inode, directory, first, offset)),
+                Err(failure) => Err(report(inode.path(), &failure)),
+            }
+        })
+    }
+
+    fn statfs(&self, ino: Ino) -> Answer<fuse::Usage> {
+        let path = self
+            .inode(ino)
+            .map_or_else(|_| ItemPath::root(), |inode| inode.path().clone());
+        let this = self.clone();
+        pending(async move {
+            let usage = this
+                .read
+                .usage(&path)
+                .await
+                .map_err(|failure| report(&path, &failure))?;
+            Ok(fuse::Usage {
+                blocks: usage.blocks,
+                blocks_free: usage.blocks_free,
+                blocks_available: usage.blocks_available,
+                files: usage.files,
+                files_free: usage.files_free,
+                block_size: usage.block_size,
+                name_max: usage.name_max,
+            })
+        })
+    }
+
+    fn getxattr(&self, ino: Ino, name: &OsStr) -> Answer<Bytes> {
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        self.xattrs(ino, move |list| {
+            let found = list.iter().find(|(candidate, _)| *candidate == name);
+            found
+                .map(|(_, value)| value.clone())
+                .ok_or(FsError::NoAttribute)
+        })
+    }
+
+    fn listxattr(&self, ino: Ino) -> Answer<Bytes> {
+        self.xattrs(ino, |list| {
+            let names = list.iter().flat_map(|(name, _)| [&name[..], b"\0"]);
+            Ok(names.collect::<Vec<_>>().concat().into())
+        })
+    }
+
+    fn lseek(&self, ino: Ino, offset: u64, hole: bool) -> Answer<u64> {
+        Answer::Ready(self.inode(ino).and_then(|inode| {
+            // Everything is data up to the one hole at the end: always true, though holes of the
+            // origin are not told apart.
+            let size = inode.attributes.size;
+            if offset >= size {
+                Err(FsError::BeyondEnd)
+            } else {
+                Ok(if hole { size } else { offset })
+            }
+        }))
+    }
+
+    fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)> {
+        let mut files = Vec::new();
+        for &ino in inos {
+            let Some(inode) = self.inodes.get(ino.0) else {
+                continue;
+            };
+            let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
+            if inode.attributes.kind == FileKind::File
+                && small
+                && let Some(bytes) = self.read.whole_now(&inode.file)
+                && self.inodes.claim_push(ino.0)
+            {
+                files.push((ino, bytes));
+            }
+        }
+        files
+    }
+
+    fn node_stats(&self) -> fuse::ioctl::StatsBody {
+        self.cluster
+            .get()
+            .map(super::cluster::Cluster::node_stats)
+            .unwrap_or_default()
+    }
+
+    fn cluster_stats(&self) -> Answer<fuse::ioctl::StatsBody> {
+        let Some(cluster) = self.cluster.get().cloned() else {
+            return Answer::Ready(Err(FsError::Unsupported));
+        };
+        pending(async move { Ok(cluster.sum().await) })
+    }
+
+    fn control_socket(&self) -> Bytes {
+        self.cluster
+            .get()
+            .map(super::cluster::Cluster::control_socket)
+            .unwrap_or_default()
+    }
+
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
+        let Ok(path) = ItemPath::parse(&path) else {
+            return Answer::Ready(Err(FsError::InvalidArgument));
+        };
+        let this = self.clone();
+        pending(async move {
+            if cluster && let Some(all) = this.cluster.get() {
+                return all
+                    .clear(path.clone())
+                    .await
+                    .map_err(|failure| report(&path, &failure));
+            }
+            this.clear(&path).await;
+            Ok(())
+        })
+    }
+}
+
+fn check_readable(inode: &Inode) -> Result<(), FsError> {
+    match inode.attributes.kind {
+        FileKind::File => Ok(()),
+        FileKind::Directory => Err(FsError::IsADirectory),
+        FileKind::Symlink => Err(FsError::InvalidArgument),
+        FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {
+            Err(FsError::SpecialFile)
+        }
+    }
+}
+
+pub(super) fn kind(kind: FileKind) -> fuse::FileKind {
+    match kind {
+        FileKind::File => fuse::FileKind::File,
+        FileKind::Directory => fuse::FileKind::Directory,
+        FileKind::Symlink => fuse::FileKind::Symlink,
+        FileKind::Fifo => fuse::FileKind::Fifo,
+        FileKind::Socket => fuse::FileKind::Socket,
+        FileKind::CharDevice => fuse::FileKind::CharDevice,
+        FileKind::BlockDevice => fuse::FileKind::BlockDevice,
+    }
+}
+
+fn attr(number: u64, attributes: &Attributes, ttl: Duration) -> Attr {
+    debug_assert!(number >= ROOT);
+    let time = |time: Timestamp| fuse::Timestamp {
+        seconds: time.seconds,
+        nanoseconds: time.nanoseconds,
+    };
+    Attr {
+        ino: Ino(number),
+        kind: kind(attributes.kind),
+        mode: attributes.mode,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        links: attributes.links,
+        device: kernel_device(attributes.device),
+        size: attributes.size,
+        blocks: attributes.blocks,
+        block_size: attributes.block_size,
+        atime: time(attributes.atime),
+        mtime: time(attributes.mtime),
+        ctime: time(attributes.ctime),
+        ttl,
+    }
+}
+
+/// The kernel's 32-bit form of a device number (`new_encode_dev`): 12 bits of major, 20 of minor.
+fn kernel_device(device: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}

@@ -1,0 +1,200 @@
+//! The read path: the one ladder that a local application's reads and a child node's requests climb.
+//!
+//! Purpose: answer from this node's caches, or ask the next source once however many are asking, and
+//! keep what comes back within the caches' bounds. The next source is anything that implements
+//! [`Files`]: the parent's stub on most nodes, the origins on the root. A [`ReadPath`] is a [`Files`]
+//! itself, so a child node is served by the same code as the FUSE front.
+//!
+//! What it does not do: inodes and the kernel (`namespace`), sockets (`copperfs_overlay`), storage
+//! (`origin`).
+//!
+//! Invariants: no byte is given out before its block's hash has been checked, except to a child that
+//! checks for itself (cut-through); a failure other than "there is no such file" is never cached;
+//! data is cached under its version, so an old copy is never taken for a new one.
+
+mod attributes;
+mod blocks;
+mod directory;
+mod flight;
+mod listings;
+mod serve;
+mod single_flight;
+
+pub use attributes::Found;
+pub use blocks::{FileId, FileRef, ReadAhead};
+pub use directory::Directory;
+
+use crate::cache::{Cache, CacheStats, EvictionPolicy};
+use attributes::KnownAttributes;
+use blocks::BlockKey;
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, Failure, Files, ItemPath, XattrList};
+use dashmap::DashMap;
+use listings::ListingKey;
+use single_flight::SingleFlight;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bounds and choices of a [`ReadPath`].
+#[derive(Clone, Debug)]
+pub struct ReadOptions {
+    /// How full caches evict.
+    pub policy: EvictionPolicy,
+    /// Bytes of file data held.
+    pub data_bytes_max: u64,
+    /// Bytes of attributes held (estimated, with their paths).
+    pub attributes_bytes_max: u64,
+    /// Bytes of listings held (estimated).
+    pub listings_bytes_max: u64,
+    /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1).
+    pub whole_file_max: u64,
+    /// Files above this many bytes are read from storage by this node itself (Copper, section
+    /// IV.B.2); needs a direct source.
+    pub bypass_above: Option<u64>,
+    /// A directory with more entries is paged for readers and looked up by name.
+    pub listing_entries_max: usize,
+}
+
+/// A verified block of file data.
+#[derive(Clone, Debug)]
+pub struct Block {
+    bytes: Bytes,
+    hash: ContentHash,
+    /// Whose block it is, for `clear`.
+    path: ItemPath,
+}
+
+/// What a read path has counted, besides its caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReadStats {
+    /// File data.
+    pub data: CacheStats,
+    /// Attributes.
+    pub attributes: CacheStats,
+    /// Listings.
+    pub listings: CacheStats,
+    /// Requests that joined one already under way.
+    pub coalesced: u64,
+    /// Blocks whose hash was checked.
+    pub blocks_verified: u64,
+    /// Blocks whose hash or length was wrong.
+    pub verify_failures: u64,
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct ReadPath(Arc<Inner>);
+
+impl fmt::Debug for ReadPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadPath")
+            .field("options", &self.0.options)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    options: ReadOptions,
+    source: Arc<dyn Files>,
+    /// Storage as this node reaches it itself, for `bypass_above`.
+    direct: Option<Arc<dyn Files>>,
+    runtime: tokio::runtime::Handle,
+
+    data: Cache<BlockKey, Block>,
+    block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
+
+    listings: Cache<ListingKey, Arc<Directory>>,
+    listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
+    attributes: Cache<ItemPath, KnownAttributes>,
+    attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
+    xattrs: Cache<ItemPath, Result<Arc<XattrList>, Failure>>,
+    xattr_flights: SingleFlight<ItemPath, Result<Arc<XattrList>, Failure>>,
+    /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
+    epoch: AtomicU64,
+
+    coalesced: AtomicU64,
+    blocks_verified: AtomicU64,
+    verify_failures: AtomicU64,
+}
+
+/// How long attributes that might change without a trace are trusted.
+const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
+
+/// The share of the attributes' bound that extended attributes get.
+const XATTR_SHARE: u64 = 8;
+
+impl ReadPath {
+    /// A read path in front of `source`. Its background fetches run on `runtime`.
+    #[must_use]
+    pub fn new(
+        options: ReadOptions,
+        source: Arc<dyn Files>,
+        direct: Option<Arc<dyn Files>>,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        let policy = options.policy;
+        let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
+        Self(Arc::new(Inner {
+            data: Cache::new(policy, options.data_bytes_max),
+            block_flights: DashMap::new(),
+            listings: Cache::new(policy, options.listings_bytes_max),
+            listing_flights: SingleFlight::new(),
+            attributes: Cache::new(policy, options.attributes_bytes_max - xattr_bytes_max),
+            attribute_flights: SingleFlight::new(),
+            xattrs: Cache::new(policy, xattr_bytes_max),
+            xattr_flights: SingleFlight::new(),
+            epoch: AtomicU64::new(0),
+            coalesced: AtomicU64::new(0),
+            blocks_verified: AtomicU64::new(0),
+            verify_failures: AtomicU64::new(0),
+            options,
+            source,
+            direct,
+            runtime,
+        }))
+    }
+
+    /// Drops what is cached of `path` and of everything below it, and the directory entry of `path`
+    /// itself. Data in use elsewhere stays valid there: it belongs to its version.
+    pub fn clear(&self, path: &ItemPath) {
+        let inner = &self.0;
+        inner.forget_metadata_flights();
+        let below = |candidate: &ItemPath| candidate.strip_prefix(path).is_some();
+        let parent = path.split().map(|(parent, _)| parent);
+        inner.data.remove_where(|_, block| below(&block.path));
+        inner
+            .attributes
+            .remove_where(|candidate, _| below(candidate));
+        inner.xattrs.remove_where(|candidate, _| below(candidate));
+        inner
+            .listings
+            .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> ReadStats {
+        let inner = &self.0;
+        let mut attributes = inner.attributes.stats();
+        let xattrs = inner.xattrs.stats();
+        attributes.entries += xattrs.entries;
+        attributes.bytes += xattrs.bytes;
+        attributes.evictions += xattrs.evictions;
+        ReadStats {
+            data: inner.data.stats(),
+            attributes,
+            listings: inner.listings.stats(),
+            coalesced: inner.coalesced.load(Ordering::Relaxed)
+                + inner.listing_flights.coalesced()
+                + inner.attribute_flights.coalesced()
+                + inner.xattr_flights.coalesced(),
+            blocks_verified: inner.blocks_verified.load(Ordering::Relaxed),
+            verify_failures: inner.verify_failures.load(Ordering::Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

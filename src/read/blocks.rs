@@ -1,0 +1,456 @@
+//! File data: blocks from the cache, from a flight, or fetched.
+
+use super::flight::{Flight, Progress};
+use super::{Block, Inner, ReadPath};
+use crate::num::to_usize;
+use bytes::{Bytes, BytesMut};
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, Version,
+};
+use dashmap::mapref::entry::Entry;
+use futures_util::StreamExt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names one version of one file in the block cache: a hash of path and version.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FileId([u8; 16]);
+
+impl FileId {
+    /// The hash.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+/// One version of one file.
+#[derive(Clone, Debug)]
+pub struct FileRef {
+    /// Where it is.
+    pub path: ItemPath,
+    /// Which state of it.
+    pub version: Version,
+    /// Its size in bytes.
+    pub size: u64,
+    id: FileId,
+}
+
+impl FileRef {
+    /// The file at `path` in state `version`, `size` bytes long.
+    #[must_use]
+    pub fn new(path: ItemPath, version: Version, size: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&version.0).update(path.as_bytes());
+        let mut id = [0; 16];
+        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Self {
+            path,
+            version,
+            size,
+            id: FileId(id),
+        }
+    }
+
+    /// The name of this version in the block cache.
+    #[must_use]
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    fn key(&self, index: u64) -> BlockKey {
+        BlockKey {
+            file: self.id,
+            index,
+        }
+    }
+
+    fn block_count(&self) -> u64 {
+        self.size.div_ceil(BLOCK_BYTES)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct BlockKey {
+    file: FileId,
+    index: u64,
+}
+
+/// Where the readers of one large file are, to see whether they go forward.
+#[derive(Debug, Default)]
+pub struct ReadAhead {
+    /// The block behind the one last read.
+    next: AtomicU64,
+    /// Blocks to fetch ahead, 0 at first.
+    window: AtomicU64,
+}
+
+/// The widest read-ahead window of a large file, in blocks (16 MiB).
+const WINDOW_BLOCKS_MAX: u64 = 16;
+/// How often a block is asked for again after it arrived damaged.
+const CORRUPT_RETRIES_MAX: u32 = 2;
+
+impl ReadAhead {
+    /// How many blocks to fetch from `first` on: one for a random reader, a doubling window for one
+    /// that goes forward.
+    fn advance(&self, first: u64, last: u64) -> u64 {
+        let next = self.next.swap(last + 1, Ordering::Relaxed);
+        let window = self.window.load(Ordering::Relaxed);
+        let window = if first == next || first + 1 == next {
+            if last >= next {
+                (window * 2).clamp(2, WINDOW_BLOCKS_MAX)
+            } else {
+                window
+            }
+        } else {
+            0
+        };
+        self.window.store(window, Ordering::Relaxed);
+        (last - first + 1) + window
+    }
+}
+
+/// How a block is to be had.
+pub(super) enum Source {
+    Cached(Block),
+    Flying(Arc<Flight>),
+}
+
+impl ReadPath {
+    /// Up to `size` bytes of `file` from `offset`, if all of them are cached.
+    pub fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Bytes> {
+        let range = clip(file, offset, size);
+        if range.is_empty() {
+            return Some(Bytes::new());
+        }
+        let blocks = blocks_of(&range);
+        let data = &self.0.data;
+        if blocks.end - blocks.start == 1 {
+            return Some(slice(
+                &data.get(&file.key(blocks.start))?,
+                blocks.start,
+                &range,
+            ));
+        }
+        let mut bytes = BytesMut::with_capacity(to_usize(range.end - range.start));
+        for index in blocks {
+            bytes.extend_from_slice(&slice(&data.get(&file.key(index))?, index, &range));
+        }
+        Some(bytes.freeze())
+    }
+
+    /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Small files are fetched
+    /// whole, large ones with a read-ahead that `ahead` steers. Dropping the future does not stop a
+    /// fetch that others may wait for.
+    ///
+    /// # Errors
+    /// `Stale` when the version is gone; `Unavailable` and other faults, after retries.
+    pub async fn read(
+        &self,
+        file: &FileRef,
+        ahead: &ReadAhead,
+        offset: u64,
+        size: u32,
+    ) -> Result<Bytes, Failure> {
+        let range = clip(file, offset, size);
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        self.0.data.count_miss();
+        let blocks = blocks_of(&range);
+        let mut pieces = Vec::with_capacity(2);
+        for index in blocks.clone() {
+            let block = self
+                .block(file, index, || self.wanted(file, ahead, &blocks))
+                .await?;
+            pieces.push(slice(&block, index, &range));
+        }
+        if let [piece] = &pieces[..] {
+            return Ok(piece.clone());
+        }
+        Ok(pieces.concat().into())
+    }
+
+    /// Keeps a large file's read-ahead window ahead of a reader that was answered from the cache.
+    pub fn read_ahead(&self, file: &FileRef, ahead: &ReadAhead, offset: u64, size: u32) {
+        if file.size <= self.0.options.whole_file_max {
+            return;
+        }
+        let blocks = blocks_of(&clip(file, offset, size));
+        if blocks.is_empty() {
+            return;
+        }
+        let end =
+            (blocks.start + ahead.advance(blocks.start, blocks.end - 1)).min(file.block_count());
+        // Ask in halves of the window, not block by block.
+        let middle = blocks.end + (end - blocks.end) / 2;
+        if middle < end && !self.has_or_awaits(file, middle) {
+            self.fetch(file, blocks.end..end);
+        }
+    }
+
+    /// The whole content of a small file, if it is cached. Not counted as a hit.
+    pub fn whole_now(&self, file: &FileRef) -> Option<Bytes> {
+        match file.block_count() {
+            0 => Some(Bytes::new()),
+            1 => Some(self.0.data.peek(&file.key(0))?.bytes),
+            count => {
+                let mut bytes = BytesMut::with_capacity(to_usize(file.size));
+                for index in 0..count {
+                    bytes.extend_from_slice(&self.0.data.peek(&file.key(index))?.bytes);
+                }
+                Some(bytes.freeze())
+            }
+        }
+    }
+
+    /// Which runs of blocks to fetch for a read of `blocks`, the first of them first.
+    fn wanted(&self, file: &FileRef, ahead: &ReadAhead, blocks: &Range<u64>) -> [Range<u64>; 2] {
+        let count = file.block_count();
+        let fits = file.size <= self.0.data.capacity_bytes() / 2;
+        if file.size <= self.0.options.whole_file_max && fits {
+            return [blocks.start..count, 0..blocks.start];
+        }
+        let end = blocks.start + ahead.advance(blocks.start, blocks.end - 1);
+        [blocks.start..end.min(count), 0..0]
+    }
+
+    async fn block(
+        &self,
+        file: &FileRef,
+        index: u64,
+        wanted: impl Fn() -> [Range<u64>; 2],
+    ) -> Result<Block, Failure> {
+        let mut retries = 0;
+        loop {
+            let flight = match self.source_of(file, index, &wanted) {
+                Source::Cached(block) => return Ok(block),
+                Source::Flying(flight) => flight,
+            };
+            match landed(&flight).await {
+                Ok(block) => return Ok(block),
+                Err(failure)
+                    if failure.kind == FailureKind::Corrupt && retries < CORRUPT_RETRIES_MAX =>
+                {
+                    tracing::warn!(%failure, path = %file.path, index, "asking for the block again");
+                    retries += 1;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// The block, or its flight; starts fetching the `wanted` runs when there is neither.
+    pub(super) fn source_of(
+        &self,
+        file: &FileRef,
+        index: u64,
+        wanted: impl Fn() -> [Range<u64>; 2],
+    ) -> Source {
+        let inner = &self.0;
+        let key = file.key(index);
+        let mut asked = false;
+        loop {
+            if let Some(block) = inner.data.get(&key) {
+                return Source::Cached(block);
+            }
+            if let Some(flight) = inner.block_flights.get(&key) {
+                if !asked {
+                    inner.coalesced.fetch_add(1, Ordering::Relaxed);
+                }
+                return Source::Flying(Arc::clone(&flight));
+            }
+            asked = true;
+            for run in wanted() {
+                self.fetch(file, run);
+            }
+            // A block that was fetched and evicted, or that failed, between two of these lines is
+            // asked for again: by then it is a new question.
+            if let Some(flight) = self.fetch(file, index..index + 1) {
+                return Source::Flying(flight);
+            }
+        }
+    }
+
+    fn has_or_awaits(&self, file: &FileRef, index: u64) -> bool {
+        let key = file.key(index);
+        self.0.data.contains(&key) || self.0.block_flights.contains_key(&key)
+    }
+
+    /// Starts fetching those blocks of `run` that are neither cached nor under way: one upstream
+    /// request for each stretch of them. Gives the first flight it started.
+    fn fetch(&self, file: &FileRef, run: Range<u64>) -> Option<Arc<Flight>> {
+        let mut first = None;
+        let mut stretch: Vec<Arc<Flight>> = Vec::new();
+        let mut start = run.start;
+        for index in run {
+            match self.claim(file, index) {
+                Some(flight) => {
+                    if stretch.is_empty() {
+                        start = index;
+                    }
+                    first.get_or_insert_with(|| Arc::clone(&flight));
+                    stretch.push(flight);
+                }
+                None => self.launch(file, start, &mut stretch),
+            }
+        }
+        self.launch(file, start, &mut stretch);
+        first
+    }
+
+    fn claim(&self, file: &FileRef, index: u64) -> Option<Arc<Flight>> {
+        let inner = &self.0;
+        match inner.block_flights.entry(file.key(index)) {
+            Entry::Occupied(_) => None,
+            // Looked up under the flight's lock: a block is in the cache before its flight ends.
+            Entry::Vacant(_) if inner.data.contains(&file.key(index)) => None,
+            Entry::Vacant(entry) => {
+                let len = ReadRequest::block_len(file.size, index);
+                let flight = Arc::new(Flight::new(to_usize(len)));
+                drop(entry.insert(Arc::clone(&flight)));
+                Some(flight)
+            }
+        }
+    }
+
+    fn launch(&self, file: &FileRef, first_block: u64, stretch: &mut Vec<Arc<Flight>>) {
+        if stretch.is_empty() {
+            return;
+        }
+        let fetch = Fetch {
+            inner: Arc::clone(&self.0),
+            file: file.clone(),
+            next_block: first_block,
+            flights: std::mem::take(stretch).into_iter(),
+        };
+        drop(self.0.runtime.spawn(fetch.run()));
+    }
+}
+
+/// One upstream request and the flights it fills, in order.
+struct Fetch {
+    inner: Arc<Inner>,
+    file: FileRef,
+    next_block: u64,
+    flights: std::vec::IntoIter<Arc<Flight>>,
+}
+
+impl Fetch {
+    async fn run(mut self) {
+        let source = match (&self.inner.direct, self.inner.options.bypass_above) {
+            (Some(direct), Some(bound)) if self.file.size > bound => Arc::clone(direct),
+            _ => Arc::clone(&self.inner.source),
+        };
+        let request = ReadRequest {
+            path: self.file.path.clone(),
+            version: self.file.version,
+            size: self.file.size,
+            first_block: self.next_block,
+            block_count: self.flights.len() as u64,
+        };
+        let outcome = match source.read(request).await {
+            Ok(stream) => self.fill(stream).await,
+            Err(failure) => Err(failure),
+        };
+        let failure = match outcome {
+            Ok(()) => return,
+            Err(failure) => failure,
+        };
+        match failure.kind {
+            FailureKind::Corrupt => {
+                self.inner.verify_failures.fetch_add(1, Ordering::Relaxed);
+            }
+            // The metadata that led here is wrong: whoever looks next must ask again.
+            FailureKind::Stale | FailureKind::NotFound => {
+                self.inner.forget_attributes(&self.file.path);
+            }
+            _ => {}
+        }
+        self.fail_rest(&failure);
+    }
+
+    async fn fill(&mut self, mut stream: ReadStream) -> Result<(), Failure> {
+        while let Some(flight) = self.flights.as_slice().first().map(Arc::clone) {
+            let mut hasher = blake3::Hasher::new();
+            let hash = loop {
+                match stream.next().await {
+                    Some(Ok(BlockPart::Bytes(bytes))) => {
+                        hasher.update(&bytes);
+                        flight.push(&bytes)?;
+                    }
+                    Some(Ok(BlockPart::End(hash))) => break hash,
+                    Some(Err(failure)) => return Err(failure),
+                    None => {
+                        let detail = format!("{}: the stream ended too early", self.file.path);
+                        return Err(Failure::new(FailureKind::Corrupt, detail));
+                    }
+                }
+            };
+            let block = flight.verify(&self.file.path, &hasher, hash)?;
+            self.inner.blocks_verified.fetch_add(1, Ordering::Relaxed);
+            let key = self.file.key(self.next_block);
+            let weight = block.bytes.len() as u64;
+            self.inner.data.insert(key, block.clone(), weight);
+            self.inner.block_flights.remove(&key);
+            flight.finish(Ok(block));
+            self.next_block += 1;
+            self.flights.next();
+        }
+        Ok(())
+    }
+
+    fn fail_rest(&mut self, failure: &Failure) {
+        for flight in self.flights.by_ref() {
+            self.inner
+                .block_flights
+                .remove(&self.file.key(self.next_block));
+            flight.finish(Err(failure.clone()));
+            self.next_block += 1;
+        }
+    }
+}
+
+/// A fetch that is dropped with its runtime leaves nobody waiting.
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.fail_rest(&Failure::new(
+            FailureKind::Unavailable,
+            "the node is shutting down",
+        ));
+    }
+}
+
+async fn landed(flight: &Flight) -> Result<Block, Failure> {
+    let mut progress = flight.watch();
+    let landed = progress
+        .wait_for(|now| !matches!(now, Progress::Filling))
+        .await;
+    match landed.as_deref() {
+        Ok(Progress::Done(block)) => Ok(block.clone()),
+        Ok(Progress::Failed(failure)) => Err(failure.clone()),
+        Ok(Progress::Filling) | Err(_) => Err(Failure::new(
+            FailureKind::Unavailable,
+            "the fetch was given up",
+        )),
+    }
+}
+
+/// The part of a read that lies inside the file.
+fn clip(file: &FileRef, offset: u64, size: u32) -> Range<u64> {
+    let start = offset.min(file.size);
+    start..offset.saturating_add(u64::from(size)).min(file.size)
+}
+
+fn blocks_of(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
+}
+
+/// The part of `range` that lies in `block`, the file's block number `index`.
+fn slice(block: &Block, index: u64, range: &Range<u64>) -> Bytes {
+    let base = index * BLOCK_BYTES;
+    let from = range.start.saturating_sub(base);
+    let to = (range.end - base).min(block.bytes.len() as u64);
+    block.bytes.slice(to_usize(from)..to_usize(to))
+}

@@ -1,0 +1,158 @@
+//! The read path as its children see it.
+
+use super::blocks::{FileRef, Source};
+use super::flight::{Flight, Progress};
+use super::{Block, Found, ReadPath};
+use bytes::Bytes;
+use copperfs_overlay::{
+    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
+    ReadRequest, ReadStream, XattrList,
+};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+impl Files for ReadPath {
+    fn list(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        let this = self.clone();
+        async move {
+            if cursor.is_some() {
+                // A later page of a large directory: every node pages for itself.
+                return this.0.source.list(path, cursor, limit).await;
+            }
+            let directory = this.directory(&path).await?;
+            if limit < directory.entries.len() {
+                // This child has less room than this node: it pages in its own steps.
+                return this.0.source.list(path, cursor, limit).await;
+            }
+            directory.to_listing(&path)
+        }
+        .boxed()
+    }
+
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+        let this = self.clone();
+        async move {
+            let found = this.find_all(&parent, &names).await?;
+            let answers = names.iter().zip(found).map(|(name, found)| match found? {
+                Found::Attributes(attributes) => Ok(attributes),
+                Found::Absent => {
+                    let path = parent.join(name).unwrap_or_else(|_| parent.clone());
+                    Err(Failure::not_found(&path))
+                }
+            });
+            Ok(answers.collect())
+        }
+        .boxed()
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
+        let feed = Feed {
+            path: self.clone(),
+            file: FileRef::new(request.path, request.version, request.size),
+            blocks,
+            current: Current::None,
+        };
+        let parts = stream::unfold(feed, |mut feed| async move {
+            let part = feed.next().await?;
+            Some((part, feed))
+        });
+        std::future::ready(Ok(parts.boxed())).boxed()
+    }
+
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        let this = self.clone();
+        async move { Ok(Self::xattrs(&this, &path).await?.as_ref().clone()) }.boxed()
+    }
+
+    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        self.0.source.usage(path)
+    }
+}
+
+/// A run of blocks on its way to one child. It looks for each block only when it comes to it, so that
+/// a slow child pins no more than one block.
+struct Feed {
+    path: ReadPath,
+    file: FileRef,
+    blocks: Range<u64>,
+    current: Current,
+}
+
+enum Current {
+    None,
+    /// On its way here; so many bytes are forwarded.
+    Flying(Arc<Flight>, watch::Receiver<Progress>, usize),
+    /// The rest of a verified block.
+    Rest(Block, usize),
+    Failed,
+}
+
+impl Feed {
+    async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
+        loop {
+            match &mut self.current {
+                Current::Failed => return None,
+                Current::None => {
+                    if self.blocks.is_empty() {
+                        return None;
+                    }
+                    let rest = self.blocks.clone();
+                    let wanted = || [rest.clone(), 0..0];
+                    self.current = match self.path.source_of(&self.file, self.blocks.start, wanted)
+                    {
+                        Source::Cached(block) => Current::Rest(block, 0),
+                        Source::Flying(flight) => {
+                            let progress = flight.watch();
+                            Current::Flying(flight, progress, 0)
+                        }
+                    };
+                }
+                Current::Rest(block, sent) => {
+                    if *sent < block.bytes.len() {
+                        let bytes = block.bytes.slice(*sent..);
+                        *sent = block.bytes.len();
+                        return Some(Ok(BlockPart::Bytes(bytes)));
+                    }
+                    let hash = block.hash;
+                    self.current = Current::None;
+                    self.blocks.start += 1;
+                    return Some(Ok(BlockPart::End(hash)));
+                }
+                Current::Flying(flight, progress, sent) => {
+                    let now = progress.borrow_and_update().clone();
+                    match now {
+                        Progress::Done(block) => self.current = Current::Rest(block, *sent),
+                        Progress::Failed(failure) => {
+                            self.current = Current::Failed;
+                            return Some(Err(failure));
+                        }
+                        Progress::Filling => {
+                            if let Some(bytes) = flight.forwardable(*sent) {
+                                *sent += bytes.len();
+                                return Some(Ok(BlockPart::Bytes(bytes)));
+                            }
+                            if progress.changed().await.is_err() {
+                                self.current = Current::Failed;
+                                let detail = "the fetch was given up";
+                                return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

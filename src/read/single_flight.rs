@@ -1,0 +1,146 @@
+//! One question asked once, whoever asks and however many (Copper, section IV.A.1).
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+
+/// A question that is under way: its answer, once there is one. Closed without an answer only when
+/// the task that asked died.
+pub(super) type Pending<V> = watch::Receiver<Option<V>>;
+
+/// The right, and the duty, to answer a question.
+#[derive(Debug)]
+pub(super) struct Lead<K, V>
+where
+    K: Eq + Hash + Clone,
+{
+    flights: Arc<DashMap<K, Pending<V>>>,
+    key: K,
+    answer: watch::Sender<Option<V>>,
+    pending: Pending<V>,
+}
+
+impl<K, V> Lead<K, V>
+where
+    K: Eq + Hash + Clone,
+{
+    /// What was asked.
+    pub(super) fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// Hands the answer to all who wait. What should be found by those who come later must be in its
+    /// cache before.
+    pub(super) fn answer(self, value: V) {
+        self.land();
+        self.answer.send_replace(Some(value));
+    }
+
+    /// The key may have been forgotten and asked anew since.
+    fn land(&self) {
+        self.flights
+            .remove_if(&self.key, |_, pending| pending.same_channel(&self.pending));
+    }
+}
+
+/// A lead that is dropped without an answer frees the key; those who wait see the channel close.
+impl<K, V> Drop for Lead<K, V>
+where
+    K: Eq + Hash + Clone,
+{
+    fn drop(&mut self) {
+        if self.answer.borrow().is_none() {
+            self.land();
+        }
+    }
+}
+
+/// What to do about a question.
+#[derive(Debug)]
+pub(super) enum Joined<K, V>
+where
+    K: Eq + Hash + Clone,
+{
+    /// Nobody asks yet: ask, then [`Lead::answer`].
+    Lead(Lead<K, V>, Pending<V>),
+    /// It is under way.
+    Follow(Pending<V>),
+    /// It was answered in the meantime.
+    Answered(V),
+}
+
+/// The questions under way. Bounded by the number of callers that wait.
+pub(super) struct SingleFlight<K, V> {
+    flights: Arc<DashMap<K, Pending<V>>>,
+    coalesced: AtomicU64,
+}
+
+impl<K, V> fmt::Debug for SingleFlight<K, V>
+where
+    K: Eq + Hash,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SingleFlight")
+            .field("under_way", &self.flights.len())
+            .finish()
+    }
+}
+
+impl<K, V> SingleFlight<K, V>
+where
+    K: Eq + Hash + Clone,
+    V: Clone,
+{
+    pub(super) fn new() -> Self {
+        Self {
+            flights: Arc::new(DashMap::new()),
+            coalesced: AtomicU64::new(0),
+        }
+    }
+
+    /// Joins the question `key`. `look_again` is asked under the key's lock when nobody is asking:
+    /// between the caller's own look and this call an answer may have arrived.
+    pub(super) fn join(&self, key: &K, look_again: impl FnOnce() -> Option<V>) -> Joined<K, V> {
+        match self.flights.entry(key.clone()) {
+            Entry::Occupied(entry) => {
+                self.coalesced.fetch_add(1, Ordering::Relaxed);
+                Joined::Follow(entry.get().clone())
+            }
+            Entry::Vacant(entry) => {
+                if let Some(value) = look_again() {
+                    return Joined::Answered(value);
+                }
+                let (answer, pending) = watch::channel(None);
+                drop(entry.insert(pending.clone()));
+                let flights = Arc::clone(&self.flights);
+                let lead = Lead {
+                    flights,
+                    key: key.clone(),
+                    answer,
+                    pending: pending.clone(),
+                };
+                Joined::Lead(lead, pending)
+            }
+        }
+    }
+
+    /// Whoever asks from now on asks anew; those who wait get the answer they wait for.
+    pub(super) fn forget_all(&self) {
+        self.flights.clear();
+    }
+
+    /// How many joined a question that was already under way.
+    pub(super) fn coalesced(&self) -> u64 {
+        self.coalesced.load(Ordering::Relaxed)
+    }
+}
+
+/// Waits for the answer; `None` when the task that asked died.
+pub(super) async fn answer_of<V: Clone>(mut pending: Pending<V>) -> Option<V> {
+    let answer = pending.wait_for(Option::is_some).await.ok()?;
+    answer.clone()
+}

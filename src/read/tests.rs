@@ -1,0 +1,651 @@
+//! The read path in front of a source in memory that counts, delays, lies and fails on request.
+
+use super::*;
+use copperfs_overlay::{
+    Attributes, BLOCK_BYTES, BlockPart, Cursor, Entry, FailureKind, FileKind, FilesystemUsage,
+    Listing, ReadRequest, ReadStream, Timestamp, Version,
+};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use tokio::sync::Semaphore;
+
+struct Source {
+    files: Mutex<BTreeMap<Vec<u8>, (Vec<u8>, u8)>>,
+    /// Attributes come along with listings.
+    eager: bool,
+    listable: bool,
+    reads: Mutex<Vec<ReadRequest>>,
+    stats: Mutex<Vec<Vec<Bytes>>>,
+    lists: AtomicU64,
+    wrong_blocks: AtomicU64,
+    /// One permit lets one chunk or one listing through.
+    gate: Semaphore,
+}
+
+const OPEN_GATE: usize = 1 << 20;
+
+impl Source {
+    fn new(files: &[(&str, usize)]) -> Self {
+        let content = |name: &str, len: usize| {
+            let seed = name.len();
+            (0..len)
+                .map(|i| u8::try_from((i * 31 + i / 251 + seed) % 256).unwrap())
+                .collect()
+        };
+        let files = files
+            .iter()
+            .map(|&(name, len)| (name.as_bytes().to_vec(), (content(name, len), 0)))
+            .collect();
+        Self {
+            files: Mutex::new(files),
+            eager: true,
+            listable: true,
+            reads: Mutex::default(),
+            stats: Mutex::default(),
+            lists: AtomicU64::new(0),
+            wrong_blocks: AtomicU64::new(0),
+            gate: Semaphore::new(OPEN_GATE),
+        }
+    }
+
+    fn attributes(&self, name: &[u8]) -> Result<Attributes, Failure> {
+        let files = self.files.lock().unwrap();
+        let time = Timestamp {
+            seconds: 0,
+            nanoseconds: 0,
+        };
+        let (kind, size, state) = match files.get(name) {
+            _ if name.is_empty() => (FileKind::Directory, 0, 0),
+            Some((content, state)) => (FileKind::File, content.len() as u64, *state),
+            None => return Err(Failure::new(FailureKind::NotFound, "no such file")),
+        };
+        Ok(Attributes {
+            kind,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size,
+            blocks: 0,
+            block_size: 4096,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: Version([state; 16]),
+            provisional: false,
+            link_target: None,
+        })
+    }
+
+    fn change(&self, name: &str, content: Vec<u8>) {
+        let mut files = self.files.lock().unwrap();
+        let state = files[name.as_bytes()].1 + 1;
+        files.insert(name.as_bytes().to_vec(), (content, state));
+    }
+
+    fn content(&self, name: &str) -> Vec<u8> {
+        self.files.lock().unwrap()[name.as_bytes()].0.clone()
+    }
+}
+
+struct Shared(Arc<Source>);
+
+impl Files for Shared {
+    fn list(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        let source = Arc::clone(&self.0);
+        async move {
+            source.lists.fetch_add(1, Ordering::Relaxed);
+            let _permit = source.gate.acquire().await.unwrap();
+            if !path.is_root() {
+                return Err(Failure::not_found(&path));
+            }
+            if !source.listable {
+                return Err(Failure::new(
+                    FailureKind::PermissionDenied,
+                    "may not be listed",
+                ));
+            }
+            let names: Vec<Vec<u8>> = source.files.lock().unwrap().keys().cloned().collect();
+            let start = cursor.map_or(0, |at| std::str::from_utf8(&at.0).unwrap().parse().unwrap());
+            let end = names.len().min(start + limit);
+            let entries = names[start..end].iter().map(|name| Entry {
+                name: name.clone().into(),
+                kind: FileKind::File,
+                attributes: source.eager.then(|| source.attributes(name).unwrap()),
+            });
+            Ok(Listing {
+                directory: source.attributes(b"").unwrap(),
+                entries: entries.collect(),
+                next: (end < names.len()).then(|| Cursor(end.to_string().into())),
+            })
+        }
+        .boxed()
+    }
+
+    fn stat(
+        &self,
+        _parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+        let source = Arc::clone(&self.0);
+        async move {
+            let answers = names.iter().map(|name| source.attributes(name)).collect();
+            source.stats.lock().unwrap().push(names);
+            Ok(answers)
+        }
+        .boxed()
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        let source = Arc::clone(&self.0);
+        source.reads.lock().unwrap().push(request.clone());
+        async move {
+            if source.attributes(request.path.as_bytes())?.version != request.version {
+                return Err(Failure::new(FailureKind::Stale, "changed"));
+            }
+            let content = source.files.lock().unwrap()[request.path.as_bytes()]
+                .0
+                .clone();
+            let mut parts = Vec::new();
+            for index in request.first_block..request.first_block + request.block_count {
+                let start = usize::try_from(index * BLOCK_BYTES).unwrap();
+                let end = content
+                    .len()
+                    .min(start + usize::try_from(BLOCK_BYTES).unwrap());
+                let mut block = content[start..end].to_vec();
+                let hash = ContentHash(*blake3::hash(&block).as_bytes());
+                let lie = source.wrong_blocks.fetch_update(
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                    |left| left.checked_sub(1),
+                );
+                if lie.is_ok() {
+                    block[0] ^= 1;
+                }
+                for chunk in block.chunks(100_000) {
+                    parts.push(Ok(BlockPart::Bytes(Bytes::copy_from_slice(chunk))));
+                }
+                parts.push(Ok(BlockPart::End(hash)));
+            }
+            let gated = stream::iter(parts).then(move |part| {
+                let source = Arc::clone(&source);
+                async move {
+                    let permit = source.gate.acquire().await.unwrap();
+                    if source.gate.available_permits() < OPEN_GATE / 2 {
+                        permit.forget();
+                    }
+                    part
+                }
+            });
+            Ok(gated.boxed())
+        }
+        .boxed()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        std::future::ready(Ok(vec![("user.a".into(), "1".into())])).boxed()
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        std::future::ready(Ok(FilesystemUsage::default())).boxed()
+    }
+}
+
+fn options() -> ReadOptions {
+    ReadOptions {
+        policy: EvictionPolicy::S3Fifo,
+        data_bytes_max: 64 << 20,
+        attributes_bytes_max: 1 << 20,
+        listings_bytes_max: 1 << 20,
+        whole_file_max: 8 << 20,
+        bypass_above: None,
+        listing_entries_max: 1000,
+    }
+}
+
+fn read_path(source: Source, options: ReadOptions) -> (ReadPath, Arc<Source>) {
+    let source = Arc::new(source);
+    let files = Arc::new(Shared(Arc::clone(&source)));
+    (
+        ReadPath::new(options, files, None, tokio::runtime::Handle::current()),
+        source,
+    )
+}
+
+async fn file(path: &ReadPath, name: &str) -> FileRef {
+    let Found::Attributes(found) = path.find(&ItemPath::root(), name.as_bytes()).await.unwrap()
+    else {
+        panic!("{name} not found");
+    };
+    FileRef::new(
+        ItemPath::parse(name.as_bytes()).unwrap(),
+        found.version,
+        found.size,
+    )
+}
+
+fn small(len: u64) -> u32 {
+    u32::try_from(len).unwrap()
+}
+
+#[tokio::test]
+async fn a_small_file_is_fetched_whole_by_one_request_and_read_from_memory_afterwards() {
+    let (path, source) = read_path(Source::new(&[("f", 3_500_000)]), options());
+    let f = file(&path, "f").await;
+    assert_eq!(path.read_now(&f, 0, 10), None);
+    let first = path.read(&f, &ReadAhead::default(), 0, 1000).await.unwrap();
+    assert_eq!(first, &source.content("f")[..1000]);
+    // Across a block's edge, to the end, and beyond it.
+    let middle = path
+        .read(&f, &ReadAhead::default(), BLOCK_BYTES - 5, 10)
+        .await
+        .unwrap();
+    assert_eq!(middle, &source.content("f")[1_048_571..1_048_581]);
+    let last = path
+        .read(&f, &ReadAhead::default(), 3_499_000, 5000)
+        .await
+        .unwrap();
+    assert_eq!(last, &source.content("f")[3_499_000..]);
+    assert_eq!(path.read_now(&f, 3_500_000, 10), Some(Bytes::new()));
+    assert_eq!(
+        path.read_now(&f, 0, 1000).as_deref(),
+        Some(&source.content("f")[..1000])
+    );
+    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(path.stats().blocks_verified, 4);
+    assert_eq!(path.stats().data.bytes, 3_500_000);
+}
+
+#[tokio::test]
+async fn many_readers_cost_one_request() {
+    let (path, source) = read_path(Source::new(&[("f", 2_000_000)]), options());
+    let f = file(&path, "f").await;
+    let readers = (0..50_u64).map(|i| {
+        let (path, f) = (path.clone(), f.clone());
+        tokio::spawn(async move { path.read(&f, &ReadAhead::default(), i * 30_000, 40).await })
+    });
+    for (i, reader) in readers.collect::<Vec<_>>().into_iter().enumerate() {
+        assert_eq!(
+            reader.await.unwrap().unwrap(),
+            &source.content("f")[i * 30_000..i * 30_000 + 40]
+        );
+    }
+    assert_eq!(source.reads.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_block_is_counted_and_asked_for_again_and_never_given_out() {
+    let source = Source::new(&[("f", 10_000), ("g", 10_000)]);
+    source.wrong_blocks.store(1, Ordering::Relaxed);
+    let (path, source) = read_path(source, options());
+    let f = file(&path, "f").await;
+    let bytes = path
+        .read(&f, &ReadAhead::default(), 0, 10_000)
+        .await
+        .unwrap();
+    assert_eq!(bytes, source.content("f"));
+    assert_eq!(path.stats().verify_failures, 1);
+
+    source.wrong_blocks.store(u64::MAX, Ordering::Relaxed);
+    let g = file(&path, "g").await;
+    let failure = path
+        .read(&g, &ReadAhead::default(), 0, 10_000)
+        .await
+        .unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Corrupt);
+    assert_eq!(path.read_now(&g, 0, 1), None);
+}
+
+#[tokio::test]
+async fn a_changed_file_is_stale_to_those_who_hold_the_old_version_and_new_to_those_who_look() {
+    let (path, source) = read_path(Source::new(&[("f", 10)]), options());
+    let old = file(&path, "f").await;
+    source.change("f", b"something else".to_vec());
+    let failure = path
+        .read(&old, &ReadAhead::default(), 0, 10)
+        .await
+        .unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Stale);
+    let new = file(&path, "f").await;
+    assert_ne!(new.id(), old.id());
+    let bytes = path
+        .read(&new, &ReadAhead::default(), 0, 100)
+        .await
+        .unwrap();
+    assert_eq!(&bytes[..], b"something else");
+}
+
+#[tokio::test]
+async fn bytes_that_are_here_outlive_a_change_under_their_own_version() {
+    let (path, source) = read_path(Source::new(&[("f", 10)]), options());
+    let old = file(&path, "f").await;
+    let before = path.read(&old, &ReadAhead::default(), 0, 10).await.unwrap();
+    source.change("f", b"something else".to_vec());
+    assert_eq!(path.read_now(&old, 0, 10), Some(before));
+}
+
+#[tokio::test]
+async fn a_failed_read_is_not_cached() {
+    let (path, source) = read_path(Source::new(&[("f", 10)]), options());
+    let f = file(&path, "f").await;
+    let kept = source.files.lock().unwrap().remove(&b"f"[..]).unwrap();
+    assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_err());
+    source.files.lock().unwrap().insert(b"f".to_vec(), kept);
+    assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_ok());
+}
+
+#[tokio::test]
+async fn one_listing_answers_for_every_name_there_is_or_is_not() {
+    let (path, source) = read_path(Source::new(&[("a", 1), ("b", 2)]), options());
+    let root = ItemPath::root();
+    let lookups = (0..20).map(|_| {
+        let path = path.clone();
+        tokio::spawn(async move { path.find(&ItemPath::root(), b"nothing").await })
+    });
+    for lookup in lookups.collect::<Vec<_>>() {
+        assert!(matches!(lookup.await.unwrap(), Ok(Found::Absent)));
+    }
+    assert!(matches!(path.find_now(&root, b"b"), Some(Found::Attributes(a)) if a.size == 2));
+    assert!(matches!(path.find_now(&root, b"c"), Some(Found::Absent)));
+    assert_eq!(source.lists.load(Ordering::Relaxed), 1);
+    assert_eq!(source.stats.lock().unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn attributes_that_did_not_come_along_are_asked_for_in_growing_batches() {
+    let names: Vec<String> = (0..900).map(|i| format!("f{i:04}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1)).collect();
+    let source = Source {
+        eager: false,
+        ..Source::new(&files)
+    };
+    let (path, source) = read_path(source, options());
+    for name in &names {
+        file(&path, name).await;
+    }
+    let batches: Vec<usize> = source.stats.lock().unwrap().iter().map(Vec::len).collect();
+    assert_eq!(
+        batches.iter().sum::<usize>(),
+        900,
+        "each name once: {batches:?}"
+    );
+    assert!(batches.len() < 12, "{batches:?}");
+    assert_eq!(batches[0], 1, "one look-up must not stat its neighbours");
+}
+
+#[tokio::test]
+async fn a_large_directory_is_paged_and_looked_up_by_name() {
+    let names: Vec<String> = (0..2500).map(|i| format!("f{i:04}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1)).collect();
+    let (path, source) = read_path(Source::new(&files), options());
+    let root = ItemPath::root();
+    let mut seen = Vec::new();
+    loop {
+        let (first, page) = path.page_with(&root, seen.len()).await.unwrap();
+        if first + page.entries.len() == seen.len() {
+            break;
+        }
+        assert_eq!(first, seen.len());
+        seen.extend(page.entries.iter().map(|entry| entry.name.clone()));
+    }
+    assert_eq!(
+        seen,
+        names
+            .iter()
+            .map(|name| Bytes::from(name.clone()))
+            .collect::<Vec<_>>()
+    );
+    assert!(matches!(
+        path.find(&root, b"f2400").await,
+        Ok(Found::Attributes(_))
+    ));
+    assert!(matches!(
+        path.find(&root, b"nothing").await,
+        Ok(Found::Absent)
+    ));
+    let asked = source.stats.lock().unwrap().len();
+    assert!(matches!(
+        path.find_now(&root, b"nothing"),
+        Some(Found::Absent)
+    ));
+    assert_eq!(
+        source.stats.lock().unwrap().len(),
+        asked,
+        "absence is remembered"
+    );
+}
+
+#[tokio::test]
+async fn a_directory_that_may_only_be_searched_is_searched() {
+    let source = Source {
+        listable: false,
+        ..Source::new(&[("a", 1)])
+    };
+    let (path, _source) = read_path(source, options());
+    let root = ItemPath::root();
+    assert!(matches!(
+        path.find(&root, b"a").await,
+        Ok(Found::Attributes(_))
+    ));
+    assert!(matches!(path.find(&root, b"b").await, Ok(Found::Absent)));
+    let failure = path.page_with(&root, 0).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::PermissionDenied);
+}
+
+#[tokio::test]
+async fn clear_forgets_and_what_was_under_way_is_not_kept() {
+    let (path, source) = read_path(Source::new(&[("a", 1)]), options());
+    let root = ItemPath::root();
+    let closed = source
+        .gate
+        .acquire_many(u32::try_from(OPEN_GATE).unwrap())
+        .await
+        .unwrap();
+    let early = tokio::spawn({
+        let path = path.clone();
+        async move { path.find(&ItemPath::root(), b"b").await }
+    });
+    while source.lists.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    path.clear(&root);
+    source
+        .files
+        .lock()
+        .unwrap()
+        .insert(b"b".to_vec(), (vec![1], 0));
+    drop(closed);
+    early.await.unwrap().unwrap();
+    assert!(matches!(
+        path.find(&root, b"b").await,
+        Ok(Found::Attributes(_))
+    ));
+    assert_eq!(source.lists.load(Ordering::Relaxed), 2);
+    let f = file(&path, "a").await;
+    path.read(&f, &ReadAhead::default(), 0, 1).await.unwrap();
+    path.clear(&ItemPath::parse(b"a").unwrap());
+    assert_eq!(path.read_now(&f, 0, 1), None);
+    assert_eq!(path.stats().data.bytes, 0);
+}
+
+#[tokio::test]
+async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
+    let options = ReadOptions {
+        whole_file_max: 1 << 20,
+        ..options()
+    };
+    let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), options.clone());
+    let f = file(&path, "f").await;
+    let ahead = ReadAhead::default();
+    let mut offset = 0;
+    while offset < f.size {
+        let bytes = match path.read_now(&f, offset, 1 << 17) {
+            Some(bytes) => {
+                path.read_ahead(&f, &ahead, offset, 1 << 17);
+                bytes
+            }
+            None => path.read(&f, &ahead, offset, 1 << 17).await.unwrap(),
+        };
+        let at = usize::try_from(offset).unwrap();
+        assert_eq!(bytes, &source.content("f")[at..at + (1 << 17)]);
+        offset += 1 << 17;
+    }
+    let requests = source.reads.lock().unwrap().len();
+    assert!(
+        requests <= 12,
+        "{requests} requests for 40 blocks read in order"
+    );
+    let blocks: u64 = source
+        .reads
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|read| read.block_count)
+        .sum();
+    assert_eq!(blocks, 40);
+
+    let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), options);
+    let f = file(&path, "f").await;
+    let ahead = ReadAhead::default();
+    for block in [31_u64, 3, 17, 8, 25, 12, 38, 20] {
+        path.read(&f, &ahead, block * BLOCK_BYTES, 4096)
+            .await
+            .unwrap();
+    }
+    let blocks: u64 = source
+        .reads
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|read| read.block_count)
+        .sum();
+    assert_eq!(blocks, 8);
+}
+
+async fn collect(mut stream: ReadStream) -> Result<(Vec<u8>, usize), Failure> {
+    let (mut bytes, mut blocks, mut block) = (Vec::new(), 0, Vec::new());
+    while let Some(part) = stream.next().await {
+        match part? {
+            BlockPart::Bytes(chunk) => block.extend_from_slice(&chunk),
+            BlockPart::End(hash) => {
+                assert_eq!(hash.0, *blake3::hash(&block).as_bytes());
+                bytes.append(&mut block);
+                blocks += 1;
+            }
+        }
+    }
+    Ok((bytes, blocks))
+}
+
+fn whole(f: &FileRef) -> ReadRequest {
+    ReadRequest {
+        path: f.path.clone(),
+        version: f.version,
+        size: f.size,
+        first_block: 0,
+        block_count: f.size.div_ceil(BLOCK_BYTES),
+    }
+}
+
+#[tokio::test]
+async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_complete() {
+    let (root, source) = read_path(Source::new(&[("f", 3_000_000)]), options());
+    let middle = ReadPath::new(
+        options(),
+        Arc::new(root.clone()),
+        None,
+        tokio::runtime::Handle::current(),
+    );
+    let leaf = ReadPath::new(
+        options(),
+        Arc::new(middle.clone()),
+        None,
+        tokio::runtime::Handle::current(),
+    );
+    let f = file(&leaf, "f").await;
+    let children = (0..4).map(|_| {
+        let (leaf, f) = (leaf.clone(), f.clone());
+        tokio::spawn(async move { collect(Files::read(&leaf, whole(&f)).await?).await })
+    });
+    for child in children.collect::<Vec<_>>() {
+        let (bytes, blocks) = child.await.unwrap().unwrap();
+        assert_eq!((bytes, blocks), (source.content("f"), 3));
+    }
+    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(source.lists.load(Ordering::Relaxed), 1);
+
+    // Cut-through: with the source stopped in the middle of a block, a child has its beginning.
+    let (path, source) = read_path(Source::new(&[("f", 1_000_000)]), options());
+    let f = file(&path, "f").await;
+    source.gate.forget_permits(OPEN_GATE - 3);
+    let mut stream = Files::read(&path, whole(&f)).await.unwrap();
+    let mut arrived = 0;
+    while arrived < 300_000 {
+        match stream.next().await.unwrap().unwrap() {
+            BlockPart::Bytes(bytes) => arrived += bytes.len(),
+            BlockPart::End(_) => panic!("a block that is not here cannot end"),
+        }
+    }
+    assert_eq!(path.stats().blocks_verified, 0);
+    source.gate.add_permits(OPEN_GATE);
+    let (rest, blocks) = {
+        let (mut bytes, mut blocks) = (arrived, 0);
+        while let Some(part) = stream.next().await {
+            match part.unwrap() {
+                BlockPart::Bytes(chunk) => bytes += chunk.len(),
+                BlockPart::End(_) => blocks += 1,
+            }
+        }
+        (bytes, blocks)
+    };
+    assert_eq!((rest, blocks), (1_000_000, 1));
+}
+
+#[tokio::test]
+async fn a_forwarder_never_completes_a_block_that_is_wrong() {
+    let source = Source::new(&[("f", 500_000)]);
+    source.wrong_blocks.store(1, Ordering::Relaxed);
+    let (path, _source) = read_path(source, options());
+    let f = file(&path, "f").await;
+    let failure = collect(Files::read(&path, whole(&f)).await.unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_file_larger_than_the_cache_is_read_all_the_same() {
+    let options = ReadOptions {
+        data_bytes_max: 2 << 20,
+        ..options()
+    };
+    let (path, source) = read_path(Source::new(&[("f", 6_000_000)]), options);
+    let f = file(&path, "f").await;
+    let (bytes, _) = collect(Files::read(&path, whole(&f)).await.unwrap())
+        .await
+        .unwrap();
+    assert_eq!(bytes, source.content("f"));
+    let bytes = path
+        .read(&f, &ReadAhead::default(), 4_000_000, small(1 << 20))
+        .await
+        .unwrap();
+    assert_eq!(bytes, &source.content("f")[4_000_000..5_048_576]);
+    assert!(path.stats().data.bytes <= 2 << 20);
+}
+
+#[tokio::test]
+async fn extended_attributes_are_asked_for_once() {
+    let (path, _source) = read_path(Source::new(&[("f", 1)]), options());
+    let f = ItemPath::parse(b"f").unwrap();
+    assert!(path.xattrs_now(&f).is_none());
+    assert_eq!(path.xattrs(&f).await.unwrap().len(), 1);
+    assert!(path.xattrs_now(&f).is_some());
+}
