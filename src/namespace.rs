@@ -199,7 +199,7 @@ impl InodeTable {
     pub fn below(&self, path: &ItemPath) -> Vec<Arc<Inode>> {
         self.slots
             .iter()
-            .filter(|slot| slot.inode.path().strip_prefix(path).is_some())
+            .filter(|slot| slot.inode.path().is_within(path))
             .map(|slot| Arc::clone(&slot.inode))
             .collect()
     }

@@ -7,7 +7,7 @@ use super::keys::{find, nearest};
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::settings::{
-    CachePolicy, CacheSettings, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
+    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
     ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size};
@@ -281,7 +281,10 @@ impl<'a> Reader<'a> {
             listings_bytes: metadata_bytes,
             policy: self.word(
                 "cache_policy",
-                &[("s3-fifo", CachePolicy::S3Fifo), ("lru", CachePolicy::Lru)],
+                &[
+                    ("s3-fifo", EvictionPolicy::S3Fifo),
+                    ("lru", EvictionPolicy::Lru),
+                ],
             )?,
         })
     }
