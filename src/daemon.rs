@@ -61,9 +61,21 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
     let pid_file = PidFile::lock(&settings.runtime_dir)?;
+    if let Some(base) = settings
+        .runtime_dir
+        .parent()
+        .filter(|base| runtime_dir::is_base(base))
+    {
+        runtime_dir::sweep(base);
+    }
     make_way(&settings.mountpoint)?;
     let mount = settings.mountpoint.clone();
     let socket = settings.control_socket.clone();
+    // A launch leaves the secret here; another place is the user's own.
+    let secret = settings
+        .secret_file
+        .clone()
+        .filter(|path| path.starts_with(&settings.runtime_dir));
     // A socket left by a killed daemon; the lock says that it is nobody's.
     let _absent = std::fs::remove_file(&socket);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -80,7 +92,9 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     if let Err(error) = mountpoint::detach_all(&mount) {
         tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
     }
-    let _absent = std::fs::remove_file(&socket);
+    for path in secret.iter().chain([&socket]) {
+        let _absent = std::fs::remove_file(path);
+    }
     drop(pid_file);
     result
 }
