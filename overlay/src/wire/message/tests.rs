@@ -265,3 +265,53 @@ fn answers_have_the_bytes_of_the_specification() {
     };
     same(&Head::Usage(usage), &[3, 1, 0, 0, 0, 0, 0, 255, 1]);
 }
+
+/// As above: the attributes of a symlink, as in a listing's head and its entries.
+#[test]
+fn attributes_have_the_bytes_of_the_specification() {
+    let time = |seconds| Timestamp {
+        seconds,
+        nanoseconds: 5,
+    };
+    let attributes = Attributes {
+        kind: FileKind::Symlink,
+        mode: 0o777,
+        uid: 1,
+        gid: 2,
+        links: 3,
+        device: 4,
+        size: 1,
+        blocks: 8,
+        block_size: 4096,
+        atime: time(-1),
+        mtime: time(1),
+        ctime: time(0),
+        version: Version([7; 16]),
+        provisional: true,
+        link_target: Some(Bytes::from_static(b"t")),
+    };
+    let numbers = [2, 0xff, 3, 1, 2, 3, 4, 1, 8, 0x80, 0x20];
+    let bytes = [
+        &numbers[..],
+        &[1, 5, 2, 5, 0, 5],
+        &[7; 16],
+        &[1, 1, 1, b't'],
+    ]
+    .concat();
+    let head = Head::Listing {
+        directory: attributes.clone(),
+        next: None,
+        entries: 1,
+    };
+    let expected = [&[0][..], &bytes, &[0, 1]].concat();
+    assert_eq!(encode("head", &head).unwrap(), expected);
+    let name = Bytes::from_static(b"n");
+    let kind = FileKind::Symlink;
+    let entry = crate::item::Entry {
+        name,
+        kind,
+        attributes: Some(attributes),
+    };
+    let expected = [&[1, b'n', 2, 1][..], &bytes].concat();
+    assert_eq!(encode("entry", &entry).unwrap(), expected);
+}
