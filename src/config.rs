@@ -19,7 +19,7 @@ pub use layer::{Layer, Place, Source};
 pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
-    CachePolicy, CacheSettings, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
+    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
     ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 

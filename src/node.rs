@@ -11,8 +11,7 @@ mod errors;
 mod front;
 mod service;
 
-use crate::cache::EvictionPolicy;
-use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, Toggle};
+use crate::config::{OpenMode, Settings, Toggle};
 use crate::control::{Command, ControlSocket};
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
@@ -21,8 +20,8 @@ use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
-    Attributes, Failure, Files, ItemPath, Member, Overlay, OverlayConfig, OverlayError, Parent,
-    Secret, SecretError, Tree,
+    Attributes, Failure, Files, ItemPath, Overlay, OverlayConfig, OverlayError, Parent, Secret,
+    SecretError, Tree,
 };
 use front::{Front, Promises};
 use service::NodeService;
@@ -229,12 +228,8 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
-    let member = |member: &crate::config::Member| Member {
-        name: member.name.clone(),
-        address: member.address.clone(),
-    };
     Ok(OverlayConfig {
-        members: settings.members.iter().map(member).collect(),
+        members: settings.members.clone(),
         rank: settings.rank,
         arity: settings.arity,
         listen: settings
@@ -265,10 +260,7 @@ fn ladder(
     let passthrough_bytes = backing_bytes(settings);
     let read = ReadPath::new(
         ReadOptions {
-            policy: match settings.cache.policy {
-                CachePolicy::S3Fifo => EvictionPolicy::S3Fifo,
-                CachePolicy::Lru => EvictionPolicy::Lru,
-            },
+            policy: settings.cache.policy,
             data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
             attributes_bytes_max: settings.cache.attributes_bytes,
             listings_bytes_max: settings.cache.listings_bytes,
@@ -346,16 +338,9 @@ fn promises(settings: &Settings) -> Promises {
 
 fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
     fuse::MountOptions {
-        open: match settings.open {
-            OpenMode::ZeroMessage => fuse::OpenMode::ZeroMessage,
-            OpenMode::Tracked => fuse::OpenMode::Tracked,
-            OpenMode::Passthrough => fuse::OpenMode::Passthrough,
-        },
+        open: settings.open,
         allow_other: settings.allow_other,
-        readdir_plus: match settings.readdir_plus {
-            ReaddirPlus::Auto => fuse::ReaddirPlus::Auto,
-            ReaddirPlus::Always => fuse::ReaddirPlus::Always,
-        },
+        readdir_plus: settings.readdir_plus,
         posix_acl: match settings.posix_acl {
             Toggle::Auto => settings.allow_other,
             Toggle::On => true,

@@ -161,7 +161,7 @@ impl ReadPath {
     pub fn clear(&self, path: &ItemPath) {
         let inner = &self.0;
         inner.forget_metadata_flights();
-        let below = |candidate: &ItemPath| candidate.strip_prefix(path).is_some();
+        let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
         inner.data.remove_where(|_, block| below(&block.path));
         inner

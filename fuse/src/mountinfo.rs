@@ -37,8 +37,10 @@ pub fn at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     mounts.iter().rev().find(|mount| mount.mountpoint == path)
 }
 
-/// Lines that cannot be understood are left out: a mount that is not ours is no reason to fail.
-fn parse(text: &[u8]) -> Vec<MountEntry> {
+/// The mounts in the text of a mountinfo file. Lines that cannot be understood are left out: a mount
+/// that is not ours is no reason to fail.
+#[must_use]
+pub fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 

@@ -119,8 +119,11 @@ async fn collect(shared: &Arc<Shared>, operation: &Operation) -> BTreeMap<usize,
     let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
     let mut collected = BTreeMap::new();
     let asking = async {
+        // A parent that takes questions and answers none leaves time for this node's own subtree.
+        let up_by = deadline - shared.request_timeout / 4;
+        let asked = whole(shared, operation, (up_by, deadline), &out);
         // What has not come by then is missing.
-        let _elapsed = timeout_at(deadline, whole(shared, operation, deadline, &out)).await;
+        let _elapsed = timeout_at(deadline, asked).await;
         drop(out);
     };
     let collecting = async {
@@ -131,47 +134,49 @@ async fn collect(shared: &Arc<Shared>, operation: &Operation) -> BTreeMap<usize,
     tokio::join!(asking, collecting);
     if let Entry::Vacant(vacant) = collected.entry(shared.rank) {
         // A dead tree does not keep a node from answering for itself.
-        vacant.insert(own(shared, operation).await);
+        vacant.insert(own(shared, operation, shared.request_timeout / 4).await);
     }
     collected
 }
 
-/// This node's own answer.
-async fn own(shared: &Shared, operation: &Operation) -> ReplyBody {
+/// This node's own answer, given up after `patience`.
+async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> ReplyBody {
     match operation {
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(
-                match tokio::time::timeout(shared.request_timeout, clearing).await {
-                    Ok(result) => result,
-                    Err(_elapsed) => Err(Failure::new(
-                        FailureKind::Unavailable,
-                        format!("clearing {path} takes too long"),
-                    )),
-                },
-            )
+            ReplyBody::Cleared(match tokio::time::timeout(patience, clearing).await {
+                Ok(result) => result,
+                Err(_elapsed) => Err(Failure::new(
+                    FailureKind::Unavailable,
+                    format!("clearing {path} takes too long"),
+                )),
+            })
         }
     }
 }
 
-/// Asks the whole tree through the parent, or this node's subtree where there is none to ask.
+/// Asks the whole tree through the parent, until `up_by`; where there is no parent to ask, or it
+/// does not answer, this node's subtree, until `deadline`.
 async fn whole(
     shared: &Arc<Shared>,
     operation: &Operation,
-    deadline: Instant,
+    (up_by, deadline): (Instant, Instant),
     out: &mpsc::Sender<Reply>,
 ) {
     if let Some(parent) = &shared.parent {
         let now = Instant::now();
-        let soon = now + deadline.saturating_duration_since(now) / 4;
+        let soon = now + up_by.saturating_duration_since(now) / 4;
         if let Ok(connection) = parent.connection(soon).await {
-            let request = operation.up(budget_ms(deadline));
-            match ask(shared, &connection, &request, 0, out).await {
-                Ok(()) => return,
-                Err(error) => {
-                    let parent = &parent.member().name;
+            let request = operation.up(budget_ms(up_by));
+            let parent = &parent.member().name;
+            match timeout_at(up_by, ask(shared, &connection, &request, 0, out)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => {
                     tracing::warn!(%parent, %error, "the parent did not answer for the cluster");
+                }
+                Err(_elapsed) => {
+                    tracing::warn!(%parent, "the parent did not answer for the cluster in time");
                 }
             }
         }
@@ -186,7 +191,9 @@ async fn below(
     deadline: Instant,
     out: &mpsc::Sender<Reply>,
 ) {
-    let body = own(shared, operation).await;
+    // At most half of the time: a node that hangs must not keep its children from being asked.
+    let patience = deadline.saturating_duration_since(Instant::now()) / 2;
+    let body = own(shared, operation, patience).await;
     if out
         .send(Reply {
             rank: shared.rank,
@@ -287,7 +294,7 @@ pub(crate) async fn answer(
     let asking = async {
         let asked = async {
             if up {
-                whole(shared, &operation, deadline, &out).await;
+                whole(shared, &operation, (deadline, deadline), &out).await;
             } else {
                 below(shared, &operation, deadline, &out).await;
             }

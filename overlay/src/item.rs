@@ -108,6 +108,12 @@ impl ItemPath {
         Ok(())
     }
 
+    /// Whether this path is `ancestor` or lies below it. `/mnt3x` does not lie below `/mnt3`.
+    #[must_use]
+    pub fn is_within(&self, ancestor: &Self) -> bool {
+        ancestor.is_root() || matches!(self.0.strip_prefix(&ancestor.0[..]), Some([] | [b'/', ..]))
+    }
+
     /// Whether this is the root of the namespace.
     #[must_use]
     pub fn is_root(&self) -> bool {

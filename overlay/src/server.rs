@@ -21,6 +21,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use stream::{Asker, Floor};
+
 /// Connections in handshake or before their hello; further ones are refused unheard.
 const STRANGERS_MAX: usize = 64;
 /// How long a peer may take for its handshake, and again for its hello.
@@ -35,12 +37,16 @@ pub(crate) struct Refusals(Mutex<HashSet<(IpAddr, String)>>);
 impl Refusals {
     /// Logs `reason` against `peer`, the first time.
     pub(crate) fn log(&self, peer: SocketAddr, reason: &str) {
+        if self.is_news(peer, reason) {
+            tracing::warn!(%peer, reason, "refused a peer");
+        }
+    }
+
+    fn is_news(&self, peer: SocketAddr, reason: &str) -> bool {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The port of a peer that tries again is another one, and part of the reason's text.
         let key = (peer.ip(), reason.replace(&peer.to_string(), ""));
-        if seen.len() < REFUSALS_MAX && seen.insert(key) {
-            tracing::warn!(%peer, reason, "refused a peer");
-        }
+        seen.len() < REFUSALS_MAX && seen.insert(key)
     }
 }
 
@@ -196,13 +202,14 @@ async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
         rank,
         connection,
     };
+    let floor = Floor::new(Asker::Child(rank));
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
-                    let from = stream::From::Child(rank);
-                    streams.spawn(stream::answer(Arc::clone(&shared), from, send, recv));
+                    let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
+                    streams.spawn(answer);
                 }
                 Err(error) => {
                     let reason = explain(registered.connection.remote_address(), &error);
@@ -212,5 +219,23 @@ async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
             },
             Some(_done) = streams.join_next() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_tries_again_is_not_news_and_a_flood_is_not_logged() {
+        let refusals = Refusals::default();
+        let peer = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        assert!(refusals.is_news(peer(1000), "127.0.0.1:1000 has no secret"));
+        assert!(!refusals.is_news(peer(1001), "127.0.0.1:1001 has no secret"));
+        assert!(refusals.is_news(peer(1001), "another reason"));
+        let logged = (0..10_000)
+            .filter(|i| refusals.is_news(peer(1), &i.to_string()))
+            .count();
+        assert_eq!(logged, REFUSALS_MAX - 2);
     }
 }

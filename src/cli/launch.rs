@@ -60,6 +60,13 @@ pub struct Bundle {
     environment: BTreeMap<String, String>,
 }
 
+/// Without what is in it: all of it may be secret.
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bundle").finish_non_exhaustive()
+    }
+}
+
 /// What a started node says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
@@ -89,21 +96,23 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         None => std::env::current_exe()?.display().to_string(),
     };
     let plan = Plan::make(layer, &machine, ssh, program)?;
+    let before = Record::load(&plan.record.mountpoint, &machine)?;
+    // Written first: whatever happens to this process, unmount --all finds what it started.
     plan.record.save(&machine)?;
-    let launched = plan.run(&machine);
-    let answers = match launched {
-        Ok(answers) => answers,
-        Err(error) => {
-            plan.record.remove(&machine);
-            return Err(error);
-        }
-    };
-    let reports = match wait_for_tree(&plan.record) {
-        Ok(reports) => reports,
-        Err(error) => {
+    let launched = plan.run(&machine).and_then(|answers| {
+        let reports = wait_for_tree(&plan.record).inspect_err(|_| {
             let all: Vec<usize> = (0..plan.record.nodes.len()).collect();
             plan.take_down(&all, &machine);
-            plan.record.remove(&machine);
+        })?;
+        Ok((answers, reports))
+    });
+    let (answers, reports) = match launched {
+        Ok(launched) => launched,
+        Err(error) => {
+            match before {
+                Some(before) => before.save(&machine)?,
+                None => plan.record.remove(&machine),
+            }
             return Err(error);
         }
     };
@@ -229,11 +238,11 @@ impl Plan {
             return Ok(answers);
         }
         self.take_down(&started, machine);
-        Err(self.explain(failed))
+        Err(self.explain(failed, started.len()))
     }
 
     /// The first failures by name; equal ones together.
-    fn explain(&self, failed: Vec<(usize, anyhow::Error)>) -> anyhow::Error {
+    fn explain(&self, failed: Vec<(usize, anyhow::Error)>, taken_down: usize) -> anyhow::Error {
         let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
         let count = failed.len();
         for (rank, error) in failed {
@@ -259,7 +268,9 @@ impl Plan {
             };
             message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
         }
-        message.push_str("\nthe others have been taken down again");
+        if taken_down > 0 {
+            message.push_str("\nthe others have been taken down again");
+        }
         anyhow::Error::msg(message)
     }
 
@@ -300,7 +311,7 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
     let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-    if !mount.as_os_str().is_empty() && mountpoint::mounted_at(&mount)?.is_none() {
+    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
         std::fs::create_dir_all(&mount)
             .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
     }

@@ -315,9 +315,10 @@ pub const KEYS: &[Key] = &[
     ),
     choice(
         "readdir_plus",
-        &["auto", "always"],
+        &["always", "auto"],
         Group::Kernel,
-        "When listings carry attributes into the kernel. auto: when the reader seems to want them.",
+        "When listings carry attributes into the kernel, where they are at hand. auto: only the first \
+         batch, and more while the reader looks names up; push then reaches less.",
     ),
     key(
         "ttl",

@@ -3,7 +3,10 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
+pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
+pub use copperfs_fuse::{OpenMode, ReaddirPlus};
+pub use copperfs_overlay::Member;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -82,27 +85,6 @@ pub struct Settings {
     pub foreground: bool,
 }
 
-/// One node of the tree.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Member {
-    /// Its host name as given.
-    pub name: String,
-    /// `host:port`, resolved by whoever connects. IPv6 addresses stand in brackets.
-    pub address: String,
-}
-
-/// What opening a file costs and gives.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum OpenMode {
-    /// Opens send no message at all: the fastest, and nobody sees them.
-    #[default]
-    ZeroMessage,
-    /// Every open is seen by the daemon.
-    Tracked,
-    /// Reads of big files bypass the daemon after the first open. Needs `CAP_SYS_ADMIN`.
-    Passthrough,
-}
-
 /// On, off, or what suits the other settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Toggle {
@@ -113,16 +95,6 @@ pub enum Toggle {
     On,
     /// Off.
     Off,
-}
-
-/// When READDIRPLUS is used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ReaddirPlus {
-    /// The kernel decides by the access pattern.
-    #[default]
-    Auto,
-    /// For every listing.
-    Always,
 }
 
 /// Bounds of the caches, in bytes.
@@ -137,17 +109,7 @@ pub struct CacheSettings {
     /// Directory listings.
     pub listings_bytes: u64,
     /// What is evicted first.
-    pub policy: CachePolicy,
-}
-
-/// Eviction policy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum CachePolicy {
-    /// Three FIFO queues: one scan does not evict what is used again and again.
-    #[default]
-    S3Fifo,
-    /// Least recently used first.
-    Lru,
+    pub policy: EvictionPolicy,
 }
 
 /// Unasked transfer of small files into the kernel's page cache.

@@ -8,9 +8,16 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A log that is longer than this when a daemon starts is put aside as `log.1`.
 const LOG_BYTES_KEPT: u64 = 8 << 20;
+
+/// The directory and log of a mount that ended are kept for so long.
+const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
+
+/// Directories that are looked at when one daemon starts.
+const SWEPT_MAX: usize = 1000;
 
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,10 +55,7 @@ pub enum RuntimeDirError {
 /// Another owner, access for others, no directory, no right to make it.
 pub fn prepare(path: &Path) -> Result<(), RuntimeDirError> {
     // The base belongs to copperfs too, unless the user has chosen the place himself.
-    let base = path.parent().filter(|base| {
-        base.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("copperfs"))
-    });
+    let base = path.parent().filter(|base| is_base(base));
     for dir in base.into_iter().chain([path]) {
         let io_error = |source| RuntimeDirError::Io {
             path: dir.to_owned(),
@@ -65,6 +69,13 @@ pub fn prepare(path: &Path) -> Result<(), RuntimeDirError> {
         check(dir)?;
     }
     Ok(())
+}
+
+/// Whether a directory holds one directory per mount and is this program's, by its name.
+#[must_use]
+pub fn is_base(dir: &Path) -> bool {
+    dir.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"copperfs"))
 }
 
 /// Checks that `dir` is a directory of this user, closed to others.
@@ -120,6 +131,27 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
         source,
     })?;
     Ok(path)
+}
+
+/// Removes the directories of mounts that ended long ago from `base`, which holds one per mount. Best
+/// effort: what is in doubt stays.
+pub fn sweep(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else {
+        return;
+    };
+    for dir in entries
+        .take(SWEPT_MAX)
+        .filter_map(|entry| Some(entry.ok()?.path()))
+    {
+        let pid_file = dir.join("pid");
+        let old = fs::metadata(&pid_file)
+            .and_then(|meta| meta.modified())
+            .is_ok_and(|time| time.elapsed().is_ok_and(|age| age > LOG_AGE_KEPT));
+        if old && check(&dir).is_ok() && PidFile::lock(&dir).is_ok() {
+            tracing::debug!(dir = %dir.display(), "removed, long ended");
+            let _stays_if_it_fails = fs::remove_dir_all(&dir);
+        }
+    }
 }
 
 /// Opens the log at `path` for appending; a long one is put aside first.
@@ -242,6 +274,29 @@ mod tests {
         );
         drop(held);
         assert_eq!(running(dir.path()), None);
+    }
+
+    #[test]
+    fn only_what_ended_long_ago_is_swept() {
+        let base = tempfile::tempdir().unwrap();
+        let make = |name: &str, age: Duration| {
+            let dir = base.path().join(name);
+            prepare(&dir).unwrap();
+            let held = PidFile::lock(&dir).unwrap();
+            let time = std::time::SystemTime::now() - age;
+            held.file.set_modified(time).unwrap();
+            (dir, held)
+        };
+        let (recent, lock) = make("recent", LOG_AGE_KEPT / 2);
+        drop(lock);
+        let (running, _lock) = make("running", LOG_AGE_KEPT * 2);
+        let (old, lock) = make("old", LOG_AGE_KEPT * 2);
+        drop(lock);
+        let file = File::options().write(true).open(old.join("pid")).unwrap();
+        let time = std::time::SystemTime::now() - LOG_AGE_KEPT * 2;
+        file.set_modified(time).unwrap();
+        sweep(base.path());
+        assert!(recent.exists() && running.exists() && !old.exists());
     }
 
     #[test]

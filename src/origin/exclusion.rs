@@ -4,6 +4,7 @@
 //! daemon runs, so `/proc/self/mountinfo` is read again whenever the kernel says that it changed (one
 //! `poll` a question). A mount point hidden from this process cannot be reached by it either.
 
+use copperfs_fuse::mountinfo;
 use copperfs_overlay::ItemPath;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -75,7 +76,7 @@ impl Hidden<'_> {
 
     /// Whether `path` is an excluded path or lies below one. `/mnt3x` is not below `/mnt3`.
     pub(crate) fn covers(&self, path: &ItemPath) -> bool {
-        self.all().any(|hidden| is_within(path, hidden))
+        self.all().any(|hidden| path.is_within(hidden))
     }
 
     fn all(&self) -> impl Iterator<Item = &ItemPath> {
@@ -83,15 +84,6 @@ impl Hidden<'_> {
             .iter()
             .chain(self.points.iter().flat_map(|points| points.iter()))
     }
-}
-
-/// Whether `path` is `ancestor` or lies below it.
-pub(crate) fn is_within(path: &ItemPath, ancestor: &ItemPath) -> bool {
-    ancestor.is_root()
-        || matches!(
-            path.as_bytes().strip_prefix(ancestor.as_bytes()),
-            Some([] | [b'/', ..])
-        )
 }
 
 impl CopperMounts {
@@ -144,45 +136,11 @@ impl Table {
 }
 
 /// Mount points of copperfs filesystems in the text of a mountinfo file.
-///
-/// A line: `id parent major:minor root point options [optional]* - type source super-options`.
-fn copper_mount_points(mountinfo: &[u8]) -> impl Iterator<Item = ItemPath> {
-    mountinfo.split(|&b| b == b'\n').filter_map(|line| {
-        let mut fields = line.split(|&b| b == b' ');
-        let point = fields.nth(4)?;
-        let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
-        let kind = behind_dash.next()?;
-        let source = behind_dash.next()?;
-        let copper = kind == b"fuse.copperfs" || (kind == b"fuse" && source == b"copperfs");
-        copper
-            .then(|| ItemPath::parse(&unescape(point)).ok())
-            .flatten()
-    })
-}
-
-/// Undoes the `\ooo` escapes of mountinfo (space, tab, newline, backslash).
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, tail)) = rest.split_first() {
-        if let (
-            b'\\',
-            [
-                a @ b'0'..=b'3',
-                b @ b'0'..=b'7',
-                c @ b'0'..=b'7',
-                after @ ..,
-            ],
-        ) = (byte, tail)
-        {
-            plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-            rest = after;
-        } else {
-            plain.push(byte);
-            rest = tail;
-        }
-    }
-    plain
+fn copper_mount_points(text: &[u8]) -> impl Iterator<Item = ItemPath> {
+    mountinfo::parse(text)
+        .into_iter()
+        .filter(|mount| mount.fstype == mountinfo::COPPERFS_FSTYPE)
+        .filter_map(|mount| ItemPath::parse(mount.mountpoint.as_os_str().as_bytes()).ok())
 }
 
 #[cfg(test)]
@@ -208,18 +166,11 @@ mod tests {
     fn mountinfo_names_copperfs_mounts_only() {
         let text = b"22 1 8:1 / / rw shared:1 - ext4 /dev/sda rw\n\
             90 22 0:50 / /mnt/with\\040space\\134x ro shared:9 master:2 - fuse.copperfs copperfs ro\n\
-            91 22 0:51 / /copper ro - fuse copperfs ro,user_id=0\n\
+            91 22 0:51 / /copper ro - fuse.copperfs node3 ro,user_id=0\n\
             92 22 0:52 / /other ro - fuse.sshfs host: ro\n\
             93 22 0:53 broken\n";
         let points: Vec<ItemPath> = copper_mount_points(text).collect();
         assert_eq!(points, [path("mnt/with space\\x"), path("copper")]);
-    }
-
-    #[test]
-    fn escapes_are_octal() {
-        assert_eq!(unescape(b"a\\040b\\011\\012\\134"), b"a b\t\n\\");
-        assert_eq!(unescape(b"\\04"), b"\\04");
-        assert_eq!(unescape(b"\\777"), b"\\777");
     }
 
     #[test]

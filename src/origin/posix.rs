@@ -18,7 +18,7 @@ mod stat;
 mod xattrs;
 
 use super::error::OriginError;
-use super::exclusion::{Exclusion, is_within};
+use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
 use super::{ByteRange, ByteStream, Origin, StatAnswers};
@@ -189,7 +189,7 @@ impl Shared {
     /// Whether `path` lies at or below a path that hangs.
     fn hangs(&self, path: &ItemPath) -> bool {
         let hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        hanging.iter().any(|other| is_within(path, other))
+        hanging.iter().any(|other| path.is_within(other))
     }
 
     fn set_hanging(&self, path: ItemPath) {

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
@@ -24,13 +24,18 @@ pub(crate) fn path(text: &str) -> ItemPath {
     ItemPath::parse(text.as_bytes()).unwrap()
 }
 
-/// The byte at `offset` of every file.
-pub(crate) fn byte_at(offset: u64) -> u8 {
-    u8::try_from((offset ^ (offset >> 8) ^ (offset >> 16)) & 0xff).unwrap()
-}
+/// What every file holds, over and over. A prime number of bytes, so that no two blocks are alike.
+const PERIOD: usize = 1_000_003;
+static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
+    (0..PERIOD + (1 << 20))
+        .map(|at| u8::try_from(at % PERIOD % 251).unwrap())
+        .collect()
+});
 
-pub(crate) fn content(from: u64, len: u64) -> Vec<u8> {
-    (from..from + len).map(byte_at).collect()
+/// Up to 1 MiB from `from` of every file.
+pub(crate) fn content(from: u64, len: u64) -> Bytes {
+    let start = usize::try_from(from).unwrap() % PERIOD;
+    PATTERN.slice(start..start + usize::try_from(len).unwrap())
 }
 
 pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
@@ -184,7 +189,7 @@ impl Files for TestService {
                 let bytes = content(start + from, PART_BYTES.min(len - from));
                 seen.produced
                     .fetch_add(bytes.len() as u64, Ordering::SeqCst);
-                BlockPart::Bytes(bytes.into())
+                BlockPart::Bytes(bytes)
             });
             let end = std::iter::once_with(move || {
                 BlockPart::End(ContentHash(blake3::hash(&content(start, len)).into()))

@@ -179,3 +179,139 @@ fn names_and_limits_are_bounded() {
         assert_eq!(list.check().is_ok(), good);
     }
 }
+
+/// The rules of `docs/wire.md`, byte by byte: a change here is another protocol version.
+#[test]
+fn requests_have_the_bytes_of_the_specification() {
+    let same = |request: Request, parts: &[&[u8]]| {
+        let bytes = encode("request", &request).unwrap();
+        assert_eq!(&bytes[..], parts.concat(), "{request:?}");
+    };
+    let path = || ItemPath::parse(b"a/b").unwrap();
+    let (x, budget_ms) = (|| Bytes::from_static(b"x"), 300);
+    let (cursor, limit) = (Some(Cursor(x())), 100_000);
+    let list = Request::List {
+        path: path(),
+        cursor,
+        limit,
+    };
+    same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6]]);
+    let (parent, names) = (path(), vec![Bytes::new(), x()]);
+    same(
+        Request::Stat { parent, names },
+        &[&[1, 3], b"a/b", &[2, 0, 1, b'x']],
+    );
+    let (path_, version, size) = (path(), Version([9; 16]), 5);
+    let (first_block, block_count) = (0, 1);
+    let read = ReadRequest {
+        path: path_,
+        version,
+        size,
+        first_block,
+        block_count,
+    };
+    same(
+        Request::Read(read),
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1]],
+    );
+    same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
+    let path_ = ItemPath::root();
+    same(Request::Usage { path: path_ }, &[&[4, 0]]);
+    same(Request::ClusterReports { budget_ms }, &[&[5, 0xac, 2]]);
+    let path_ = path();
+    same(
+        Request::ClusterClear {
+            path: path_,
+            budget_ms,
+        },
+        &[&[6, 3], b"a/b", &[0xac, 2]],
+    );
+    same(Request::ReportsBelow { budget_ms }, &[&[7, 0xac, 2]]);
+    let path_ = path();
+    same(
+        Request::ClearBelow {
+            path: path_,
+            budget_ms,
+        },
+        &[&[8, 3], b"a/b", &[0xac, 2]],
+    );
+}
+
+/// As above.
+#[test]
+fn answers_have_the_bytes_of_the_specification() {
+    fn same<T: Serialize>(value: &T, bytes: &[u8]) {
+        assert_eq!(encode("value", value).unwrap(), bytes);
+    }
+    let (rank, name) = (1, "n1".to_owned());
+    let hello = Hello {
+        rank,
+        members: 200,
+        arity: 2,
+        name,
+    };
+    same(&hello, &[1, 200, 1, 2, 2, b'n', b'1']);
+    let failure = Failure::new(FailureKind::Io, "no");
+    same(&failure, &[10, 2, b'n', b'o']);
+    let (rank, result) = (3, Err(failure));
+    same(&Cleared { rank, result }, &[3, 1, 10, 2, b'n', b'o']);
+    same(&Head::Stat { answers: 2 }, &[1, 2]);
+    same(&Head::Xattrs { attributes: 2 }, &[2, 2]);
+    let (blocks, name_max) = (1, 255);
+    let usage = FilesystemUsage {
+        blocks,
+        name_max,
+        ..Default::default()
+    };
+    same(&Head::Usage(usage), &[3, 1, 0, 0, 0, 0, 0, 255, 1]);
+}
+
+/// As above: the attributes of a symlink, as in a listing's head and its entries.
+#[test]
+fn attributes_have_the_bytes_of_the_specification() {
+    let time = |seconds| Timestamp {
+        seconds,
+        nanoseconds: 5,
+    };
+    let attributes = Attributes {
+        kind: FileKind::Symlink,
+        mode: 0o777,
+        uid: 1,
+        gid: 2,
+        links: 3,
+        device: 4,
+        size: 1,
+        blocks: 8,
+        block_size: 4096,
+        atime: time(-1),
+        mtime: time(1),
+        ctime: time(0),
+        version: Version([7; 16]),
+        provisional: true,
+        link_target: Some(Bytes::from_static(b"t")),
+    };
+    let numbers = [2, 0xff, 3, 1, 2, 3, 4, 1, 8, 0x80, 0x20];
+    let bytes = [
+        &numbers[..],
+        &[1, 5, 2, 5, 0, 5],
+        &[7; 16],
+        &[1, 1, 1, b't'],
+    ]
+    .concat();
+    let head = Head::Listing {
+        directory: attributes.clone(),
+        next: None,
+        entries: 1,
+    };
+    let expected = [&[0][..], &bytes, &[0, 1]].concat();
+    assert_eq!(encode("head", &head).unwrap(), expected);
+    let name = Bytes::from_static(b"n");
+    let kind = FileKind::Symlink;
+    let entry = crate::item::Entry {
+        name,
+        kind,
+        attributes: Some(attributes),
+    };
+    let expected = [&[1, b'n', 2, 1][..], &bytes].concat();
+    assert_eq!(encode("entry", &entry).unwrap(), expected);
+}
