@@ -7,6 +7,9 @@
 //! deadly signal becomes one: Ctrl-C, SIGTERM) cancels the request: its future is dropped and the
 //! answer is EINTR, which nobody sees.
 //!
+//! Several processes that look up the same name wait for the first one's request inside the kernel;
+//! when that is cancelled the next one asks, and if it has been killed too, gives up by itself.
+//!
 //! Cost: nothing wakes up while nothing waits; one small file per waiting request every [`TICK`], at
 //! most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace has pid 0 and
 //! cannot be looked at: it is freed when its request is answered.

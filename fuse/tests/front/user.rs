@@ -157,9 +157,6 @@ fn clear_is_for_the_owner_and_root() {
             memory.file(Ino::ROOT, "f", "content");
         },
     );
-    // The directory above is root's alone.
-    let parent = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o755));
-    std::fs::set_permissions(fixture.directory.path(), parent).ok();
     let said = run(Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
         .args([python_for_all(), "-c"])
