@@ -161,6 +161,13 @@ impl Pending {
     }
 }
 
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // The watching task holds no reference: it sees that there is nothing left.
+        self.stirred.notify_one();
+    }
+}
+
 /// A request's place in the table; leaves it when dropped, also if its future panics.
 struct Place {
     pending: Arc<Pending>,

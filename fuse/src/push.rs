@@ -6,10 +6,11 @@
 //!
 //! Rules
 //! - A version is an inode: bytes stored late can only complete the version that they belong to.
-//! - Never ahead of a reader: the thread steps aside while a request is in hand (bounded: see
-//!   [`YIELDS_MAX`]), and a file that is read meanwhile is no longer pushed.
+//! - Never ahead of a reader: the thread steps aside while a request is in hand (20 × 50 µs
+//!   at most), and a file that is read meanwhile is no longer pushed.
 //! - The kernel learns of an inode only when the *reader* has parsed the READDIRPLUS reply, some time
-//!   after it was sent. A store before that fails with ENOENT and is tried again ([`ATTEMPTS_MAX`]).
+//!   after it was sent. A store before that fails with ENOENT and is tried again, for
+//!   some 50 ms.
 //! - Bounded: [`PushLimits::queue_max`] inodes wait at most, and what does not fit is dropped (the
 //!   file is then read by READ, as without push); [`PushLimits::bytes_max`] bytes of inodes that the
 //!   kernel still knows are pushed at most.
