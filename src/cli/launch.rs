@@ -117,7 +117,7 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        say(serde_json::to_string_pretty(&summary_json(
+        say(serde_json::to_string_pretty(&summary::json(
             &plan.record,
             &answers,
         ))?);
