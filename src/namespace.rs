@@ -8,7 +8,7 @@
 //! they are the same on every node and after a restart.
 
 use crate::read::{FileRef, ReadAhead};
-use copperfs_overlay::{Attributes, ItemPath, Version};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::sync::Arc;
@@ -60,6 +60,28 @@ struct Slot {
     references: u64,
     /// Its bytes were pushed into the page cache since the kernel learned of it.
     pushed: bool,
+    /// A directory that was cleared: its attributes are to be asked for again.
+    outdated: bool,
+}
+
+impl Slot {
+    fn new(inode: Arc<Inode>) -> Self {
+        Self {
+            inode,
+            references: 1,
+            pushed: false,
+            outdated: false,
+        }
+    }
+
+    /// Takes attributes that are newer, of the same version.
+    fn renew(&mut self, attributes: Attributes) {
+        self.outdated = false;
+        if self.inode.attributes != attributes {
+            let (number, path) = (self.inode.number, self.inode.path().clone());
+            self.inode = Arc::new(Inode::new(number, path, attributes));
+        }
+    }
 }
 
 /// All inodes that the kernel holds.
@@ -86,14 +108,7 @@ impl InodeTable {
             numbers: DashMap::new(),
         };
         let inode = Arc::new(Inode::new(ROOT, ItemPath::root(), root));
-        drop(table.slots.insert(
-            ROOT,
-            Slot {
-                inode,
-                references: 1,
-                pushed: false,
-            },
-        ));
+        drop(table.slots.insert(ROOT, Slot::new(inode)));
         table.numbers.insert(ItemPath::root(), ROOT);
         table
     }
@@ -116,13 +131,6 @@ impl InodeTable {
 
     /// The kernel learns of `path`: takes one reference on its inode.
     pub fn learn(&self, path: &ItemPath, attributes: Attributes) -> Arc<Inode> {
-        if path.is_root() {
-            let mut slot = self.slots.get_mut(&ROOT);
-            if let Some(slot) = slot.as_deref_mut() {
-                slot.inode = Arc::new(Inode::new(ROOT, ItemPath::root(), attributes.clone()));
-                return Arc::clone(&slot.inode);
-            }
-        }
         let mut number = hashed(&FileRef::new(path.clone(), attributes.version, 0));
         loop {
             match self.slots.entry(number) {
@@ -133,25 +141,41 @@ impl InodeTable {
                         continue;
                     }
                     slot.references += 1;
-                    if slot.inode.attributes != attributes {
-                        let renewed = Inode::new(number, path.clone(), attributes);
-                        slot.inode = Arc::new(renewed);
-                    }
+                    slot.renew(attributes);
                     return Arc::clone(&slot.inode);
                 }
                 Entry::Vacant(entry) => {
                     let inode = Arc::new(Inode::new(number, path.clone(), attributes));
-                    let slot = Slot {
-                        inode: Arc::clone(&inode),
-                        references: 1,
-                        pushed: false,
-                    };
+                    let slot = Slot::new(Arc::clone(&inode));
                     drop(entry.insert(slot));
                     self.numbers.insert(path.clone(), number);
                     return inode;
                 }
             }
         }
+    }
+
+    /// Marks a directory's attributes as out of date.
+    pub fn outdate(&self, number: u64) {
+        if let Some(mut slot) = self.slots.get_mut(&number) {
+            slot.outdated = slot.inode.attributes.kind == FileKind::Directory;
+        }
+    }
+
+    /// Whether a directory's attributes are out of date.
+    #[must_use]
+    pub fn is_outdated(&self, number: u64) -> bool {
+        self.slots.get(&number).is_some_and(|slot| slot.outdated)
+    }
+
+    /// Takes newer attributes of `number`, unless they are of another version: that one has a number
+    /// of its own, and this inode stays as it was. Gives what it is now.
+    pub fn renew(&self, number: u64, attributes: Attributes) -> Option<Arc<Inode>> {
+        let mut slot = self.slots.get_mut(&number)?;
+        if slot.inode.attributes.version == attributes.version || number == ROOT {
+            slot.renew(attributes);
+        }
+        Some(Arc::clone(&slot.inode))
     }
 
     /// The kernel drops `count` references on `number`. Gives the inode when they were the last.
@@ -215,7 +239,7 @@ fn hashed(file: &FileRef) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use copperfs_overlay::{FileKind, Timestamp};
+    use copperfs_overlay::Timestamp;
 
     fn attributes(state: u8, size: u64) -> Attributes {
         let time = Timestamp {
@@ -297,6 +321,23 @@ mod tests {
         assert!(!table.claim_push(number), "unknown");
         table.learn(&path("a"), attributes(1, 60));
         assert!(table.claim_push(number));
+    }
+
+    #[test]
+    fn a_cleared_directory_takes_new_attributes_of_its_own_version_only() {
+        let directory = |state, size| Attributes {
+            kind: FileKind::Directory,
+            ..attributes(state, size)
+        };
+        let table = InodeTable::new(directory(0, 0));
+        let number = table.learn(&path("d"), directory(1, 5)).number;
+        table.outdate(number);
+        assert!(table.is_outdated(number));
+        let other = table.renew(number, directory(2, 6)).unwrap();
+        assert_eq!(other.attributes.size, 5);
+        let renewed = table.renew(number, directory(1, 6)).unwrap();
+        assert_eq!(renewed.attributes.size, 6);
+        assert!(!table.is_outdated(number));
     }
 
     #[test]

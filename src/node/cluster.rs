@@ -182,13 +182,22 @@ impl Cluster {
             ));
         };
         let outcome = overlay.clear_cluster(path).await;
-        if outcome.missing.is_empty() {
+        if outcome.missing.is_empty() && outcome.failed.is_empty() {
             return Ok(());
         }
+        let failed = outcome
+            .failed
+            .into_iter()
+            .map(|(node, failure)| format!("{node} ({failure})"));
+        let silent = outcome
+            .missing
+            .into_iter()
+            .map(|node| format!("{node} (no answer)"));
+        let others: Vec<String> = failed.chain(silent).collect();
         let detail = format!(
-            "cleared on {} nodes; not reached: {}",
+            "cleared on {} nodes, not on {}",
             outcome.cleared,
-            outcome.missing.join(", ")
+            others.join(", ")
         );
         Err(Failure::new(FailureKind::Unavailable, detail))
     }

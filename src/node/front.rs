@@ -95,6 +95,7 @@ impl Front {
             self.backings.forget(inode.number);
             notifier.invalidate_inode(Ino(inode.number)).await;
             self.inodes.unpush(inode.number);
+            self.inodes.outdate(inode.number);
         }
         match path.split() {
             // A directory takes every name below it along, present or absent.
@@ -269,7 +270,20 @@ impl fuse::Backend for Front {
     }
 
     fn getattr(&self, ino: Ino) -> Answer<Attr> {
-        Answer::Ready(self.inode(ino).map(|inode| self.attr(&inode)))
+        let inode = match self.inode(ino) {
+            Ok(inode) if self.inodes.is_outdated(ino.0) => inode,
+            known => return Answer::Ready(known.map(|inode| self.attr(&inode))),
+        };
+        let this = self.clone();
+        pending(async move {
+            match this.read.attributes_of(inode.path()).await {
+                Ok(attributes) => {
+                    let inode = this.inodes.renew(inode.number, attributes).unwrap_or(inode);
+                    Ok(this.attr(&inode))
+                }
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
+            }
+        })
     }
 
     fn readlink(&self, ino: Ino) -> Answer<Bytes> {

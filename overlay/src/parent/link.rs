@@ -216,8 +216,9 @@ impl Connector {
         }
     }
 
-    /// The first handshake that succeeds, of several begun one after another; those that lose are
-    /// dropped before their hello.
+    /// The first handshake that succeeds, of several begun one after another, address by address;
+    /// those that lose are dropped before their hello. Fails when every address has refused, or the
+    /// time is up.
     async fn handshake(&self, remotes: &[SocketAddr]) -> Result<Connection, String> {
         let attempt = async |remote: SocketAddr| {
             let connecting = self
@@ -229,18 +230,24 @@ impl Connector {
         let mut attempts = FuturesUnordered::new();
         let mut reason = None;
         let mut begin = interval(HANDSHAKE_INTERVAL);
+        let mut untried = remotes.len();
         let mut remotes_in_turn = remotes.iter().cycle();
         let racing = async {
             loop {
                 tokio::select! {
                     _tick = begin.tick() => {
                         attempts.extend(remotes_in_turn.next().map(|remote| attempt(*remote)));
+                        untried = untried.saturating_sub(1);
                     }
                     Some(result) = attempts.next() => match result {
                         Ok(connection) => return Ok(connection),
-                        // Every address has had its turn and none is left to wait for.
-                        Err(why) if attempts.is_empty() => return Err(why),
-                        Err(why) => reason = Some(why),
+                        Err(why) if attempts.is_empty() && untried == 0 => return Err(why),
+                        Err(why) => {
+                            reason = Some(why);
+                            if untried > 0 {
+                                begin.reset_immediately();
+                            }
+                        }
                     },
                 }
             }
