@@ -68,6 +68,9 @@ enum Command {
         /// Every node of the launch at MOUNTPOINT
         #[arg(long)]
         all: bool,
+        /// Succeed if nothing is there: what a launch wants that gives up
+        #[arg(long, hide = true)]
+        if_mounted: bool,
     },
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
@@ -126,7 +129,11 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
-        Command::Unmount { mountpoint, all } => unmount::unmount(&mountpoint, all),
+        Command::Unmount {
+            mountpoint,
+            all,
+            if_mounted,
+        } => unmount::unmount(&mountpoint, all, if_mounted),
         Command::Stats {
             mountpoint,
             cluster,

@@ -70,14 +70,11 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     }
     make_way(&settings.mountpoint)?;
     let mount = settings.mountpoint.clone();
-    let socket = settings.control_socket.clone();
     // A launch leaves the secret here; another place is the user's own.
     let secret = settings
         .secret_file
         .clone()
         .filter(|path| path.starts_with(&settings.runtime_dir));
-    // A socket left by a killed daemon; the lock says that it is nobody's.
-    let _absent = std::fs::remove_file(&socket);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
@@ -92,8 +89,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     if let Err(error) = mountpoint::detach_all(&mount) {
         tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
     }
-    for path in secret.iter().chain([&socket]) {
-        let _absent = std::fs::remove_file(path);
+    if let Some(secret) = secret {
+        let _absent = std::fs::remove_file(secret);
     }
     drop(pid_file);
     result

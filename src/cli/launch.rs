@@ -5,12 +5,12 @@
 
 mod local;
 pub(super) mod remote;
+mod summary;
 
 use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{fail, say, start, unmount};
-use crate::config::units::Bytes;
 use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, resolve};
 use crate::daemon::{mountpoint, runtime_dir};
 use anyhow::{Context, bail, ensure};
@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Nodes that are being started or ended at a time.
-const PARALLEL: usize = 32;
+const PARALLEL: usize = 64;
 
 /// How long the tree may take to find together once every mount answers.
 const TREE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -117,12 +117,12 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        say(serde_json::to_string_pretty(&summary_json(
+        say(serde_json::to_string_pretty(&summary::json(
             &plan.record,
             &answers,
         ))?);
     } else {
-        say(summary(&plan.record, &answers, &reports));
+        say(summary::text(&plan.record, &answers, &reports));
     }
     Ok(())
 }
@@ -203,46 +203,63 @@ impl Plan {
         })
     }
 
-    /// Starts all, or takes down those that came up.
+    /// Starts all, or takes down what came up. After the first failure the others are not waited for:
+    /// below a parent that is not there they would only run into their timeouts.
     fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
-        let up = AtomicUsize::new(0);
-        let progress = std::io::stderr().is_terminal();
-        let outcomes = in_parallel(nodes.len(), |rank| {
-            let outcome = match self.record.kind {
-                Kind::Local => start_here(&self.bundles[rank], machine),
-                Kind::Remote => remote::start(&self.record, rank, &self.bundles[rank]),
-            };
-            if progress {
-                let count = up.fetch_add(1, Ordering::Relaxed) + 1;
-                let _no_terminal = write!(std::io::stderr(), "\r{count} of {} nodes", nodes.len());
-            }
-            outcome
-        });
-        if progress {
-            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
-        }
-        let mut answers = Vec::with_capacity(nodes.len());
-        let mut started = Vec::new();
+        let mut answers: Vec<Option<Answer>> = vec![None; nodes.len()];
         let mut failed = Vec::new();
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            match outcome {
-                Ok(answer) => {
-                    started.push(rank);
-                    answers.push(answer);
+        let given_up = AtomicBool::new(false);
+        let (sender, outcomes) = mpsc::sync_channel(nodes.len());
+        std::thread::scope(|scope| {
+            let given_up = &given_up;
+            scope.spawn(move || {
+                in_parallel(nodes.len(), |rank| {
+                    if !given_up.load(Ordering::Relaxed) {
+                        // The receiver is there until all have sent.
+                        let _received = sender.send((rank, self.start(rank, machine)));
+                    }
+                    Ok(())
+                })
+            });
+            let mut progress = Progress::new(nodes.len());
+            while let Some((rank, outcome)) = next(&outcomes, !failed.is_empty()) {
+                match outcome {
+                    Ok(answer) => answers[rank] = Some(answer),
+                    Err(error) => failed.push((rank, error)),
                 }
-                Err(error) => failed.push((rank, error)),
+                progress.step();
             }
-        }
+            drop(progress);
+            if failed.is_empty() {
+                return;
+            }
+            given_up.store(true, Ordering::Relaxed);
+            // Ends also those that are still starting; what they say then is our own doing.
+            let is_down = |rank: &usize| failed.iter().any(|(failed, _)| failed == rank);
+            let others: Vec<usize> = (0..nodes.len()).filter(|rank| !is_down(rank)).collect();
+            self.take_down(&others, machine);
+            let late: Vec<usize> = outcomes
+                .iter()
+                .filter_map(|(rank, outcome)| outcome.is_ok().then_some(rank))
+                .collect();
+            self.take_down(&late, machine);
+        });
         if failed.is_empty() {
-            return Ok(answers);
+            return Ok(answers.into_iter().flatten().collect());
         }
-        self.take_down(&started, machine);
-        Err(self.explain(failed, started.len()))
+        Err(self.explain(failed))
+    }
+
+    fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
+        match self.record.kind {
+            Kind::Local => start_here(&self.bundles[rank], machine),
+            Kind::Remote => remote::start(&self.record, rank, &self.bundles[rank]),
+        }
     }
 
     /// The first failures by name; equal ones together.
-    fn explain(&self, failed: Vec<(usize, anyhow::Error)>, taken_down: usize) -> anyhow::Error {
+    fn explain(&self, failed: Vec<(usize, anyhow::Error)>) -> anyhow::Error {
         let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
         let count = failed.len();
         for (rank, error) in failed {
@@ -268,7 +285,7 @@ impl Plan {
             };
             message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
         }
-        if taken_down > 0 {
+        if count < nodes.len() {
             message.push_str("\nthe others have been taken down again");
         }
         anyhow::Error::msg(message)
@@ -288,6 +305,47 @@ impl Plan {
                 let name = &nodes[ranks[index]].name;
                 fail(format_args!("warning: {name} is left behind: {error:#}"));
             }
+        }
+    }
+}
+
+/// The next outcome; `None` when there are no more, or, after a failure, when no other one follows
+/// closely (a mistake in the options fails everywhere at once).
+fn next<T>(outcomes: &mpsc::Receiver<T>, failed: bool) -> Option<T> {
+    const CLOSELY: Duration = Duration::from_millis(500);
+    if failed {
+        outcomes.recv_timeout(CLOSELY).ok()
+    } else {
+        outcomes.recv().ok()
+    }
+}
+
+/// A line on the terminal that counts, if there is a terminal; gone when dropped.
+struct Progress {
+    shown: bool,
+    done: usize,
+    of: usize,
+}
+
+impl Progress {
+    fn new(of: usize) -> Self {
+        let shown = std::io::stderr().is_terminal();
+        Self { shown, done: 0, of }
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        if self.shown {
+            let (done, of) = (self.done, self.of);
+            let _no_terminal = write!(std::io::stderr(), "\r{done} of {of} nodes");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
 }
@@ -393,7 +451,7 @@ fn in_parallel<T: Send>(
 fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
     let wanted = record.nodes.len();
     let root = &record.nodes[0];
-    let (_never, pause) = std::sync::mpsc::sync_channel::<()>(0);
+    let (_never, pause) = mpsc::sync_channel::<()>(0);
     let tries = TREE_TIMEOUT.as_millis() / 200;
     let mut last = None;
     for _ in 0..tries {
@@ -424,73 +482,6 @@ fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
         Some(Err(error)) => Err(error).context("the root does not say which nodes it has"),
         None => bail!("the root was never asked"),
     }
-}
-
-fn summary(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {
-    /// More nodes than this do not fit one screen.
-    const SHOWN: usize = 20;
-    let nodes = &record.nodes;
-    let mut rows = vec![
-        [
-            "rank",
-            "node",
-            "role",
-            "parent",
-            "pid",
-            "memory",
-            "mount point",
-        ]
-        .map(String::from),
-    ];
-    for (rank, (node, answer)) in nodes.iter().zip(answers).take(SHOWN).enumerate() {
-        let report = reports
-            .nodes
-            .iter()
-            .find(|report| report.rank() == u64::try_from(rank).ok());
-        rows.push([
-            rank.to_string(),
-            node.name.clone(),
-            report.map_or("?", |report| report.role()).to_owned(),
-            report
-                .and_then(|report| report.parent())
-                .map_or("-".into(), |p| p.to_string()),
-            answer.pid.to_string(),
-            report.map_or("?".into(), |report| {
-                Bytes(report.counter("rss_bytes")).to_string()
-            }),
-            node.mountpoint.display().to_string(),
-        ]);
-    }
-    let mut text = super::table(&rows);
-    if nodes.len() > SHOWN {
-        text.push_str(&format!("... and {} more\n", nodes.len() - SHOWN));
-    }
-    text.push_str(&format!(
-        "{} nodes are up. End them: copperfs unmount --all {}",
-        nodes.len(),
-        record.mountpoint.display()
-    ));
-    text
-}
-
-fn summary_json(record: &Record, answers: &[Answer]) -> serde_json::Value {
-    let nodes: Vec<serde_json::Value> = record
-        .nodes
-        .iter()
-        .zip(answers)
-        .enumerate()
-        .map(|(rank, (node, answer))| {
-            serde_json::json!({
-                "rank": rank,
-                "node": node.name,
-                "host": node.host,
-                "mountpoint": node.mountpoint,
-                "pid": answer.pid,
-                "log": answer.log,
-            })
-        })
-        .collect();
-    serde_json::json!({ "mountpoint": record.mountpoint, "nodes": nodes })
 }
 
 /// The members of a list for ssh: names for people, hosts to reach.

@@ -37,11 +37,12 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// Unmounts `path`; with `all`, every node of the launch there.
+/// Unmounts `path`; with `all`, every node of the launch there. With `if_mounted`, nothing there is
+/// fine too.
 ///
 /// # Errors
 /// Nothing is mounted there, or something could not be taken away.
-pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
+pub fn unmount(path: &Path, all: bool, if_mounted: bool) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     let path = mountpoint::canonical(path);
     if all {
@@ -49,6 +50,7 @@ pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
     }
     match one(&path, &machine)? {
         Some(done) => say(format_args!("{}: {done}", path.display())),
+        None if if_mounted => {}
         None => bail!("{}", nothing_at(&path)?),
     }
     Ok(())
@@ -89,6 +91,7 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
             count += 1;
             failures += usize::from(outcome.is_err());
             match outcome {
+                Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
                 Ok(text) => say(format_args!("{node}: {text}")),
                 Err(error) => super::fail(format_args!("{node}: {error:#}")),
             }

@@ -23,6 +23,9 @@ use std::str::FromStr;
 /// The least memory that a node can work with: a few blocks in flight and the names of a job.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
+/// The longest path of a Unix socket (`sun_path` without its NUL).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// The share of the memory bound that attributes get, and listings too: one part in so many.
 const METADATA_SHARE: u64 = 20;
 
@@ -61,6 +64,15 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
+    let control_socket = runtime_dir.join("control.sock");
+    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let why = format!(
+            "{} is too long for a Unix socket in it; at most {} bytes",
+            runtime_dir.display(),
+            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+        );
+        return Err(reader.wrong("runtime_dir", why));
+    }
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
@@ -96,7 +108,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         fuse_threads: reader.count("fuse_threads", 1)?,
         max_background: reader.parsed("max_background", number_at_least(1))?,
         worker_threads: reader.count("worker_threads", 1)?,
-        control_socket: runtime_dir.join("control.sock"),
+        control_socket,
         runtime_dir,
         log: LogSettings {
             level: reader.parsed("log_level", log_filter)?,

@@ -54,10 +54,11 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
         .with_context(|| format!("its answer is not understood: {}", shown(&output)))
 }
 
-/// Ends one node; what it says.
+/// Ends one node, if it is there; what it says.
 pub(super) fn unmount(record: &Record, node: &Node) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
-    let output = run(record, &node.host, &["unmount", "--", &mount], &[])?;
+    let args = ["unmount", "--if-mounted", "--", &mount];
+    let output = run(record, &node.host, &args, &[])?;
     Ok(shown(&output))
 }
 
