@@ -175,21 +175,21 @@ mod tests {
             ("PATH", "/bin"),
         ];
         let env = variables.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let spec = spec("s3://b", &[("Region", "two")]);
-        let found = settings::<AmazonS3ConfigKey>("aws_", &spec, &env.into()).unwrap();
+        let s3 = spec("s3://b", &[("Region", "two")]);
+        let found = settings::<AmazonS3ConfigKey>("aws_", &s3, &env.into()).unwrap();
         let values: Vec<&str> = found.iter().map(|(_, value)| value.as_str()).collect();
         assert_eq!(values, ["one", "two"]);
         let env = BTreeMap::from([("SERVICE_ACCOUNT".to_owned(), "file".to_owned())]);
-        let spec = super::tests::spec("gs://b", &[]);
+        let gcs = spec("gs://b", &[]);
         assert_eq!(
-            settings::<GoogleConfigKey>("google_", &spec, &env)
+            settings::<GoogleConfigKey>("google_", &gcs, &env)
                 .unwrap()
                 .len(),
             1
         );
         let env = BTreeMap::from([("IDENTITY_ENDPOINT".to_owned(), "url".to_owned())]);
         assert_eq!(
-            settings::<AzureConfigKey>("azure_", &spec, &env)
+            settings::<AzureConfigKey>("azure_", &gcs, &env)
                 .unwrap()
                 .len(),
             1
