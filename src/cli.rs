@@ -159,7 +159,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            fail(format_args!("{error:#}"));
+            fail(explained(&error));
             ExitCode::FAILURE
         }
     }
@@ -173,6 +173,21 @@ fn say(line: impl Display) {
 /// Prints a line on standard error.
 fn fail(line: impl Display) {
     let _closed = writeln!(std::io::stderr(), "copperfs: {line}");
+}
+
+/// An error and its causes in one line. A cause that the text before it already tells is left out: some
+/// errors show theirs.
+fn explained(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Aligned columns: the first row is the head; numbers to the right, words to the left.

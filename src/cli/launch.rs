@@ -263,7 +263,7 @@ impl Plan {
         let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
         let count = failed.len();
         for (rank, error) in failed {
-            let text = format!("{error:#}");
+            let text = super::explained(&error);
             match by_text.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => by_text.push((text, vec![rank])),
@@ -303,7 +303,10 @@ impl Plan {
         for (index, outcome) in outcomes.into_iter().enumerate() {
             if let Err(error) = outcome {
                 let name = &nodes[ranks[index]].name;
-                fail(format_args!("warning: {name} is left behind: {error:#}"));
+                fail(format_args!(
+                    "warning: {name} is left behind: {}",
+                    super::explained(&error)
+                ));
             }
         }
     }

@@ -93,7 +93,7 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
             match outcome {
                 Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
                 Ok(text) => say(format_args!("{node}: {text}")),
-                Err(error) => super::fail(format_args!("{node}: {error:#}")),
+                Err(error) => super::fail(format_args!("{node}: {}", super::explained(&error))),
             }
         }
     } else {
@@ -113,7 +113,8 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
                 Ok(None) => continue,
                 Err(error) => {
                     failures += 1;
-                    super::fail(format_args!("{}: {error:#}", mount.display()));
+                    let why = super::explained(&error);
+                    super::fail(format_args!("{}: {why}", mount.display()));
                 }
             }
             count += 1;
