@@ -12,6 +12,7 @@ pub mod start;
 pub mod stats;
 pub mod unmount;
 
+use crate::config::Machine;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
@@ -68,9 +69,12 @@ enum Command {
         /// Every node of the launch at MOUNTPOINT
         #[arg(long)]
         all: bool,
-        /// Succeed if nothing is there: what a launch wants that gives up
+        /// Succeed if nothing is there: one node of a launch that is taken down
         #[arg(long, hide = true)]
         if_mounted: bool,
+        /// Only what the launch with this id has started, if it has: a launch that gives up
+        #[arg(long, hide = true, value_name = "ID")]
+        of_launch: Option<String>,
     },
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
@@ -133,7 +137,11 @@ pub fn main() -> ExitCode {
             mountpoint,
             all,
             if_mounted,
-        } => unmount::unmount(&mountpoint, all, if_mounted),
+            of_launch,
+        } => match of_launch {
+            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()),
+            None => unmount::unmount(&mountpoint, all, if_mounted),
+        },
         Command::Stats {
             mountpoint,
             cluster,

@@ -131,6 +131,23 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Takes away what the launch `id` has started at `path`, if it has.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<()> {
+    let path = mountpoint::canonical(path);
+    let name = instance_name(&path, machine.host_name());
+    let file = machine
+        .runtime_base(machine.uid)
+        .join(name)
+        .join(runtime_dir::LAUNCH_FILE);
+    if std::fs::read_to_string(file).is_ok_and(|found| found == id) {
+        one(&path, machine)?;
+    }
+    Ok(())
+}
+
 /// Takes away the mount at `path` and its daemon; `None` if there is neither.
 ///
 /// # Errors
