@@ -70,11 +70,14 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     }
     make_way(&settings.mountpoint)?;
     let mount = settings.mountpoint.clone();
-    // A launch leaves the secret here; another place is the user's own.
-    let secret = settings
-        .secret_file
-        .clone()
-        .filter(|path| path.starts_with(&settings.runtime_dir));
+    // What a launch has left here; a secret in another place is the user's own.
+    let secret = settings.secret_file.clone();
+    let left = secret
+        .into_iter()
+        .chain([settings.runtime_dir.join(runtime_dir::LAUNCH_FILE)]);
+    let left: Vec<PathBuf> = left
+        .filter(|path| path.starts_with(&settings.runtime_dir))
+        .collect();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
@@ -89,8 +92,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     if let Err(error) = mountpoint::detach_all(&mount) {
         tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
     }
-    if let Some(secret) = secret {
-        let _absent = std::fs::remove_file(secret);
+    for path in left {
+        let _absent = std::fs::remove_file(path);
     }
     drop(pid_file);
     result

@@ -11,7 +11,7 @@ use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{fail, say, start, unmount};
-use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, resolve};
+use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, origins, resolve};
 use crate::daemon::{mountpoint, runtime_dir};
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
@@ -52,6 +52,8 @@ pub struct LaunchArgs {
 /// What one node is started with, as it goes over the pipe.
 #[derive(Serialize, Deserialize)]
 pub struct Bundle {
+    /// Which launch this is.
+    launch: String,
     /// Its options, as the text of a configuration file.
     options: String,
     /// The content of the secret file.
@@ -79,7 +81,14 @@ pub struct Answer {
 /// A launch before it happens.
 struct Plan {
     record: Record,
-    bundles: Vec<Bundle>,
+    /// What all nodes are told.
+    layer: Layer,
+    /// The host list.
+    hosts: String,
+    /// Where each node listens, if that is decided here.
+    listen: Vec<String>,
+    secret: String,
+    environment: BTreeMap<String, String>,
 }
 
 /// Starts all nodes.
@@ -155,52 +164,49 @@ impl Plan {
             }
         };
         let secret = new_secret(machine)?;
-        let local_files = layer.get("origin").is_some_and(|given| {
-            given
-                .values
-                .iter()
-                .all(|origin| !origin.text.contains("://") || origin.text.contains("file://"))
-        });
-        let environment = if local_files {
-            BTreeMap::new()
-        } else {
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        // The comma marks a list even if it has one entry.
+        let hosts = names.join(",") + ",";
+        let id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
+        let environment = if reads_objects(&layer) {
             machine.storage_environment()
+        } else {
+            BTreeMap::new()
         };
-        let list = nodes
-            .iter()
-            .map(|node| node.name.as_str())
-            .collect::<Vec<_>>()
-            .join(",")
-            + ",";
-        let bundles = nodes
-            .iter()
-            .enumerate()
-            .map(|(rank, node)| {
-                let mut layer = layer.clone();
-                let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
-                set("hosts", list.clone());
-                set("rank", rank.to_string());
-                set("mountpoint", node.mountpoint.display().to_string());
-                if let Some(listen) = listen.get(rank) {
-                    set("listen", listen.clone());
-                }
-                Bundle {
-                    options: file::render(&layer),
-                    secret: secret.clone(),
-                    environment: environment.clone(),
-                }
-            })
-            .collect();
         Ok(Self {
             record: Record {
+                id,
                 kind,
                 mountpoint: base,
                 nodes,
                 ssh,
                 program,
             },
-            bundles,
+            layer,
+            hosts,
+            listen,
+            secret,
+            environment,
         })
+    }
+
+    /// What the node of rank `rank` is started with. Made one by one: each holds the whole host list.
+    fn bundle(&self, rank: usize) -> Bundle {
+        let mut layer = self.layer.clone();
+        let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
+        set("hosts", self.hosts.clone());
+        set("rank", rank.to_string());
+        let mountpoint = &self.record.nodes[rank].mountpoint;
+        set("mountpoint", mountpoint.display().to_string());
+        if let Some(listen) = self.listen.get(rank) {
+            set("listen", listen.clone());
+        }
+        Bundle {
+            launch: self.record.id.clone(),
+            options: file::render(&layer),
+            secret: self.secret.clone(),
+            environment: self.environment.clone(),
+        }
     }
 
     /// Starts all, or takes down what came up. After the first failure the others are not waited for:
@@ -235,7 +241,8 @@ impl Plan {
                 return;
             }
             given_up.store(true, Ordering::Relaxed);
-            // Ends also those that are still starting; what they say then is our own doing.
+            // Ends also those that are still starting (what they say then is our own doing), and
+            // nothing that this launch has not started.
             let is_down = |rank: &usize| failed.iter().any(|(failed, _)| failed == rank);
             let others: Vec<usize> = (0..nodes.len()).filter(|rank| !is_down(rank)).collect();
             self.take_down(&others, machine);
@@ -248,13 +255,14 @@ impl Plan {
         if failed.is_empty() {
             return Ok(answers.into_iter().flatten().collect());
         }
+        failed.sort_by_key(|(rank, _)| *rank);
         Err(self.explain(failed))
     }
 
     fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
         match self.record.kind {
-            Kind::Local => start_here(&self.bundles[rank], machine),
-            Kind::Remote => remote::start(&self.record, rank, &self.bundles[rank]),
+            Kind::Local => start_here(&self.bundle(rank), machine),
+            Kind::Remote => remote::start(&self.record, rank, &self.bundle(rank)),
         }
     }
 
@@ -263,7 +271,7 @@ impl Plan {
         let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
         let count = failed.len();
         for (rank, error) in failed {
-            let text = format!("{error:#}");
+            let text = super::explained(&error);
             match by_text.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => by_text.push((text, vec![rank])),
@@ -296,14 +304,17 @@ impl Plan {
         let outcomes = in_parallel(ranks.len(), |index| {
             let node = &nodes[ranks[index]];
             match self.record.kind {
-                Kind::Local => unmount::one(&node.mountpoint, machine).map(drop),
-                Kind::Remote => remote::unmount(&self.record, node).map(drop),
+                Kind::Local => unmount::of_launch(&node.mountpoint, &self.record.id, machine),
+                Kind::Remote => remote::unmount_own(&self.record, node),
             }
         });
         for (index, outcome) in outcomes.into_iter().enumerate() {
             if let Err(error) = outcome {
                 let name = &nodes[ranks[index]].name;
-                fail(format_args!("warning: {name} is left behind: {error:#}"));
+                fail(format_args!(
+                    "warning: {name} is left behind: {}",
+                    super::explained(&error)
+                ));
             }
         }
     }
@@ -350,6 +361,14 @@ impl Drop for Progress {
     }
 }
 
+/// Whether an origin is an object store, whose credentials the nodes need.
+fn reads_objects(layer: &Layer) -> bool {
+    let origins = layer.get("origin").map_or(&[][..], |given| &given.values);
+    origins
+        .iter()
+        .any(|origin| !origins::split(&origin.text).1.starts_with("file://"))
+}
+
 /// A new secret, as the content of its file. It is only ever written to files of mode 0600.
 fn new_secret(machine: &Machine) -> anyhow::Result<String> {
     let dir = machine.runtime_base(machine.uid).join("launches");
@@ -390,6 +409,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         );
     }
     let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
+    runtime_dir::write_private(&dir, runtime_dir::LAUNCH_FILE, bundle.launch.as_bytes())?;
     layer.set(
         "secret_file",
         Source::Flag,

@@ -136,9 +136,10 @@ pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
     let _already_leader = rustix::process::setsid();
     let outcome = become_daemon(mountpoint);
     if let Err(error) = &outcome {
-        tracing::error!("{error:#}");
+        let why = super::explained(error);
+        tracing::error!("{why}");
         // After `ready` the pipe is /dev/null.
-        let _starter_gone = write!(io::stdout(), "{error:#}").and_then(|()| io::stdout().flush());
+        let _starter_gone = write!(io::stdout(), "{why}").and_then(|()| io::stdout().flush());
     }
     outcome
 }
