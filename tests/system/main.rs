@@ -1,0 +1,32 @@
+//! Whole-system tests: the real program, real mounts, real clients, several nodes, real faults.
+//!
+//! One test binary, so that the program is linked once and tests of all themes can run side by side.
+//! Each module is a theme; `support` is what they share. Needs `/dev/fuse` and, for most tests, root;
+//! what is missing is said loudly (`skipped: …`), and is a failure when `COPPERFS_TEST_STRICT=1`.
+//!
+//! A mount, a process or a namespace belongs to a guard that takes it away, also when a test panics,
+//! and a mount that makes a test hang is ended by its leash.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "test code: a panic is how a test says no"
+)]
+
+mod support;
+
+mod attributes;
+mod bad_input;
+mod faults;
+mod freshness;
+mod hosts;
+mod ioctl;
+mod job_start;
+mod names;
+mod object_store;
+mod ordinary_user;
+mod real_clients;
+mod users;

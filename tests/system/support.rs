@@ -1,0 +1,76 @@
+//! What the themes share: running programs within a bound, mounts and trees that clean up after
+//! themselves, counters, trees of files, and the kernel's caches.
+
+pub mod command;
+pub mod fixture;
+pub mod kernel;
+pub mod leash;
+pub mod mount;
+pub mod stats;
+pub mod tree;
+
+pub use command::{Background, Finished, check, python, run, run_within, sh};
+pub use fixture::Scratch;
+pub use mount::{Mount, copperfs};
+pub use stats::Stats;
+pub use tree::Tree;
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// Gives up a test that this machine cannot run; loudly, and in strict mode as a failure.
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        $crate::support::skipped(&format!($($reason)*));
+        return;
+    }};
+}
+
+/// See [`skip!`].
+pub fn skipped(reason: &str) {
+    eprintln!("skipped: {reason}");
+    let strict = std::env::var_os("COPPERFS_TEST_STRICT").is_some_and(|value| value == "1");
+    assert!(!strict, "skipped in strict mode: {reason}");
+}
+
+/// Whether this is root, as most tests need; says so if it is not.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Waits until `condition` holds, and fails after `limit`.
+pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs `work` on a thread of its own and fails if it is not done after `limit`: for what may hang in
+/// the kernel.
+pub fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let worker = std::thread::spawn(move || drop(sender.send(work())));
+    match receiver.recv_timeout(limit) {
+        Ok(value) => value,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {limit:?}"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+            match worker.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("the worker sends before it ends"),
+            }
+        }
+    }
+}
+
+/// The errno of a failed operation.
+#[track_caller]
+pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> rustix::io::Errno {
+    let error = result.expect_err("an error");
+    rustix::io::Errno::from_io_error(&error).unwrap_or_else(|| panic!("no errno: {error}"))
+}

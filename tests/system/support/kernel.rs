@@ -1,0 +1,61 @@
+//! The kernel's side: its caches, its mounts, its processes.
+
+use std::fs::File;
+use std::path::Path;
+
+/// Held while a test counts on what the kernel has cached, or while it drops it. A lock on a file, so
+/// that it also holds between test processes.
+#[derive(Debug)]
+pub struct KernelCache(File);
+
+impl KernelCache {
+    fn file() -> File {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernel-cache.lock");
+        File::options().create(true).truncate(false).write(true).open(path).unwrap()
+    }
+
+    /// Nobody drops caches meanwhile.
+    pub fn undisturbed() -> Self {
+        let file = Self::file();
+        file.lock_shared().unwrap();
+        Self(file)
+    }
+
+    /// Nobody counts on caches meanwhile.
+    pub fn to_be_dropped() -> Self {
+        let file = Self::file();
+        file.lock().unwrap();
+        Self(file)
+    }
+
+    /// Drops clean pages, names and inodes of the whole machine. Root only.
+    pub fn drop_all(&self) {
+        let _held = &self.0;
+        std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    }
+}
+
+/// Makes the kernel forget the pages of one file, so that the next read asks the daemon.
+pub fn forget_pages(file: &File) {
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// The options and the type of the topmost mount at `path`.
+pub fn mount_at(path: &Path) -> Option<(String, String)> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let wanted = path.to_str()?;
+    table.lines().rev().find_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        (fields[4] == wanted).then(|| {
+            let dash = fields.iter().position(|field| *field == "-").unwrap();
+            (fields[5].to_owned(), fields[dash + 1].to_owned())
+        })
+    })
+}
+
+/// Processor time that a process has used, in clock ticks.
+pub fn cpu_ticks(pid: rustix::process::Pid) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+    let rest = stat.rsplit_once(") ").unwrap().1;
+    rest.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}

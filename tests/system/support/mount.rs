@@ -1,0 +1,221 @@
+//! One mount with its daemon, taken away when its guard goes.
+
+use super::command::{self, Background, Finished};
+use super::kernel::mount_at;
+use super::leash::{Leash, is_daemon, kill};
+use super::{Scratch, Stats};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// A command may wait for a daemon that ends in an orderly way, or for one that has to be killed.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(40);
+
+/// The program under test, with a modest cache and nothing of the tester's own configuration.
+pub fn copperfs<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_copperfs"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("COPPERFS_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("COPPERFS_MEMORY", "512MiB").args(arguments);
+    command
+}
+
+/// A daemon and its mount point.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub point: PathBuf,
+    pub pid: Pid,
+    /// Its log, which lies in its runtime directory.
+    pub log: PathBuf,
+}
+
+impl Node {
+    /// From what `copperfs mount` prints.
+    fn parse(point: &Path, said: &str) -> Self {
+        let between = |before: &str, after: &str| {
+            let rest = said.split_once(before)?.1;
+            Some(rest.split_once(after)?.0)
+        };
+        let pid = between("(pid ", ",").and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        let log = between(", log ", ")");
+        let (Some(pid), Some(log)) = (pid, log) else { panic!("not what mount says: {said}") };
+        Self { point: point.to_owned(), pid, log: log.into() }
+    }
+
+    /// This node's counters.
+    #[track_caller]
+    pub fn stats(&self) -> Stats {
+        let mut ask = copperfs(["stats", "--json"]);
+        Stats(serde_json::from_str(&command::check(ask.arg(&self.point))).unwrap())
+    }
+
+    /// The counters of all nodes, and their sum.
+    #[track_caller]
+    pub fn cluster_stats(&self) -> (Vec<Stats>, Stats) {
+        let mut ask = copperfs(["stats", "--json", "--cluster"]);
+        let mut all: Value = serde_json::from_str(&command::check(ask.arg(&self.point))).unwrap();
+        let Value::Array(nodes) = all["nodes"].take() else { panic!("nodes is no list") };
+        (nodes.into_iter().map(Stats).collect(), Stats(all["total"].take()))
+    }
+
+    /// Clears all that is cached of `path` here.
+    #[track_caller]
+    pub fn clear(&self, path: &str) {
+        command::check(copperfs(["clear"]).arg(&self.point).arg(path));
+    }
+
+    /// Sends the daemon a signal.
+    pub fn signal(&self, signal: Signal) {
+        assert!(self.is_alive(), "the daemon is gone");
+        rustix::process::kill_process(self.pid, signal).unwrap();
+    }
+
+    /// Whether its daemon runs.
+    pub fn is_alive(&self) -> bool {
+        is_daemon(self.pid)
+    }
+
+    /// Whether it is mounted, as this mount namespace sees it.
+    pub fn is_mounted(&self) -> bool {
+        mount_at(&self.point).is_some()
+    }
+
+    /// What its daemon has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The last word: whatever state it is in, it is gone afterwards. Never panics.
+    pub fn take_away(&self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let telling = |line: &&str| !line.contains(" INFO ");
+            let tail: Vec<&str> = log.lines().rev().filter(telling).take(12).collect();
+            eprintln!("--- log of {}", self.point.display());
+            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+        if self.is_alive() {
+            let _gone = rustix::process::kill_process(self.pid, Signal::CONT);
+        }
+        if self.is_alive() || self.is_mounted() {
+            let mut unmount = copperfs(["unmount"]);
+            unmount.arg(&self.point).stdout(std::process::Stdio::null());
+            if !ends_well(&mut unmount) {
+                eprintln!("{} could not be unmounted", self.point.display());
+            }
+        }
+        if self.is_alive() {
+            kill(self.pid);
+        }
+        for _ in 0..4 {
+            if !self.is_mounted() {
+                break;
+            }
+            ends_well(Command::new("fusermount3").arg("-uz").arg(&self.point));
+            ends_well(Command::new("umount").arg("-l").arg(&self.point));
+        }
+        // Logs of tests are nobody's: the runtime directories of this user's other mounts stay.
+        if let Some(dir) = self.log.parent().filter(|dir| dir.join("pid").is_file()) {
+            drop(std::fs::remove_dir_all(dir));
+        }
+    }
+}
+
+/// As a guard needs it: bounded, and without a panic.
+fn ends_well(command: &mut Command) -> bool {
+    let quiet = command.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    if !command::has_program(&quiet.get_program().to_string_lossy())
+        && !Path::new(quiet.get_program()).is_file()
+    {
+        return false;
+    }
+    let mut child = Background::spawn(quiet);
+    child.exit_within(UNMOUNT_LIMIT).is_some_and(|status| status.success())
+}
+
+/// A mount of one node without others.
+#[derive(Debug)]
+pub struct Mount {
+    pub node: Node,
+    _leash: Leash,
+    _scratch: Option<Scratch>,
+}
+
+impl Mount {
+    /// Serves directory `origin` at the top of a new mount.
+    #[track_caller]
+    pub fn of(origin: &Path) -> Self {
+        Self::with(origin, &[])
+    }
+
+    /// As [`Mount::of`], with more flags.
+    #[track_caller]
+    pub fn with(origin: &Path, flags: &[&str]) -> Self {
+        let origin = format!("/=file://{}", origin.display());
+        Self::serving(&[&["--origin", &origin], flags].concat())
+    }
+
+    /// A new mount with just these flags.
+    #[track_caller]
+    pub fn serving(flags: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let point = scratch.dir("mnt");
+        let mut mount = Self::at(&point, copperfs(["mount"]).args(flags));
+        mount._scratch = Some(scratch);
+        mount
+    }
+
+    /// Runs `command`, a `copperfs mount …` without its mount point.
+    #[track_caller]
+    pub fn at(point: &Path, command: &mut Command) -> Self {
+        Self::try_at(point, command).unwrap_or_else(|failed| panic!("no mount: {failed:?}"))
+    }
+
+    /// As [`Mount::at`], for mounts that may be refused.
+    ///
+    /// # Errors
+    /// How the command failed.
+    #[track_caller]
+    pub fn try_at(point: &Path, command: &mut Command) -> Result<Self, Finished> {
+        let finished = command::run(command.arg(point));
+        if !finished.status.success() {
+            return Err(finished);
+        }
+        let node = Node::parse(point, &finished.text());
+        Ok(Self { _leash: Leash::tie(vec![node.pid]), node, _scratch: None })
+    }
+
+    /// A path in the mount.
+    pub fn path(&self, inside: impl AsRef<Path>) -> PathBuf {
+        self.node.point.join(inside)
+    }
+
+    /// Takes it away as a user does, and checks that this ends the daemon.
+    #[track_caller]
+    pub fn unmount(self) {
+        let finished =
+            command::run_within(copperfs(["unmount"]).arg(&self.node.point), UNMOUNT_LIMIT);
+        assert!(finished.status.success(), "{finished:?}");
+        assert!(!self.node.is_alive(), "the daemon runs on: {finished:?}");
+        assert!(!self.node.is_mounted(), "the mount is there: {finished:?}");
+    }
+}
+
+impl std::ops::Deref for Mount {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.node.take_away();
+    }
+}

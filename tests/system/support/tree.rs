@@ -1,0 +1,142 @@
+//! Several nodes on this machine: started by `copperfs launch`, or one by one.
+
+use super::command;
+use super::leash::Leash;
+use super::mount::{Node, copperfs};
+use super::{Mount, Scratch, Stats};
+use rustix::process::Pid;
+use serde_json::Value;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+
+/// Nodes of `copperfs launch --hosts local:N`, all taken away when the guard goes.
+#[derive(Debug)]
+pub struct Tree {
+    pub nodes: Vec<Node>,
+    _leash: Leash,
+    scratch: Scratch,
+}
+
+impl Tree {
+    /// Serves directory `origin` on `count` nodes, each with up to `arity` children.
+    #[track_caller]
+    pub fn launch(count: usize, arity: usize, origin: &Path, flags: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let base = scratch.path().join("mnt");
+        let (hosts, arity) = (format!("local:{count}"), arity.to_string());
+        let origin = format!("/=file://{}", origin.display());
+        let mut launch = copperfs(["launch", "--json", "--hosts", &hosts, "--arity", &arity]);
+        launch.args(["--origin", &origin]).args(flags).arg(&base);
+        let summary: Value = serde_json::from_str(&command::check(&mut launch)).unwrap();
+        let node = |node: &Value| Node {
+            point: node["mountpoint"].as_str().unwrap().into(),
+            pid: Pid::from_raw(node["pid"].as_i64().unwrap().try_into().unwrap()).unwrap(),
+            log: node["log"].as_str().unwrap().into(),
+        };
+        let nodes: Vec<Node> = summary["nodes"].as_array().unwrap().iter().map(node).collect();
+        assert_eq!(nodes.len(), count);
+        let leash = Leash::tie(nodes.iter().map(|node| node.pid).collect());
+        Self { nodes, _leash: leash, scratch }
+    }
+
+    /// The mount point that was given to `launch`.
+    pub fn base(&self) -> PathBuf {
+        self.scratch.path().join("mnt")
+    }
+
+    /// The node that reads storage.
+    pub fn root(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// The last node.
+    pub fn leaf(&self) -> &Node {
+        self.nodes.last().unwrap()
+    }
+
+    /// A path in the mount of node `rank`.
+    pub fn path(&self, rank: usize, inside: impl AsRef<Path>) -> PathBuf {
+        self.nodes[rank].point.join(inside)
+    }
+
+    /// Every node's counters, asked of each node itself.
+    #[track_caller]
+    pub fn stats(&self) -> Vec<Stats> {
+        self.nodes.iter().map(Node::stats).collect()
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What was stopped would make the others wait; what is left of a launch is its record.
+        for node in &self.nodes {
+            if node.is_alive() {
+                let _gone = rustix::process::kill_process(node.pid, rustix::process::Signal::CONT);
+            }
+        }
+        if self.nodes.iter().any(|node| node.is_mounted() || node.is_alive()) {
+            let mut unmount = copperfs(["unmount", "--all"]);
+            drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                command::run(unmount.arg(self.base()))
+            })));
+        }
+        self.nodes.iter().rev().for_each(Node::take_away);
+    }
+}
+
+/// What nodes that are started one by one share: a host list, a secret, an origin.
+#[derive(Debug)]
+pub struct Members {
+    pub hosts: String,
+    pub secret: PathBuf,
+    origin: String,
+    scratch: Scratch,
+}
+
+impl Members {
+    /// `count` nodes on loopback ports that were free a moment ago.
+    pub fn new(count: usize, origin: &Path) -> Self {
+        let scratch = Scratch::new();
+        let sockets: Vec<UdpSocket> =
+            (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let hosts: Vec<String> =
+            sockets.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
+        let secret = scratch.path().join("secret");
+        write_secret(&secret);
+        let origin = format!("/=file://{}", origin.display());
+        Self { hosts: hosts.join(","), secret, origin, scratch }
+    }
+
+    /// A new mount point for node `rank`.
+    pub fn point(&self, rank: usize) -> PathBuf {
+        self.scratch.dir(&format!("node{rank}"))
+    }
+
+    /// `copperfs mount` for node `rank`, without the mount point.
+    pub fn command(&self, rank: usize, flags: &[&str]) -> std::process::Command {
+        let mut command = copperfs(["mount", "--hosts", &self.hosts, "--arity", "1"]);
+        command.args(["--rank", &rank.to_string(), "--origin", &self.origin]).args(flags);
+        if !flags.contains(&"--secret-file") {
+            command.arg("--secret-file").arg(&self.secret);
+        }
+        command
+    }
+
+    /// Starts node `rank`.
+    #[track_caller]
+    pub fn start(&self, rank: usize, flags: &[&str]) -> Mount {
+        Mount::at(&self.point(rank), &mut self.command(rank, flags))
+    }
+}
+
+/// A job secret, made as anybody could.
+pub fn write_secret(path: &Path) {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut random = [0; 32];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom").unwrap(), &mut random).unwrap();
+    let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut options = std::fs::File::options();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(path).unwrap();
+    writeln!(file, "{text}").unwrap();
+}
