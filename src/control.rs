@@ -55,7 +55,10 @@ impl ControlSocket {
         // The directory is 0700 already: nobody could connect between these two lines.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         let task = tokio::spawn(accept(listener, Arc::new(answer)));
-        Ok(Self { path: path.to_owned(), task })
+        Ok(Self {
+            path: path.to_owned(),
+            task,
+        })
     }
 }
 
@@ -75,7 +78,9 @@ where
 {
     let places = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {

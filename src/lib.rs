@@ -4,10 +4,13 @@
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
 pub mod cache;
+pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod namespace;
 pub mod node;
 pub mod num;
+pub mod origin;
 pub mod read;
+pub mod report;

@@ -1,4 +1,8 @@
-//! copperfs.
+//! The `copperfs` program: all of it is in the library.
+
+use std::process::ExitCode;
 
 /// Entry point.
-fn main() {}
+fn main() -> ExitCode {
+    copperfs::cli::main()
+}

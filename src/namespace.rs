@@ -12,7 +12,6 @@ use copperfs_overlay::{Attributes, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of the mount's root directory.
 pub const ROOT: u64 = 1;
@@ -68,7 +67,6 @@ pub struct InodeTable {
     slots: DashMap<u64, Slot>,
     /// The newest number of each path.
     numbers: DashMap<ItemPath, u64>,
-    pushed_bytes: AtomicU64,
 }
 
 impl std::fmt::Debug for InodeTable {
@@ -86,7 +84,6 @@ impl InodeTable {
         let table = Self {
             slots: DashMap::new(),
             numbers: DashMap::new(),
-            pushed_bytes: AtomicU64::new(0),
         };
         let inode = Arc::new(Inode::new(ROOT, ItemPath::root(), root));
         drop(table.slots.insert(
@@ -173,35 +170,21 @@ impl InodeTable {
             .remove_if(&number, |_, slot| slot.references == 0)?;
         self.numbers
             .remove_if(slot.inode.path(), |_, newest| *newest == number);
-        if slot.pushed {
-            self.pushed_bytes
-                .fetch_sub(slot.inode.file.size, Ordering::Relaxed);
-        }
         Some(slot.inode)
     }
 
-    /// Marks `number` as pushed if it was not, and if the bytes of all that the kernel holds pushed
-    /// stay within `bytes_max`. Gives whether it may be pushed now.
-    pub fn claim_push(&self, number: u64, bytes_max: u64) -> bool {
-        let Some(mut slot) = self.slots.get_mut(&number) else {
-            return false;
-        };
-        let size = slot.inode.file.size;
-        if slot.pushed || self.pushed_bytes.load(Ordering::Relaxed) + size > bytes_max {
-            return false;
-        }
-        slot.pushed = true;
-        self.pushed_bytes.fetch_add(size, Ordering::Relaxed);
-        true
+    /// Whether the bytes of `number` may be pushed now: once, until the kernel forgets the inode or
+    /// its pages are invalidated. Counts as pushed from then on.
+    pub fn claim_push(&self, number: u64) -> bool {
+        self.slots
+            .get_mut(&number)
+            .is_some_and(|mut slot| !std::mem::replace(&mut slot.pushed, true))
     }
 
-    /// After the kernel was told to drop an inode's pages: they may be pushed again.
+    /// The kernel was told to drop the inode's pages: they may be pushed again.
     pub fn unpush(&self, number: u64) {
-        if let Some(mut slot) = self.slots.get_mut(&number)
-            && std::mem::take(&mut slot.pushed)
-        {
-            self.pushed_bytes
-                .fetch_sub(slot.inode.file.size, Ordering::Relaxed);
+        if let Some(mut slot) = self.slots.get_mut(&number) {
+            slot.pushed = false;
         }
     }
 
@@ -303,17 +286,17 @@ mod tests {
     }
 
     #[test]
-    fn a_push_is_claimed_once_per_life_and_within_the_bound() {
+    fn a_push_is_claimed_once_per_life() {
         let table = InodeTable::new(attributes(0, 0));
-        let a = table.learn(&path("a"), attributes(1, 60)).number;
-        let b = table.learn(&path("b"), attributes(1, 60)).number;
-        assert!(table.claim_push(a, 100));
-        assert!(!table.claim_push(a, 1000));
-        assert!(!table.claim_push(b, 100), "beyond the bound");
-        table.forget(a, 1);
-        assert!(table.claim_push(b, 100));
-        table.unpush(b);
-        assert!(table.claim_push(b, 100));
+        let number = table.learn(&path("a"), attributes(1, 60)).number;
+        assert!(table.claim_push(number));
+        assert!(!table.claim_push(number));
+        table.unpush(number);
+        assert!(table.claim_push(number));
+        table.forget(number, 1);
+        assert!(!table.claim_push(number), "unknown");
+        table.learn(&path("a"), attributes(1, 60));
+        assert!(table.claim_push(number));
     }
 
     #[test]

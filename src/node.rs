@@ -12,21 +12,23 @@ mod front;
 mod service;
 
 use crate::cache::EvictionPolicy;
-use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, SymlinkPolicy, Toggle};
+use crate::config::{CachePolicy, OpenMode, ReaddirPlus, Settings, Toggle};
 use crate::control::{Command, ControlSocket};
-use crate::origin::{OriginError, Origins};
+use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
+use crate::report::Report;
 use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Member, Overlay, OverlayConfig, OverlayError, Parent,
-    Secret, SecretError,
+    Secret, SecretError, Tree,
 };
 use front::{Front, Promises};
 use service::NodeService;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -62,8 +64,16 @@ pub enum NodeError {
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
+    /// The mount point could not be freed.
+    #[error(transparent)]
+    Unmount(#[from] fuse::UnmountError),
+    /// A part of the node died.
+    #[error("a part of the node died: {0}")]
+    Task(tokio::task::JoinError),
     /// The control socket failed.
-    #[error("cannot serve the control socket {path}: {source}. Check the directory's owner and space")]
+    #[error(
+        "cannot serve the control socket {path}: {source}. Check the directory's owner and space"
+    )]
     Control {
         /// Its path.
         path: PathBuf,
@@ -108,7 +118,11 @@ impl Node {
         let overlay = Overlay::start_with(overlay_config(&settings)?, |parent| {
             let (read, cluster) = ladder(&settings, started, origins, parent, runtime.clone());
             parts = Some((read.clone(), cluster.clone()));
-            Arc::new(NodeService { read, cluster, front: Arc::clone(&front) })
+            Arc::new(NodeService {
+                read,
+                cluster,
+                front: Arc::clone(&front),
+            })
         })?;
         let overlay = Arc::new(overlay);
         let Some((read, cluster)) = parts else {
@@ -120,15 +134,28 @@ impl Node {
         let backings = Backings::new(backing_bytes(&settings), runtime.clone());
         let this = Front::new(read, root, promises(&settings), backings);
         drop(this.cluster.set(cluster.clone()));
-        let mount = fuse::mount(Arc::new(this.clone()), mount_options(&settings), runtime)?;
+        let counters = Arc::new(fuse::Counters::default());
+        cluster.mounted(Arc::clone(&counters));
+        let options = mount_options(&settings, counters);
+        let backend = Arc::new(this.clone());
+        let mounting = move || fuse::mount(backend, options, &runtime);
+        let mount = tokio::task::spawn_blocking(mounting)
+            .await
+            .map_err(NodeError::Task)??;
         this.connect(mount.notifier());
-        cluster.mounted(mount.counters());
         drop(front.set(this));
 
         let path = &settings.control_socket;
         let control = ControlSocket::serve(path, move |command| answer(cluster.clone(), command))
-            .map_err(|source| NodeError::Control { path: path.clone(), source })?;
-        Ok(Self { mount, overlay, _control: control })
+            .map_err(|source| NodeError::Control {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self {
+            mount,
+            overlay,
+            _control: control,
+        })
     }
 
     /// Runs until `shutdown` is ready or the mount is gone, then unmounts and leaves the tree. Ends
@@ -141,7 +168,8 @@ impl Node {
             () = shutdown => {}
             () = self.mount.closed() => tracing::info!("unmounted"),
         }
-        let unmounted = self.mount.unmount();
+        let unmounting = tokio::task::spawn_blocking(move || self.mount.unmount());
+        let unmounted = unmounting.await.map_err(NodeError::Task)?;
         self.overlay.shutdown().await;
         Ok(unmounted?)
     }
@@ -151,7 +179,8 @@ async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
     match command {
         Command::Reports => {
             let reports = cluster.reports().await;
-            serde_json::json!({ "nodes": reports.nodes, "missing": reports.missing })
+            let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
+            serde_json::json!({ "nodes": nodes, "missing": reports.missing })
         }
     }
 }
@@ -161,27 +190,35 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     if settings.rank > 0 && settings.bypass_above.is_none() {
         return Ok(None);
     }
-    let options = crate::origin::OriginOptions {
-        exclude: settings.exclude.clone(),
-        symlinks: match settings.symlinks {
-            SymlinkPolicy::Relative => crate::origin::SymlinkPolicy::Relative,
-            SymlinkPolicy::Keep => crate::origin::SymlinkPolicy::Keep,
-        },
-        listing_attributes_max: settings.listing_attributes_max,
-        posix_concurrency: settings.posix_concurrency,
-        request_timeout: settings.request_timeout,
-        environment: settings.environment.clone(),
-    };
-    let specs: Vec<crate::origin::OriginSpec> = settings
-        .origins
+    let excluded = settings
+        .exclude
         .iter()
-        .map(|origin| crate::origin::OriginSpec {
-            prefix: origin.prefix.clone(),
-            uri: origin.uri.clone(),
-            options: origin.options.clone(),
-        })
-        .collect();
-    Ok(Some(Arc::new(Origins::open(&specs, options).await?)))
+        .flatten()
+        .chain([&settings.mountpoint]);
+    let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
+    let options = OriginOptions {
+        exclude,
+        default_exclude: settings.exclude.is_none(),
+        symlinks: settings.symlinks,
+        listing_attributes_max: settings.listing_attributes_max,
+        hang_timeout: settings.request_timeout,
+        posix_concurrency: settings.posix_concurrency,
+        env: settings.environment.clone(),
+        retries: Retries {
+            timeout: settings.request_timeout,
+            ..Retries::default()
+        },
+        ..OriginOptions::default()
+    };
+    let origins = Origins::open(&settings.origins, &options)?;
+    origins.check().await?;
+    Ok(Some(Arc::new(origins)))
+}
+
+/// A path of the host as the namespace writes it. One that cannot be written so (with `..` in it, say)
+/// names nothing that could be asked for.
+fn namespace_path(path: &Path) -> Option<ItemPath> {
+    ItemPath::parse(path.as_os_str().as_bytes()).ok()
 }
 
 fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
@@ -192,13 +229,17 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
-    let member =
-        |member: &crate::config::Member| Member { name: member.name.clone(), address: member.address.clone() };
+    let member = |member: &crate::config::Member| Member {
+        name: member.name.clone(),
+        address: member.address.clone(),
+    };
     Ok(OverlayConfig {
         members: settings.members.iter().map(member).collect(),
         rank: settings.rank,
         arity: settings.arity,
-        listen: settings.listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+        listen: settings
+            .listen
+            .unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
         secret,
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
@@ -214,10 +255,12 @@ fn ladder(
     runtime: tokio::runtime::Handle,
 ) -> (ReadPath, Cluster) {
     let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
-    let (source, direct): (Arc<dyn Files>, _) = match (parent, storage) {
-        (Some(parent), direct) => (Arc::new(parent), direct),
-        (None, Some(storage)) => (storage, None),
-        (None, None) => (Arc::new(crate::origin::Nowhere), None),
+    let (source, direct): (Arc<dyn Files>, _) = match parent {
+        Some(parent) => (Arc::new(parent), storage),
+        None => (
+            storage.expect("the root, which has no parent, opens its origins"),
+            None,
+        ),
     };
     let passthrough_bytes = backing_bytes(settings);
     let read = ReadPath::new(
@@ -237,22 +280,37 @@ fn ladder(
         direct,
         runtime,
     );
-    let (rank, nodes, arity) = (settings.rank, settings.members.len(), settings.arity);
-    let identity = Identity {
-        name: settings.members.get(rank).map(|member| member.name.clone()).unwrap_or_default(),
+    (
+        read.clone(),
+        Cluster::new(identity(settings, started), read, origins),
+    )
+}
+
+fn identity(settings: &Settings, started: Instant) -> Identity {
+    let (rank, nodes) = (settings.rank, settings.members.len());
+    let tree = Tree::new(nodes, settings.arity);
+    Identity {
+        name: settings
+            .members
+            .get(rank)
+            .map(|member| member.name.clone())
+            .unwrap_or_default(),
         rank,
         nodes,
-        parent: rank.checked_sub(1).map(|before| before / arity),
-        has_children: rank * arity + 1 < nodes,
+        parent: tree.and_then(|tree| tree.parent(rank)),
+        has_children: tree.is_some_and(|tree| !tree.children(rank).is_empty()),
         started,
         control_socket: settings.control_socket.clone(),
-    };
-    (read.clone(), Cluster::new(identity, read, origins))
+    }
 }
 
 /// The memory that passthrough mounts set aside for whole files: half of the data cache.
 fn backing_bytes(settings: &Settings) -> u64 {
-    if settings.open == OpenMode::Passthrough { settings.cache.data_bytes / 2 } else { 0 }
+    if settings.open == OpenMode::Passthrough {
+        settings.cache.data_bytes / 2
+    } else {
+        0
+    }
 }
 
 async fn root_attributes(
@@ -260,10 +318,14 @@ async fn root_attributes(
     overlay: &Overlay,
     read: &ReadPath,
 ) -> Result<Attributes, NodeError> {
-    let parent = overlay.parent().map(|parent| parent.name().to_owned());
+    let parent = Tree::new(settings.members.len(), settings.arity)
+        .and_then(|tree| tree.parent(settings.rank))
+        .and_then(|rank| settings.members.get(rank))
+        .map(|member| member.name.clone());
     let attributes = match overlay.parent() {
         Some(parent) => {
-            let connected = tokio::time::timeout(settings.request_timeout, parent.first_connected());
+            let connected =
+                tokio::time::timeout(settings.request_timeout, parent.first_connected());
             // A parent that never came answers below, with its reason.
             drop(connected.await);
             read.attributes_of(&ItemPath::root()).await
@@ -279,6 +341,34 @@ fn promises(settings: &Settings) -> Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
-        push_bytes_max: push.bytes_max,
+    }
+}
+
+fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
+    fuse::MountOptions {
+        open: match settings.open {
+            OpenMode::ZeroMessage => fuse::OpenMode::ZeroMessage,
+            OpenMode::Tracked => fuse::OpenMode::Tracked,
+            OpenMode::Passthrough => fuse::OpenMode::Passthrough,
+        },
+        allow_other: settings.allow_other,
+        readdir_plus: match settings.readdir_plus {
+            ReaddirPlus::Auto => fuse::ReaddirPlus::Auto,
+            ReaddirPlus::Always => fuse::ReaddirPlus::Always,
+        },
+        posix_acl: match settings.posix_acl {
+            Toggle::Auto => settings.allow_other,
+            Toggle::On => true,
+            Toggle::Off => false,
+        },
+        threads: settings.fuse_threads,
+        max_background: settings.max_background,
+        push: fuse::PushLimits {
+            enabled: settings.push.enabled,
+            bytes_max: settings.push.bytes_max,
+            ..fuse::PushLimits::default()
+        },
+        counters,
+        ..fuse::MountOptions::new(&settings.mountpoint)
     }
 }

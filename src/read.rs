@@ -12,21 +12,25 @@
 //! checks for itself (cut-through); a failure other than "there is no such file" is never cached;
 //! data is cached under its version, so an old copy is never taken for a new one.
 
+mod attributes;
 mod blocks;
+mod directory;
 mod flight;
-mod metadata;
+mod listings;
 mod serve;
 mod single_flight;
 
+pub use attributes::Found;
 pub use blocks::{FileId, FileRef, ReadAhead};
-pub use metadata::{Directory, Found};
+pub use directory::Directory;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
+use attributes::KnownAttributes;
 use blocks::BlockKey;
 use bytes::Bytes;
-use copperfs_overlay::{ContentHash, Cursor, Failure, Files, ItemPath, XattrList};
+use copperfs_overlay::{ContentHash, Failure, Files, ItemPath, XattrList};
 use dashmap::DashMap;
-use metadata::{KnownAttributes, ListingKey};
+use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
 use std::sync::Arc;
@@ -191,9 +195,6 @@ impl ReadPath {
         }
     }
 }
-
-/// A cursor and a page number name the same place; the page number is what the cache knows it by.
-type Page = (u32, Option<Cursor>);
 
 #[cfg(test)]
 mod tests;

@@ -84,6 +84,10 @@ pub enum FsError {
     /// The parent or origin did not answer in time, or failed: after all retries.
     #[error("input/output error")]
     Io,
+    /// The reader was killed while it waited. Given by the front itself when it drops a `Pending`
+    /// future; a backend has no use for it.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 /// Type of a file.
@@ -184,7 +188,14 @@ pub trait DirPage: Send + Sync {
     fn entry(&self, index: usize) -> Option<DirEntry>;
 
     /// Takes a reference on entry `index` for the kernel, as a look-up does, and gives what to tell
-    /// it. `None`: attributes are not at hand after all; the entry ends the READDIRPLUS reply.
+    /// it: attributes, and how long the name may be used. Asked only for entries with `plus` set,
+    /// never for `.` and `..`. `None`: attributes are not at hand after all, and no reference was
+    /// taken.
+    ///
+    /// An entry without attributes still travels in a READDIRPLUS reply, as name, type and `d_ino`
+    /// with node id 0 ("look it up if you care"): so a page may mix both kinds, a listing never waits
+    /// for attributes, and nobody is asked to `stat` what nobody looks at. A reference that was taken
+    /// and found no room in the reply is given back by [`Backend::forget`].
     fn look_up(&self, index: usize) -> Option<(Attr, Duration)>;
 }
 
@@ -249,7 +260,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Up to `size` bytes from `offset`; fewer only at the end of the file.
     fn read(&self, reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes>;
 
-    /// A page of directory `ino` from `offset` (0: the beginning). `plus`: attributes are wanted.
+    /// A page of directory `ino` from `offset` (0: the beginning). An empty page is the end of the
+    /// directory; a page may be shorter than the rest of it. `plus`: attributes are welcome where
+    /// they are at hand; they are not worth a wait.
     fn readdir(&self, ino: Ino, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
 
     /// Filesystem usage.
@@ -269,10 +282,11 @@ pub trait Backend: Send + Sync + 'static {
     /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
-    /// This node's counters, for ioctl.
+    /// This node's counters, for ioctl; `fuse.*` and `push.*` are filled in by the front.
     fn node_stats(&self) -> crate::ioctl::StatsBody;
 
-    /// The cluster's summed counters, for ioctl.
+    /// The cluster's summed counters, for ioctl. The front fills in nothing here: this node's own
+    /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
     fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
 
     /// Path of the control socket.

@@ -12,7 +12,7 @@ use crate::parent::link::explain;
 use crate::transport::close;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{FrameKind, Hello};
-use quinn::{Connection, Endpoint, Incoming};
+use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,14 +69,12 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
     let peer = incoming.remote_address();
     let connection = match timeout(INTRODUCTION, incoming).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return shared.refusals.log(peer, &explain(peer, &error)),
+        Ok(Err(error)) => return gone(&shared, peer, &error),
         Err(_elapsed) => return shared.refusals.log(peer, "no handshake in time"),
     };
     let hello = match timeout(INTRODUCTION, hear(&shared, &connection)).await {
         Ok(Ok(rank)) => Ok(rank),
-        Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => {
-            return shared.refusals.log(peer, &explain(peer, &error));
-        }
+        Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => return gone(&shared, peer, &error),
         Ok(Err(Unwelcome::Stream(error))) => {
             Err((close::PROTOCOL, format!("a hello was due: {error}")))
         }
@@ -92,6 +90,17 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
             connection.close(code.into(), reason.as_bytes());
             shared.refusals.log(peer, &reason);
         }
+    }
+}
+
+/// A peer whose connection ended before its hello. A child that begins several handshakes drops all
+/// but the first; everything else is worth a line.
+fn gone(shared: &Shared, peer: SocketAddr, error: &ConnectionError) {
+    match error {
+        ConnectionError::ApplicationClosed(_) | ConnectionError::LocallyClosed => {
+            tracing::debug!(%peer, %error, "a peer left before its hello");
+        }
+        error => shared.refusals.log(peer, &explain(peer, error)),
     }
 }
 

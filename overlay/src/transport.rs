@@ -16,6 +16,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
+use quinn_proto::HashedConnectionIdGenerator;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +29,10 @@ const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 const WINDOW_BYTES_MAX: u64 = 1 << 20;
 /// The least window, whatever the kernel grants.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// How many streams may stall, unread by their consumer, before the connection does.
+/// How many of a child's streams may stall, unread by their consumer, before its connection does.
 const STALLED_STREAMS: u64 = 16;
+/// Bytes from one child that a parent holds unread: questions and reports, never files.
+const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
 const DATAGRAM_BYTES_MAX: u16 = 8972;
 /// Packets between silent neighbours. Only the child sends them.
@@ -89,7 +92,11 @@ impl Transport {
                 .map_err(|error| OverlayError::Tls(error.to_string()))?;
             let mut server = ServerConfig::with_crypto(Arc::new(tls));
             server
-                .transport_config(Arc::new(transport_config(window, None)))
+                .transport_config(Arc::new(transport_config(
+                    window,
+                    QUESTIONS_BYTES_MAX,
+                    None,
+                )))
                 .migration(false)
                 .max_incoming(INCOMING_MAX);
             Some(server)
@@ -99,7 +106,12 @@ impl Transport {
         let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
             .map_err(|error| OverlayError::Tls(error.to_string()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
-        client.transport_config(Arc::new(transport_config(window, Some(KEEP_ALIVE))));
+        let unread_max = window * STALLED_STREAMS;
+        client.transport_config(Arc::new(transport_config(
+            window,
+            unread_max,
+            Some(KEEP_ALIVE),
+        )));
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr)?,
             server,
@@ -123,8 +135,13 @@ fn endpoint_config(
     let salt = format!("{name} {local_addr}");
     let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &key);
+    // A node answers with a reset only for identifiers that it recognises as its own of earlier.
+    let [a, b, c, d, e, f, g, h, ..] =
+        secret.derive("copperfs 1 2026-11 connection identifiers", salt.as_bytes());
+    let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     let mut config = EndpointConfig::new(Arc::new(key));
     config
+        .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)))
         .max_udp_payload_size(DATAGRAM_BYTES_MAX)
         .map_err(|error| OverlayError::Tls(error.to_string()))?;
     Ok(config)
@@ -144,7 +161,9 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
-fn transport_config(window: u64, keep_alive: Option<Duration>) -> TransportConfig {
+/// What is on its way is bounded by the sender's `window`, sized for the socket; what a consumer
+/// leaves unread, by the receive windows: `window` a stream, `unread_max` a connection.
+fn transport_config(window: u64, unread_max: u64, keep_alive: Option<Duration>) -> TransportConfig {
     let mut cubic = CubicConfig::default();
     cubic.initial_window(window);
     let mut mtu = quinn::MtuDiscoveryConfig::default();
@@ -155,11 +174,9 @@ fn transport_config(window: u64, keep_alive: Option<Duration>) -> TransportConfi
         .mtu_discovery_config(Some(mtu))
         .congestion_controller_factory(Arc::new(cubic))
         .initial_rtt(INITIAL_RTT)
-        // What is on its way is bounded by the sender's window, sized for the socket; what a
-        // consumer leaves unread by the receive windows. One stalled stream must not stop the rest.
         .send_window(window)
-        .stream_receive_window(varint(window))
-        .receive_window(varint(window * STALLED_STREAMS))
+        .stream_receive_window(varint(window.min(unread_max)))
+        .receive_window(varint(unread_max))
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_MAX))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)

@@ -3,7 +3,7 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
-use copperfs_overlay::ItemPath;
+pub use crate::origin::{OriginSpec, SymlinkPolicy};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -82,18 +82,6 @@ pub struct Settings {
     pub foreground: bool,
 }
 
-/// One tree of files and its place in the namespace.
-#[derive(Clone, PartialEq, Eq)]
-pub struct OriginSpec {
-    /// Where it appears below the mount point; empty: everywhere that no other origin is.
-    pub prefix: ItemPath,
-    /// `file:///path`, `s3://bucket/prefix`, `az://…`, `gs://…`, `http(s)://…`.
-    pub uri: String,
-    /// Options of `object_store` for this origin alone (endpoint, region, credentials), over
-    /// [`Settings::environment`]. Values are secrets: `Debug` shows names only.
-    pub options: BTreeMap<String, String>,
-}
-
 /// One node of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
@@ -101,16 +89,6 @@ pub struct Member {
     pub name: String,
     /// `host:port`, resolved by whoever connects. IPv6 addresses stand in brackets.
     pub address: String,
-}
-
-/// How absolute symlinks whose target lies under a served origin are shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum SymlinkPolicy {
-    /// As relative links with a matching size, so that nobody leaves the mount unknowingly.
-    #[default]
-    Relative,
-    /// With the origin's own text.
-    Keep,
 }
 
 /// What opening a file costs and gives.
@@ -190,16 +168,6 @@ pub struct LogSettings {
     pub level: String,
     /// The file; standard error when in the foreground and no file was named.
     pub file: Option<PathBuf>,
-}
-
-impl fmt::Debug for OriginSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OriginSpec")
-            .field("prefix", &self.prefix)
-            .field("uri", &self.uri)
-            .field("options", &self.options.keys())
-            .finish()
-    }
 }
 
 impl fmt::Debug for Settings {

@@ -34,7 +34,9 @@ struct Inner {
 
 impl fmt::Debug for Backings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backings").field("files", &self.0.files).finish_non_exhaustive()
+        f.debug_struct("Backings")
+            .field("files", &self.0.files)
+            .finish_non_exhaustive()
     }
 }
 
@@ -42,7 +44,11 @@ impl Backings {
     /// None yet, and never more than `bytes_max`.
     pub(super) fn new(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         let files = Cache::new(EvictionPolicy::S3Fifo, bytes_max);
-        Self(Arc::new(Inner { files, filling: DashSet::new(), runtime }))
+        Self(Arc::new(Inner {
+            files,
+            filling: DashSet::new(),
+            runtime,
+        }))
     }
 
     /// The memory file of `inode`, if it is complete; otherwise starts to fill one, if the file is
@@ -78,13 +84,18 @@ impl Backings {
     }
 }
 
-async fn fill(read: &ReadPath, inode: &Inode) -> Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>> {
+async fn fill(
+    read: &ReadPath,
+    inode: &Inode,
+) -> Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("copperfs", flags)?;
     rustix::fs::ftruncate(&file, inode.file.size)?;
     let mut offset = 0;
     while offset < inode.file.size {
-        let bytes = read.read(&inode.file, &inode.ahead, offset, COPY_BYTES).await?;
+        let bytes = read
+            .read(&inode.file, &inode.ahead, offset, COPY_BYTES)
+            .await?;
         let mut written = 0;
         while written < bytes.len() {
             written += rustix::io::pwrite(&file, &bytes[written..], offset + written as u64)?;
@@ -95,6 +106,9 @@ async fn fill(read: &ReadPath, inode: &Inode) -> Result<OwnedFd, Box<dyn std::er
         offset += bytes.len() as u64;
         debug_assert!(to_usize(offset) > 0);
     }
-    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK,
+    )?;
     Ok(file)
 }

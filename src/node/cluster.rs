@@ -50,7 +50,13 @@ pub(crate) struct Reports {
 impl Cluster {
     pub(super) fn new(identity: Identity, read: ReadPath, origins: Option<Arc<Origins>>) -> Self {
         let (mount, overlay) = (OnceLock::new(), OnceLock::new());
-        Self(Arc::new(Inner { identity, read, origins, mount, overlay }))
+        Self(Arc::new(Inner {
+            identity,
+            read,
+            origins,
+            mount,
+            overlay,
+        }))
     }
 
     /// Counts the mount's requests too, from now on.
@@ -69,10 +75,22 @@ impl Cluster {
 
     /// This node's counters.
     pub(super) fn node_stats(&self) -> StatsBody {
-        let Inner { identity, read, origins, mount, overlay } = &*self.0;
+        let Inner {
+            identity,
+            read,
+            origins,
+            mount,
+            overlay,
+        } = &*self.0;
         let stats = read.stats();
-        let links = overlay.get().map(|overlay| overlay.counters()).unwrap_or_default();
-        let origin = origins.as_ref().map(|origins| origins.counters()).unwrap_or_default();
+        let links = overlay
+            .get()
+            .map(|overlay| overlay.counters())
+            .unwrap_or_default();
+        let origin = origins
+            .as_ref()
+            .map(|origins| origins.counters())
+            .unwrap_or_default();
         let mut body = StatsBody {
             node: NodeName::new(&identity.name),
             pid: u64::from(std::process::id()),
@@ -110,31 +128,43 @@ impl Cluster {
 
     /// This node's report, as it travels.
     pub(super) fn report(&self) -> Bytes {
-        let report = Report::from(&self.node_stats());
+        let report = Report::from(self.node_stats()).into_json();
         // A struct of numbers and names always has a JSON form.
-        serde_json::to_vec(&report).map(Bytes::from).unwrap_or_default()
+        serde_json::to_vec(&report)
+            .map(Bytes::from)
+            .unwrap_or_default()
     }
 
     /// The reports of all nodes. Ends within the request time-out.
     pub(crate) async fn reports(&self) -> Reports {
         let Some(overlay) = self.0.overlay.get() else {
-            let nodes = vec![Report::from(&self.node_stats())];
-            return Reports { nodes, missing: Vec::new() };
+            let nodes = vec![Report::from(self.node_stats())];
+            return Reports {
+                nodes,
+                missing: Vec::new(),
+            };
         };
         let answers = overlay.cluster_reports().await;
         let parsed = answers.reports.iter().filter_map(|report| {
-            serde_json::from_slice(report)
-                .inspect_err(|error| tracing::warn!(%error, "a report that cannot be read"))
+            let report = serde_json::from_slice(report)
                 .ok()
+                .and_then(|json| Report::from_json(json).ok());
+            if report.is_none() {
+                tracing::warn!("a node's report cannot be read");
+            }
+            report
         });
-        Reports { nodes: parsed.collect(), missing: answers.missing }
+        Reports {
+            nodes: parsed.collect(),
+            missing: answers.missing,
+        }
     }
 
     /// The counters of all nodes, summed.
     pub(super) async fn sum(&self) -> StatsBody {
         let mut sum = StatsBody::default();
         for report in self.reports().await.nodes {
-            sum.add(&StatsBody::from(&report));
+            sum.add(&report.to_stats());
         }
         sum.parent = NO_PARENT;
         sum
@@ -146,7 +176,10 @@ impl Cluster {
     /// `Unavailable`, naming the nodes that could not be told.
     pub(super) async fn clear(&self, path: ItemPath) -> Result<(), Failure> {
         let Some(overlay) = self.0.overlay.get() else {
-            return Err(Failure::new(FailureKind::Unavailable, "the node is still starting"));
+            return Err(Failure::new(
+                FailureKind::Unavailable,
+                "the node is still starting",
+            ));
         };
         let outcome = overlay.clear_cluster(path).await;
         if outcome.missing.is_empty() {

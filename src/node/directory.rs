@@ -26,14 +26,20 @@ pub(super) struct Page {
 }
 
 impl Page {
-    pub(super) fn new(
+    pub(super) fn open(
         front: Front,
         inode: Arc<Inode>,
         directory: Arc<Directory>,
         first: usize,
         offset: u64,
     ) -> Arc<dyn DirPage> {
-        Arc::new(Self { front, inode, directory, first, offset })
+        Arc::new(Self {
+            front,
+            inode,
+            directory,
+            first,
+            offset,
+        })
     }
 
     /// Which entry of a directory stands at directory offset `offset`.
@@ -44,7 +50,11 @@ impl Page {
     fn at(&self, index: usize) -> Option<&Entry> {
         let offset = self.offset.checked_add(index as u64)?;
         let position = Self::entry_at(offset).checked_sub(self.first)?;
-        if offset < DOTS { None } else { self.directory.entries.get(position) }
+        if offset < DOTS {
+            None
+        } else {
+            self.directory.entries.get(position)
+        }
     }
 
     fn dot(&self, name: &'static [u8], number: u64) -> DirEntry {
@@ -71,7 +81,9 @@ impl DirPage for Page {
         let entry = self.at(index)?;
         let parent = self.inode.path();
         let attributes = self.front.read.peek_attributes(parent, entry);
-        let version = attributes.as_ref().map_or(UNKNOWN_VERSION, |found| found.version);
+        let version = attributes
+            .as_ref()
+            .map_or(UNKNOWN_VERSION, |found| found.version);
         let number = parent
             .join(&entry.name)
             .map_or(ROOT + 1, |path| InodeTable::number_of(&path, version));

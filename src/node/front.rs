@@ -9,7 +9,9 @@ use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Found, ReadPath};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath, Timestamp, XattrList};
+use copperfs_overlay::{
+    Attributes, Failure, FailureKind, FileKind, ItemPath, Timestamp, XattrList,
+};
 use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -28,8 +30,6 @@ pub(super) struct Promises {
     pub(super) negative_ttl: Duration,
     /// The largest file that is pushed, in bytes; 0: none is.
     pub(super) push_file_max: u64,
-    /// How many pushed bytes the kernel may hold at a time.
-    pub(super) push_bytes_max: u64,
 }
 
 /// See the module. Cheap to clone.
@@ -41,8 +41,8 @@ pub(super) struct FrontInner {
     pub(super) inodes: InodeTable,
     promises: Promises,
     backings: super::backing::Backings,
-    /// Names at the top of the mount that the kernel was told do not exist. Below, such names go with
-    /// their directory when that is invalidated; the root of the mount cannot be.
+    /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
+    /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
     notifier: OnceLock<fuse::Notifier>,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
@@ -88,49 +88,65 @@ impl Front {
     /// dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
         self.read.clear(path);
-        let Some(notifier) = self.notifier.get() else { return };
+        let Some(notifier) = self.notifier.get() else {
+            return;
+        };
         for inode in self.inodes.below(path) {
-            self.inodes.unpush(inode.number);
             self.backings.forget(inode.number);
-            notifier.invalidate_inode(Ino(inode.number));
-            self.invalidate_name(notifier, inode.path());
+            notifier.invalidate_inode(Ino(inode.number)).await;
+            self.inodes.unpush(inode.number);
         }
-        self.invalidate_name(notifier, path);
-        if path.is_root() {
-            let names: Vec<Bytes> = self.absent_at_root.iter().map(|name| name.clone()).collect();
-            self.absent_at_root.clear();
-            for name in names {
-                notifier.invalidate_entry(Ino::ROOT, OsStr::from_bytes(&name));
+        match path.split() {
+            // A directory takes every name below it along, present or absent.
+            Some((parent, name)) => {
+                if let Some(parent) = self.inodes.number_at(&parent) {
+                    let name = Bytes::copy_from_slice(name);
+                    notifier.invalidate_entry(Ino(parent), name).await;
+                    notifier.invalidate_inode(Ino(parent)).await;
+                }
             }
-        } else if let Some((parent, _)) = path.split()
-            && let Some(number) = self.inodes.number_at(&parent)
-        {
-            notifier.invalidate_inode(Ino(number));
+            None => self.invalidate_top(notifier).await,
         }
         notifier.flush().await;
     }
 
-    fn invalidate_name(&self, notifier: &fuse::Notifier, path: &ItemPath) {
-        if let Some((parent, name)) = path.split()
-            && let Some(number) = self.inodes.number_at(&parent)
-        {
-            notifier.invalidate_entry(Ino(number), OsStr::from_bytes(name));
+    /// Lets the kernel forget every name at the top of the mount, and with them all names.
+    async fn invalidate_top(&self, notifier: &fuse::Notifier) {
+        if notifier.expire_all_entries().await {
+            return;
+        }
+        let known = self.inodes.below(&ItemPath::root());
+        let present = known.iter().filter_map(|inode| match inode.path().split() {
+            Some((parent, name)) if parent.is_root() => Some(Bytes::copy_from_slice(name)),
+            _ => None,
+        });
+        let absent: Vec<Bytes> = self
+            .absent_at_root
+            .iter()
+            .map(|name| name.clone())
+            .collect();
+        self.absent_at_root.clear();
+        for name in present.chain(absent) {
+            notifier.invalidate_entry(Ino::ROOT, name).await;
         }
     }
 
     /// What to tell a reader after `failure`. A file that is no longer what the kernel believes has
     /// its name invalidated first, so that the next look-up finds what is there now.
-    fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
-        let gone = matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound);
-        if gone && let Some(notifier) = self.notifier.get() {
-            self.invalidate_name(notifier, inode.path());
-            if let Some((parent, _)) = inode.path().split()
-                && let Some(number) = self.inodes.number_at(&parent)
-            {
-                notifier.invalidate_inode(Ino(number));
-            }
+    async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
+        if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            return report(inode.path(), failure);
         }
-        if gone { FsError::Stale } else { report(inode.path(), failure) }
+        if let Some(notifier) = self.notifier.get()
+            && let Some((parent, name)) = inode.path().split()
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            notifier
+                .invalidate_entry(Ino(parent), Bytes::copy_from_slice(name))
+                .await;
+            notifier.invalidate_inode(Ino(parent)).await;
+        }
+        FsError::Stale
     }
 
     fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
@@ -138,7 +154,11 @@ impl Front {
     }
 
     fn attr(&self, inode: &Inode) -> Attr {
-        let ttl = if inode.attributes.provisional { PROVISIONAL_TTL } else { self.promises.ttl };
+        let ttl = if inode.attributes.provisional {
+            PROVISIONAL_TTL
+        } else {
+            self.promises.ttl
+        };
         attr(inode.number, &inode.attributes, ttl)
     }
 
@@ -149,14 +169,21 @@ impl Front {
         (attr, attr.ttl)
     }
 
-    fn answer_lookup(&self, parent: &ItemPath, name: &[u8], found: Found) -> Result<Lookup, FsError> {
+    fn answer_lookup(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        found: Found,
+    ) -> Result<Lookup, FsError> {
         match found {
             Found::Attributes(attributes) => {
                 let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
                 let (attr, entry_ttl) = self.introduce(&path, attributes);
                 Ok(Lookup::Found { attr, entry_ttl })
             }
-            Found::Absent => Ok(Lookup::Absent { ttl: self.absent_ttl(parent, name) }),
+            Found::Absent => Ok(Lookup::Absent {
+                ttl: self.absent_ttl(parent, name),
+            }),
         }
     }
 
@@ -192,7 +219,7 @@ impl Front {
                 Err(failure) if failure.kind == FailureKind::Unsupported => {
                     Err(FsError::Unsupported)
                 }
-                Err(failure) => Err(this.refuse(&inode, &failure)),
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
             }
         })
     }
@@ -204,7 +231,10 @@ fn pending<T>(future: impl Future<Output = Result<T, FsError>> + Send + 'static)
 
 /// Logs what an application is about to see as an error, where that says more than the errno.
 fn report(path: &ItemPath, failure: &Failure) -> FsError {
-    if matches!(failure.kind, FailureKind::Io | FailureKind::Unavailable | FailureKind::Corrupt) {
+    if matches!(
+        failure.kind,
+        FailureKind::Io | FailureKind::Unavailable | FailureKind::Corrupt
+    ) {
         tracing::warn!(%path, kind = ?failure.kind, %failure, "a request failed");
     }
     fs_error(failure.kind)
@@ -244,7 +274,11 @@ impl fuse::Backend for Front {
 
     fn readlink(&self, ino: Ino) -> Answer<Bytes> {
         Answer::Ready(self.inode(ino).and_then(|inode| {
-            inode.attributes.link_target.clone().ok_or(FsError::InvalidArgument)
+            inode
+                .attributes
+                .link_target
+                .clone()
+                .ok_or(FsError::InvalidArgument)
         }))
     }
 
@@ -255,22 +289,35 @@ impl fuse::Backend for Front {
     fn release(&self, _ino: Ino) {}
 
     fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
-        Answer::Ready(self.inode(ino).map(|inode| self.backings.of(&self.read, &inode)))
+        Answer::Ready(
+            self.inode(ino)
+                .map(|inode| self.backings.of(&self.read, &inode)),
+        )
     }
 
     fn read(&self, _reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes> {
-        let inode = match self.inode(ino).and_then(|inode| check_readable(&inode).map(|()| inode)) {
+        let inode = match self
+            .inode(ino)
+            .and_then(|inode| check_readable(&inode).map(|()| inode))
+        {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
         if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
-            self.read.read_ahead(&inode.file, &inode.ahead, offset, size);
+            self.read
+                .read_ahead(&inode.file, &inode.ahead, offset, size);
             return Answer::Ready(Ok(bytes));
         }
         let this = self.clone();
         pending(async move {
-            let read = this.read.read(&inode.file, &inode.ahead, offset, size).await;
-            read.map_err(|failure| this.refuse(&inode, &failure))
+            match this
+                .read
+                .read(&inode.file, &inode.ahead, offset, size)
+                .await
+            {
+                Ok(bytes) => Ok(bytes),
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
+            }
         })
     }
 
@@ -282,22 +329,34 @@ impl fuse::Backend for Front {
         };
         let wanted = Page::entry_at(offset);
         if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
-            return Answer::Ready(Ok(Page::new(self.clone(), inode, directory, first, offset)));
+            return Answer::Ready(Ok(Page::open(
+                self.clone(),
+                inode,
+                directory,
+                first,
+                offset,
+            )));
         }
         let this = self.clone();
         pending(async move {
             match this.read.page_with(inode.path(), wanted).await {
-                Ok((first, directory)) => Ok(Page::new(this, inode, directory, first, offset)),
+                Ok((first, directory)) => Ok(Page::open(this, inode, directory, first, offset)),
                 Err(failure) => Err(report(inode.path(), &failure)),
             }
         })
     }
 
     fn statfs(&self, ino: Ino) -> Answer<fuse::Usage> {
-        let path = self.inode(ino).map_or_else(|_| ItemPath::root(), |inode| inode.path().clone());
+        let path = self
+            .inode(ino)
+            .map_or_else(|_| ItemPath::root(), |inode| inode.path().clone());
         let this = self.clone();
         pending(async move {
-            let usage = this.read.usage(&path).await.map_err(|failure| report(&path, &failure))?;
+            let usage = this
+                .read
+                .usage(&path)
+                .await
+                .map_err(|failure| report(&path, &failure))?;
             Ok(fuse::Usage {
                 blocks: usage.blocks,
                 blocks_free: usage.blocks_free,
@@ -314,7 +373,9 @@ impl fuse::Backend for Front {
         let name = Bytes::copy_from_slice(name.as_bytes());
         self.xattrs(ino, move |list| {
             let found = list.iter().find(|(candidate, _)| *candidate == name);
-            found.map(|(_, value)| value.clone()).ok_or(FsError::NoAttribute)
+            found
+                .map(|(_, value)| value.clone())
+                .ok_or(FsError::NoAttribute)
         })
     }
 
@@ -330,19 +391,25 @@ impl fuse::Backend for Front {
             // Everything is data up to the one hole at the end: always true, though holes of the
             // origin are not told apart.
             let size = inode.attributes.size;
-            if offset >= size { Err(FsError::BeyondEnd) } else { Ok(if hole { size } else { offset }) }
+            if offset >= size {
+                Err(FsError::BeyondEnd)
+            } else {
+                Ok(if hole { size } else { offset })
+            }
         }))
     }
 
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)> {
         let mut files = Vec::new();
         for &ino in inos {
-            let Some(inode) = self.inodes.get(ino.0) else { continue };
+            let Some(inode) = self.inodes.get(ino.0) else {
+                continue;
+            };
             let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
                 && small
                 && let Some(bytes) = self.read.whole_now(&inode.file)
-                && self.inodes.claim_push(ino.0, self.promises.push_bytes_max)
+                && self.inodes.claim_push(ino.0)
             {
                 files.push((ino, bytes));
             }
@@ -351,7 +418,10 @@ impl fuse::Backend for Front {
     }
 
     fn node_stats(&self) -> fuse::ioctl::StatsBody {
-        self.cluster.get().map(super::cluster::Cluster::node_stats).unwrap_or_default()
+        self.cluster
+            .get()
+            .map(super::cluster::Cluster::node_stats)
+            .unwrap_or_default()
     }
 
     fn cluster_stats(&self) -> Answer<fuse::ioctl::StatsBody> {
@@ -362,7 +432,10 @@ impl fuse::Backend for Front {
     }
 
     fn control_socket(&self) -> Bytes {
-        self.cluster.get().map(super::cluster::Cluster::control_socket).unwrap_or_default()
+        self.cluster
+            .get()
+            .map(super::cluster::Cluster::control_socket)
+            .unwrap_or_default()
     }
 
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
@@ -372,7 +445,10 @@ impl fuse::Backend for Front {
         let this = self.clone();
         pending(async move {
             if cluster && let Some(all) = this.cluster.get() {
-                return all.clear(path.clone()).await.map_err(|failure| report(&path, &failure));
+                return all
+                    .clear(path.clone())
+                    .await
+                    .map_err(|failure| report(&path, &failure));
             }
             this.clear(&path).await;
             Ok(())
@@ -405,8 +481,10 @@ pub(super) fn kind(kind: FileKind) -> fuse::FileKind {
 
 fn attr(number: u64, attributes: &Attributes, ttl: Duration) -> Attr {
     debug_assert!(number >= ROOT);
-    let time =
-        |time: Timestamp| fuse::Timestamp { seconds: time.seconds, nanoseconds: time.nanoseconds };
+    let time = |time: Timestamp| fuse::Timestamp {
+        seconds: time.seconds,
+        nanoseconds: time.nanoseconds,
+    };
     Attr {
         ino: Ino(number),
         kind: kind(attributes.kind),

@@ -14,7 +14,6 @@ use std::sync::OnceLock;
 
 /// Files from the read path; the rest from the node. Serves from the moment the node listens, before
 /// it is mounted.
-#[derive(Debug)]
 pub(super) struct NodeService {
     pub(super) read: ReadPath,
     pub(super) cluster: Cluster,

@@ -2,8 +2,8 @@
 
 use super::*;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, Entry, FailureKind, FileKind, FilesystemUsage, Listing,
-    ReadRequest, ReadStream, Timestamp, Version,
+    Attributes, BLOCK_BYTES, BlockPart, Cursor, Entry, FailureKind, FileKind, FilesystemUsage,
+    Listing, ReadRequest, ReadStream, Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};

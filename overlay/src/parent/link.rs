@@ -9,6 +9,8 @@ use crate::server::stream;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{self, close};
 use crate::wire::{FrameKind, Hello, WireError};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use quinn::{ClientConfig, Connection, ConnectionError, Endpoint};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,14 +18,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 
 /// First pause between two attempts to connect; doubled up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
-/// Longest pause. Short enough that a parent which starts late is found soon.
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// A connection that lived shorter counts as one more failed attempt.
-const SETTLED: Duration = Duration::from_secs(2);
+/// Longest pause after refusals and the like. After mere silence the pause is the shortest: the
+/// attempt itself has taken its time, and a parent that starts late is to be found soon.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// While the parent is silent a further handshake is begun so often: QUIC's own repetitions back off
+/// exponentially, and would miss by seconds the moment when a late parent begins to listen.
+const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(400);
 
 /// Where the link to the parent stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -169,19 +173,18 @@ impl Connector {
         let link = parent.link();
         let mut pause = BACKOFF_MIN;
         loop {
+            let begun = Instant::now();
             let reason = match self.connect(&parent.member().address).await {
                 Ok(connection) => {
-                    let since = Instant::now();
                     link.connected(&connection);
-                    let reason = self.attend(&connection).await;
-                    if since.elapsed() >= SETTLED {
-                        pause = BACKOFF_MIN;
-                    }
-                    reason
+                    self.attend(&connection).await
                 }
                 Err(reason) => reason,
             };
             link.disconnected(&reason);
+            if begun.elapsed() >= self.connect_timeout {
+                pause = BACKOFF_MIN;
+            }
             sleep(pause).await;
             pause = (pause * 2).min(BACKOFF_MAX);
         }
@@ -198,23 +201,11 @@ impl Connector {
             Ok(Err(error)) => return Err(format!("cannot look up {address}: {error}")),
             Err(_elapsed) => return Err(format!("looking up {address} takes too long")),
         };
-        let mut reason = format!("{address} has no address that this node can reach");
-        for remote in found {
-            match timeout(self.connect_timeout, self.connect_to(remote)).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(why)) => reason = why,
-                Err(_elapsed) => reason = format!("{remote} does not answer"),
-            }
+        if found.is_empty() {
+            return Err(format!("{address} has no address that this node can reach"));
         }
-        Err(reason)
-    }
-
-    async fn connect_to(&self, remote: SocketAddr) -> Result<Connection, String> {
-        let connecting = self
-            .endpoint
-            .connect_with(self.client.clone(), remote, Identity::NAME)
-            .map_err(|error| format!("cannot connect to {remote}: {error}"))?;
-        let connection = connecting.await.map_err(|error| explain(remote, &error))?;
+        let connection = self.handshake(&found).await?;
+        let remote = connection.remote_address();
         match self.introduce(&connection).await {
             Ok(()) => Ok(connection),
             Err(StreamError::Lost(error)) => Err(explain(remote, &error)),
@@ -222,6 +213,41 @@ impl Connector {
                 connection.close(close::PROTOCOL.into(), b"no welcome");
                 Err(format!("{remote} did not accept this node: {error}"))
             }
+        }
+    }
+
+    /// The first handshake that succeeds, of several begun one after another; those that lose are
+    /// dropped before their hello.
+    async fn handshake(&self, remotes: &[SocketAddr]) -> Result<Connection, String> {
+        let attempt = async |remote: SocketAddr| {
+            let connecting = self
+                .endpoint
+                .connect_with(self.client.clone(), remote, Identity::NAME)
+                .map_err(|error| format!("cannot connect to {remote}: {error}"))?;
+            connecting.await.map_err(|error| explain(remote, &error))
+        };
+        let mut attempts = FuturesUnordered::new();
+        let mut reason = None;
+        let mut begin = interval(HANDSHAKE_INTERVAL);
+        let mut remotes_in_turn = remotes.iter().cycle();
+        let racing = async {
+            loop {
+                tokio::select! {
+                    _tick = begin.tick() => {
+                        attempts.extend(remotes_in_turn.next().map(|remote| attempt(*remote)));
+                    }
+                    Some(result) = attempts.next() => match result {
+                        Ok(connection) => return Ok(connection),
+                        // Every address has had its turn and none is left to wait for.
+                        Err(why) if attempts.is_empty() => return Err(why),
+                        Err(why) => reason = Some(why),
+                    },
+                }
+            }
+        };
+        match timeout(self.connect_timeout, racing).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(reason.unwrap_or_else(|| silence(remotes))),
         }
     }
 
@@ -270,6 +296,11 @@ impl Connector {
             }
         }
     }
+}
+
+fn silence(remotes: &[SocketAddr]) -> String {
+    let remotes: Vec<String> = remotes.iter().map(SocketAddr::to_string).collect();
+    format!("{} does not answer", remotes.join(", "))
 }
 
 /// Why a connection failed, for people.

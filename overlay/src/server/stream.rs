@@ -11,6 +11,7 @@ use crate::overlay::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{FrameHeader, FrameKind, Head, PageWriter, Request, WireError};
 use bytes::Bytes;
+use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
 use quinn::{RecvStream, SendStream};
 use serde::Serialize;
@@ -239,7 +240,7 @@ impl Answer<'_> {
 
     async fn read(&mut self, request: ReadRequest) -> Result<(), StreamError> {
         let mut parts = match self.shared.service.read(request).await {
-            Ok(parts) => parts,
+            Ok(parts) => parts.fuse(),
             Err(failure) => return self.failure(&failure).await,
         };
         while let Some(batch) = gather(&mut parts).await {
@@ -266,7 +267,7 @@ struct Batch {
 
 /// Waits for one part and takes those that are ready behind it: a part is never held back for the
 /// next, and many small ones do not cost a write each.
-async fn gather(parts: &mut ReadStream) -> Option<Batch> {
+async fn gather(parts: &mut Fuse<ReadStream>) -> Option<Batch> {
     let mut batch = Batch::default();
     let mut bytes = 0;
     let mut next = parts.next().await;

@@ -1,14 +1,15 @@
-//! Listings and attributes: a directory is fetched once and then answers for all its names.
+//! Attributes: from a listing, or asked for by name, once whoever asks.
 
+use super::directory::{ATTRIBUTES_BYTES, ENTRY_BYTES};
+use super::listings::ListingKey;
 use super::single_flight::{Joined, Lead, answer_of};
-use super::{Inner, PROVISIONAL_TTL, Page, ReadPath};
+use super::{Inner, PROVISIONAL_TTL, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
+    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, XattrList,
 };
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// What a look-up found.
@@ -20,12 +21,7 @@ pub enum Found {
     Absent,
 }
 
-/// A directory's page in the listings cache. Page 0 is the only one but for large directories.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct ListingKey {
-    pub(super) path: ItemPath,
-    pub(super) page: u32,
-}
+type AttributesLead = Lead<ItemPath, Result<Found, Failure>>;
 
 /// What is known of the attributes of one path.
 #[derive(Clone, Debug)]
@@ -43,128 +39,8 @@ impl KnownAttributes {
     }
 }
 
-fn is_current(attributes: &Attributes, since: Instant) -> bool {
+pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
     !attributes.provisional || since.elapsed() < PROVISIONAL_TTL
-}
-
-/// A directory as this node knows it: all of it, a page of a large one, or only that it exists.
-pub struct Directory {
-    /// Attributes of the directory itself.
-    pub attributes: Attributes,
-    /// The entries, in the origin's order.
-    pub entries: Vec<Entry>,
-    /// Positions in `entries`, sorted by name.
-    by_name: Box<[u32]>,
-    /// More entries follow: the directory is large.
-    next: Option<Cursor>,
-    /// The origin refused to list it: names are looked up one by one, and readers are refused.
-    listable: bool,
-    since: Instant,
-    /// The entry whose attributes a reader that walks in order would want next, and how many it got
-    /// the last time.
-    stat_next: AtomicU32,
-    stat_batch: AtomicU32,
-}
-
-impl fmt::Debug for Directory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Directory")
-            .field("entries", &self.entries.len())
-            .field("large", &self.next.is_some())
-            .field("listable", &self.listable)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Names stat'ed in one request when a reader walks a directory in order.
-const STAT_BATCH_MAX: u32 = 512;
-/// Estimated cost of an entry beside its name, in bytes; with attributes or without.
-const ENTRY_BYTES: u64 = 64;
-const ATTRIBUTES_BYTES: u64 = 144;
-
-impl Directory {
-    fn new(listing: Listing) -> Self {
-        let entries = listing.entries;
-        let mut by_name: Vec<u32> = (0..u32::try_from(entries.len()).unwrap_or(u32::MAX)).collect();
-        by_name.sort_unstable_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
-        Self {
-            attributes: listing.directory,
-            entries,
-            by_name: by_name.into(),
-            next: listing.next,
-            listable: true,
-            since: Instant::now(),
-            stat_next: AtomicU32::new(0),
-            stat_batch: AtomicU32::new(0),
-        }
-    }
-
-    fn unlistable(attributes: Attributes) -> Self {
-        let empty = Listing {
-            directory: attributes,
-            entries: Vec::new(),
-            next: None,
-        };
-        Self {
-            listable: false,
-            ..Self::new(empty)
-        }
-    }
-
-    /// Whether a name that is not among `entries` does not exist.
-    fn is_complete(&self) -> bool {
-        self.listable && self.next.is_none()
-    }
-
-    /// Position of `name`.
-    #[must_use]
-    pub fn position(&self, name: &[u8]) -> Option<usize> {
-        self.by_name
-            .binary_search_by(|&at| self.entries[at as usize].name[..].cmp(name))
-            .ok()
-            .map(|at| self.by_name[at] as usize)
-    }
-
-    /// Names to stat together with entry `position`: more, the longer a reader goes in order.
-    fn stat_batch(&self, position: usize) -> &[Entry] {
-        let at = u32::try_from(position).unwrap_or(u32::MAX);
-        let last = self.stat_batch.load(Ordering::Relaxed);
-        let next = self.stat_next.load(Ordering::Relaxed);
-        let in_order = last > 0 && at >= next && at - next < last.max(8);
-        let batch = if in_order {
-            (last * 4).min(STAT_BATCH_MAX)
-        } else {
-            1
-        };
-        self.stat_batch.store(batch, Ordering::Relaxed);
-        self.stat_next.store(at + batch, Ordering::Relaxed);
-        &self.entries[position..self.entries.len().min(position + batch as usize)]
-    }
-
-    /// This page for a child.
-    pub(super) fn to_listing(&self, path: &ItemPath) -> Result<Listing, Failure> {
-        if !self.listable {
-            let detail = format!("{path}: may be searched, not listed");
-            return Err(Failure::new(FailureKind::PermissionDenied, detail));
-        }
-        Ok(Listing {
-            directory: self.attributes.clone(),
-            entries: self.entries.clone(),
-            next: self.next.clone(),
-        })
-    }
-
-    fn weight(&self) -> u64 {
-        let attributes = self
-            .entries
-            .iter()
-            .filter(|entry| entry.attributes.is_some())
-            .count();
-        let names: usize = self.entries.iter().map(|entry| entry.name.len()).sum();
-        (names + 256) as u64
-            + self.entries.len() as u64 * ENTRY_BYTES
-            + attributes as u64 * ATTRIBUTES_BYTES
-    }
 }
 
 impl ReadPath {
@@ -249,108 +125,6 @@ impl ReadPath {
             Found::Attributes(attributes) => Some(attributes),
             Found::Absent => None,
         }
-    }
-
-    /// Brings the attributes of up to [`STAT_BATCH_MAX`] entries from `position` on to this node.
-    /// Failures are not reported: whoever looks a name up will meet them.
-    pub async fn stat_from(&self, parent: &ItemPath, directory: &Directory, position: usize) {
-        let end = directory
-            .entries
-            .len()
-            .min(position + STAT_BATCH_MAX as usize);
-        let names: Vec<Bytes> = directory.entries[position.min(end)..end]
-            .iter()
-            .filter(|entry| !self.0.knows(parent, entry))
-            .map(|entry| entry.name.clone())
-            .collect();
-        if !names.is_empty() {
-            self.stat_names(parent, names).await;
-        }
-    }
-
-    /// The listing of `path` if it is here: the first page of a large directory.
-    pub fn directory_now(&self, path: &ItemPath) -> Option<Arc<Directory>> {
-        self.0.listings.get(&ListingKey {
-            path: path.clone(),
-            page: 0,
-        })
-    }
-
-    /// The listing of `path`, or its first page when it is large. A directory that may not be listed
-    /// comes back empty, to be searched by name.
-    ///
-    /// # Errors
-    /// `NotFound`, `NotADirectory`, faults.
-    pub async fn directory(&self, path: &ItemPath) -> Result<Arc<Directory>, Failure> {
-        self.page(path, 0, None).await
-    }
-
-    /// The page of directory `path` that holds entry `index`, and the index of the page's first.
-    ///
-    /// # Errors
-    /// As [`ReadPath::directory`], and `PermissionDenied` when the directory may not be listed.
-    pub async fn page_with(
-        &self,
-        path: &ItemPath,
-        index: usize,
-    ) -> Result<(usize, Arc<Directory>), Failure> {
-        let mut first = 0;
-        let mut page = self.directory(path).await?;
-        for number in 1.. {
-            if !page.listable {
-                let detail = format!("{path}: may be searched, not listed");
-                return Err(Failure::new(FailureKind::PermissionDenied, detail));
-            }
-            let Some(next) = page.next.clone() else { break };
-            if index < first + page.entries.len() {
-                break;
-            }
-            first += page.entries.len();
-            page = self.page(path, number, Some(next)).await?;
-        }
-        Ok((first, page))
-    }
-
-    /// The page of a listed directory that holds entry `index`, if no message is needed for it.
-    pub fn page_with_now(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
-        let page = self.directory_now(path)?;
-        let here = page.next.is_none() || index < page.entries.len();
-        (page.listable && here).then_some((0, page))
-    }
-
-    async fn page(
-        &self,
-        path: &ItemPath,
-        page: u32,
-        cursor: Option<Cursor>,
-    ) -> Result<Arc<Directory>, Failure> {
-        let inner = &self.0;
-        let key = ListingKey {
-            path: path.clone(),
-            page,
-        };
-        if let Some(directory) = inner.listings.get(&key) {
-            return Ok(directory);
-        }
-        let pending = match inner
-            .listing_flights
-            .join(&key, || inner.listings.get(&key).map(Ok))
-        {
-            Joined::Answered(answer) => return answer,
-            Joined::Follow(pending) => pending,
-            Joined::Lead(lead, pending) => {
-                inner.listings.count_miss();
-                drop(
-                    inner
-                        .runtime
-                        .spawn(Arc::clone(inner).list((page, cursor), lead)),
-                );
-                pending
-            }
-        };
-        answer_of(pending)
-            .await
-            .unwrap_or_else(|| Err(given_up(path)))
     }
 
     /// The attributes of `path` itself: what a directory's listing says of it, or a stat by name.
@@ -446,12 +220,6 @@ impl ReadPath {
     pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
         self.0.source.usage(path.clone()).await
     }
-
-    /// Forgets the attributes of `path` and the listing that may hold them, after they were seen to
-    /// be out of date.
-    pub fn forget_attributes(&self, path: &ItemPath) {
-        self.0.forget_attributes(path);
-    }
 }
 
 impl Inner {
@@ -490,9 +258,7 @@ impl Inner {
         if let Some(directory) = directory {
             match directory.position(name) {
                 Some(position) => {
-                    if let Some(attributes) = &directory.entries[position].attributes
-                        && is_current(attributes, directory.since)
-                    {
+                    if let Some(attributes) = directory.current_attributes(position) {
                         return Some(Found::Attributes(attributes.clone()));
                     }
                 }
@@ -513,61 +279,8 @@ impl Inner {
                 .is_ok_and(|path| self.known(&path).is_some())
     }
 
-    /// Asks for one page of a listing. A directory that refuses to be listed is kept as one that is
-    /// searched by name.
-    async fn list(
-        self: Arc<Self>,
-        (page, cursor): Page,
-        lead: Lead<ListingKey, Result<Arc<Directory>, Failure>>,
-    ) {
-        let epoch = self.epoch.load(Ordering::Acquire);
-        let path = lead.key().path.clone();
-        let listed = self
-            .source
-            .list(path.clone(), cursor, self.page_entries())
-            .await;
-        let answer = match listed {
-            Ok(listing) => Ok(Directory::new(listing)),
-            Err(failure) if failure.kind == FailureKind::PermissionDenied && page == 0 => self
-                .directory_itself(&path)
-                .await
-                .map(Directory::unlistable),
-            Err(failure) => Err(failure),
-        };
-        let answer = answer.map(Arc::new);
-        if let Ok(directory) = &answer
-            && self.epoch.load(Ordering::Acquire) == epoch
-        {
-            let weight = directory.weight() + path.as_bytes().len() as u64;
-            self.listings
-                .insert(lead.key().clone(), Arc::clone(directory), weight);
-        }
-        lead.answer(answer);
-    }
-
-    /// Entries in a page: few enough that several pages fit into the listings' bound.
-    fn page_entries(&self) -> usize {
-        let fit = self.listings.capacity_bytes() / 4 / (ENTRY_BYTES + ATTRIBUTES_BYTES + 32);
-        self.options
-            .listing_entries_max
-            .min(usize::try_from(fit).unwrap_or(usize::MAX))
-            .max(256)
-    }
-
-    async fn directory_itself(&self, path: &ItemPath) -> Result<Attributes, Failure> {
-        let answers = self.source.stat(path.clone(), vec![Bytes::new()]).await?;
-        answers
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| Err(Failure::not_found(path)))
-    }
-
     /// Asks for the attributes of several names of one directory at once.
-    async fn stat(
-        self: Arc<Self>,
-        parent: ItemPath,
-        leads: Vec<(Bytes, Lead<ItemPath, Result<Found, Failure>>)>,
-    ) {
+    async fn stat(self: Arc<Self>, parent: ItemPath, leads: Vec<(Bytes, AttributesLead)>) {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let answers = match self.source.stat(parent, names).await {
@@ -617,7 +330,7 @@ impl Inner {
     }
 }
 
-fn given_up(path: &ItemPath) -> Failure {
+pub(super) fn given_up(path: &ItemPath) -> Failure {
     Failure::new(
         FailureKind::Unavailable,
         format!("{path}: the request was given up"),

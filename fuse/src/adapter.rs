@@ -1,0 +1,710 @@
+//! From the kernel's requests to the backend's answers and back.
+//!
+//! An answer at hand is sent on the FUSE thread itself; one that must be waited for takes its reply
+//! along to the runtime ([`Pending`]). No handler blocks, so two threads serve any number of readers.
+//! What would change the filesystem is answered EROFS here and never reaches the backend.
+
+use crate::attr::{bare_attr, file_attr};
+use crate::backend::{Answer, Attr, Backend, FileKind, FsError, Ino, Lookup, Reader};
+use crate::counters::{Counters, Op};
+use crate::device::Device;
+use crate::dirplus;
+use crate::errno::{READ_ONLY, errno};
+use crate::interrupt::Pending;
+use crate::ioctl::{self, StatsBody};
+use crate::passthrough::Opens;
+use crate::policy::{Granted, OpenMode, Policy};
+use crate::push::PushQueue;
+use bytes::Bytes;
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+/// `l_type` of a range that nobody has locked.
+const F_UNLCK: i32 = 2;
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// What replies need wherever they are sent from.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) push: Arc<PushQueue>,
+    /// The user who mounted.
+    pub(crate) owner: u32,
+}
+
+/// fuser's view of one mount.
+pub(crate) struct Adapter {
+    shared: Arc<Shared>,
+    pending: Arc<Pending>,
+    opens: Arc<Opens>,
+    policy: Policy,
+    granted: Granted,
+}
+
+impl Adapter {
+    pub(crate) fn new(shared: Arc<Shared>, pending: Arc<Pending>, policy: Policy) -> Self {
+        Self {
+            shared,
+            pending,
+            opens: Arc::default(),
+            policy,
+            granted: Granted::default(),
+        }
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &*self.shared.backend
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Sends an answer now, or when it is there.
+    fn send<T, R>(
+        &self,
+        request: &Request,
+        answer: Answer<T>,
+        reply: R,
+        send: impl FnOnce(R, Result<T, FsError>) + Send + 'static,
+    ) where
+        T: Send + 'static,
+        R: Send + 'static,
+    {
+        match answer {
+            Answer::Ready(result) => send(reply, result),
+            Answer::Pending(future) => {
+                self.pending
+                    .wait(request.pid(), future, move |result| send(reply, result));
+            }
+        }
+    }
+
+    fn write_refused(&self) -> Errno {
+        self.counters().add(Op::Write, 1);
+        READ_ONLY
+    }
+
+    /// Opens for a passthrough mount, once the backend has agreed to the open.
+    fn open_through(&self, request: &Request, ino: Ino, reply: ReplyOpen) {
+        let Some(reply) = self.opens.join(ino, reply) else {
+            return;
+        };
+        let opens = Arc::clone(&self.opens);
+        let backing = self.backend().backing(ino);
+        self.send(
+            request,
+            backing,
+            reply,
+            move |reply, backing| match backing {
+                Ok(backing) => opens.open(ino, backing.as_ref(), reply),
+                Err(error) => reply.error(errno(error)),
+            },
+        );
+    }
+}
+
+fn reader(request: &Request) -> Reader {
+    Reader {
+        pid: request.pid(),
+        uid: request.uid(),
+        gid: request.gid(),
+    }
+}
+
+fn send_lookup(reply: ReplyEntry, result: Result<Lookup, FsError>) {
+    match result {
+        Ok(Lookup::Found { attr, entry_ttl }) => {
+            reply.entry_with_ttls(&attr.ttl, &entry_ttl, &file_attr(&attr), Generation(0));
+        }
+        // Inode 0 is "does not exist, and you may remember that".
+        Ok(Lookup::Absent { ttl }) => {
+            reply.entry(&ttl, &bare_attr(Ino(0), FileKind::File), Generation(0));
+        }
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn send_attr(reply: ReplyAttr, result: Result<Attr, FsError>) {
+    match result {
+        Ok(attr) => reply.attr(&attr.ttl, &file_attr(&attr)),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn send_data(reply: ReplyData, result: Result<Bytes, FsError>) {
+    match result {
+        Ok(bytes) => reply.data(&bytes),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// Size 0 asks how much room is needed.
+fn send_xattr(reply: ReplyXattr, result: Result<Bytes, FsError>, room: u32) {
+    match result {
+        Err(error) => reply.error(errno(error)),
+        Ok(bytes) => match u32::try_from(bytes.len()) {
+            Ok(length) if room == 0 => reply.size(length),
+            Ok(length) if length <= room => reply.data(&bytes),
+            _ => reply.error(Errno::ERANGE),
+        },
+    }
+}
+
+fn send_stats(reply: ReplyIoctl, result: Result<StatsBody, FsError>) {
+    match result {
+        Ok(stats) => reply.ioctl(0, &stats.encode()),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.granted = self.policy.negotiate(config)?;
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _in_hand = self.counters().begin(Op::Lookup);
+        let answer = self.backend().lookup(reader(request), Ino(parent.0), name);
+        self.send(request, answer, reply, send_lookup);
+    }
+
+    // fuser takes BATCH_FORGET apart and calls this for each.
+    fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+        self.counters().add(Op::Forget, 1);
+        self.shared.push.was_forgotten(Ino(ino.0));
+        self.backend().forget(Ino(ino.0), count);
+    }
+
+    fn getattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
+        let _in_hand = self.counters().begin(Op::Getattr);
+        let answer = self.backend().getattr(Ino(ino.0));
+        self.send(request, answer, reply, send_attr);
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let _in_hand = self.counters().begin(Op::Readlink);
+        let answer = self.backend().readlink(Ino(ino.0));
+        self.send(request, answer, reply, send_data);
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _in_hand = self.counters().begin(Op::Open);
+        let ino = Ino(ino.0);
+        match self.policy.open {
+            // The kernel opens by itself from now on, with KEEP_CACHE.
+            OpenMode::ZeroMessage if self.granted.zero_open => reply.error(Errno::ENOSYS),
+            OpenMode::ZeroMessage => reply.opened(FileHandle(0), keep_cache()),
+            OpenMode::Tracked => {
+                let answer = self.backend().open(reader(request), ino);
+                self.send(request, answer, reply, |reply, result| match result {
+                    Ok(()) => reply.opened(FileHandle(0), keep_cache()),
+                    Err(error) => reply.error(errno(error)),
+                });
+            }
+            OpenMode::Passthrough => match self.backend().open(reader(request), ino) {
+                Answer::Ready(Ok(())) => self.open_through(request, ino, reply),
+                Answer::Ready(Err(error)) => reply.error(errno(error)),
+                Answer::Pending(future) => {
+                    let (opens, shared) = (Arc::clone(&self.opens), Arc::clone(&self.shared));
+                    let both = Box::pin(async move {
+                        future.await?;
+                        match shared.backend.backing(ino) {
+                            Answer::Ready(result) => result,
+                            Answer::Pending(future) => future.await,
+                        }
+                    });
+                    self.pending
+                        .wait(request.pid(), both, move |result| match result {
+                            Ok(backing) => opens.open(ino, backing.as_ref(), reply),
+                            Err(error) => reply.error(errno(error)),
+                        });
+                }
+            },
+        }
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Release);
+        if self.policy.open == OpenMode::Passthrough {
+            self.opens.release(Ino(ino.0));
+        }
+        if self.policy.open != OpenMode::ZeroMessage {
+            self.backend().release(Ino(ino.0));
+        }
+        reply.ok();
+    }
+
+    fn read(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _in_hand = self.counters().begin(Op::Read);
+        let ino = Ino(ino.0);
+        self.shared.push.was_read(ino);
+        let answer = self.backend().read(reader(request), ino, offset, size);
+        let counters = Arc::clone(&self.shared.counters);
+        self.send(request, answer, reply, move |reply, result| {
+            if let Ok(bytes) = &result {
+                counters
+                    .bytes_read
+                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            }
+            send_data(reply, result);
+        });
+    }
+
+    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _in_hand = self.counters().begin(Op::Opendir);
+        if self.granted.zero_opendir {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(
+                FileHandle(0),
+                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR,
+            );
+        }
+    }
+
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        let _in_hand = self.counters().begin(Op::Readdir);
+        let answer = self.backend().readdir(Ino(ino.0), offset, false);
+        self.send(request, answer, reply, move |reply, page| {
+            dirplus::answer(reply, page, offset);
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        let _in_hand = self.counters().begin(Op::Readdirplus);
+        let answer = self.backend().readdir(Ino(ino.0), offset, true);
+        let shared = Arc::clone(&self.shared);
+        let unique = request.unique().0;
+        self.send(request, answer, reply, move |reply, page| {
+            dirplus::answer_plus(&shared, unique, reply, page, offset);
+        });
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Releasedir);
+        reply.ok();
+    }
+
+    // FLUSH, FSYNC, FSYNCDIR: there is never anything to write back. ENOSYS counts as success, and
+    // the kernel does not ask again.
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Flush);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Fsync);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Fsync);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let _in_hand = self.counters().begin(Op::Statfs);
+        let answer = self.backend().statfs(Ino(ino.0));
+        self.send(request, answer, reply, |reply, result| match result {
+            Ok(usage) => reply.statfs(
+                usage.blocks,
+                usage.blocks_free,
+                usage.blocks_available,
+                usage.files,
+                usage.files_free,
+                usage.block_size,
+                usage.name_max,
+                usage.block_size,
+            ),
+            Err(error) => reply.error(errno(error)),
+        });
+    }
+
+    // With `default_permissions` the kernel checks by itself and does not ask.
+    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        let _in_hand = self.counters().begin(Op::Access);
+        reply.ok();
+    }
+
+    fn getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let _in_hand = self.counters().begin(Op::Getxattr);
+        let answer = self.backend().getxattr(Ino(ino.0), name);
+        self.send(request, answer, reply, move |reply, result| {
+            send_xattr(reply, result, size);
+        });
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let _in_hand = self.counters().begin(Op::Listxattr);
+        let answer = self.backend().listxattr(Ino(ino.0));
+        self.send(request, answer, reply, move |reply, result| {
+            send_xattr(reply, result, size);
+        });
+    }
+
+    fn lseek(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let _in_hand = self.counters().begin(Op::Lseek);
+        // The kernel answers the other kinds by itself.
+        let hole = match whence {
+            SEEK_DATA => false,
+            SEEK_HOLE => true,
+            _ => return reply.error(errno(FsError::InvalidArgument)),
+        };
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(errno(FsError::BeyondEnd));
+        };
+        let answer = self.backend().lseek(Ino(ino.0), offset, hole);
+        self.send(request, answer, reply, |reply, result| {
+            match result.map(i64::try_from) {
+                Ok(Ok(offset)) => reply.offset(offset),
+                Ok(Err(_)) => reply.error(Errno::EOVERFLOW),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    // The kernel grants locks by itself, since POSIX_LOCKS and FLOCK_LOCKS are not asked for.
+    fn getlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        _kind: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        let _in_hand = self.counters().begin(Op::Lock);
+        reply.locked(start, end, F_UNLCK, 0);
+    }
+
+    fn setlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _lock_owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        _kind: i32,
+        _pid: u32,
+        _sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _in_hand = self.counters().begin(Op::Lock);
+        reply.ok();
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        command: u32,
+        argument: &[u8],
+        _room: u32,
+        reply: ReplyIoctl,
+    ) {
+        let _in_hand = self.counters().begin(Op::Ioctl);
+        match command {
+            ioctl::NODE_STATS => {
+                let mut stats = self.backend().node_stats();
+                self.counters().fill(&mut stats);
+                send_stats(reply, Ok(stats));
+            }
+            ioctl::CLUSTER_STATS => {
+                let answer = self.backend().cluster_stats();
+                self.send(request, answer, reply, send_stats);
+            }
+            ioctl::CLEAR => {
+                if request.uid() != 0 && request.uid() != self.shared.owner {
+                    return reply.error(errno(FsError::NotOwner));
+                }
+                let Some((path, cluster)) = ioctl::decode_clear(argument) else {
+                    return reply.error(errno(FsError::InvalidArgument));
+                };
+                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
+                self.send(request, answer, reply, |reply, result| match result {
+                    Ok(()) => reply.ioctl(0, &[]),
+                    Err(error) => reply.error(errno(error)),
+                });
+            }
+            ioctl::CONTROL => match ioctl::encode_control(&self.backend().control_socket()) {
+                Some(bytes) => reply.ioctl(0, &bytes),
+                None => reply.error(errno(FsError::NameTooLong)),
+            },
+            _ => reply.error(Errno::ENOTTY),
+        }
+    }
+
+    // Everything that would write. The mount is read-only, so the kernel refuses most of it before
+    // it gets here.
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn mknod(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn mkdir(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(self.write_refused());
+    }
+
+    fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(self.write_refused());
+    }
+
+    fn symlink(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _target: &Path,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _value: &[u8],
+        _flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn removexattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(self.write_refused());
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _length: u64,
+        _mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(self.write_refused());
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _ino_in: INodeNo,
+        _handle_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _handle_out: FileHandle,
+        _offset_out: u64,
+        _length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(self.write_refused());
+    }
+}
+
+fn keep_cache() -> FopenFlags {
+    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+}

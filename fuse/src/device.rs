@@ -1,0 +1,102 @@
+//! Our own writing end of `/dev/fuse`: notifications, and the one reply that fuser cannot form.
+//!
+//! The same open file that fuser reads from, so the kernel takes what is written here for the same
+//! connection. Notifications are formed here and not by fuser's `Notifier` because that one hides
+//! ENOENT, and ENOENT is how the push learns that the kernel does not know an inode yet.
+//!
+//! A notification may block in the kernel (on the directory's or a page's lock, which a reader who
+//! waits for an answer may hold): only the notifier thread sends them.
+
+use crate::backend::Ino;
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// `enum fuse_notify_code` of the kernel's ABI.
+const NOTIFY_INVAL_INODE: i32 = 2;
+const NOTIFY_INVAL_ENTRY: i32 = 3;
+const NOTIFY_STORE: i32 = 4;
+const NOTIFY_INC_EPOCH: i32 = 8;
+
+/// `struct fuse_out_header`.
+const HEADER: usize = 16;
+
+/// The connection of one mount.
+#[derive(Debug)]
+pub(crate) struct Device(OwnedFd);
+
+impl Device {
+    /// A second descriptor for the open file behind `fuse`.
+    pub(crate) fn duplicate(fuse: impl AsFd) -> std::io::Result<Self> {
+        Ok(Self(fuse.as_fd().try_clone_to_owned()?))
+    }
+
+    /// Forgets what `name` in `parent` is, or that it is not; if it is a directory, everything below
+    /// as well. Names that the kernel does not hold are fine.
+    pub(crate) fn invalidate_entry(&self, parent: Ino, name: &[u8]) -> Result<(), Errno> {
+        let length = u32::try_from(name.len()).or(Err(Errno::NAMETOOLONG))?;
+        let mut argument = [0; 16];
+        argument[..8].copy_from_slice(&parent.0.to_ne_bytes());
+        argument[8..12].copy_from_slice(&length.to_ne_bytes());
+        unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &[&argument, name, &[0]]))
+    }
+
+    /// Forgets attributes, and data or listing, of an inode.
+    pub(crate) fn invalidate_inode(&self, ino: Ino) -> Result<(), Errno> {
+        // Offset 0 and length 0: from the beginning to the end.
+        let mut argument = [0; 24];
+        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
+        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
+    }
+
+    /// Makes the kernel ask again for every name it holds, absent ones included. `INVAL` from
+    /// kernels older than 6.16.
+    pub(crate) fn expire_all_entries(&self) -> Result<(), Errno> {
+        self.notify(NOTIFY_INC_EPOCH, &[])
+    }
+
+    /// Stores bytes into the page cache. `NOENT`: the kernel does not hold the inode.
+    pub(crate) fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let length = u32::try_from(bytes.len()).or(Err(Errno::INVAL))?;
+        let mut argument = [0; 24];
+        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
+        argument[8..16].copy_from_slice(&offset.to_ne_bytes());
+        argument[16..20].copy_from_slice(&length.to_ne_bytes());
+        self.notify(NOTIFY_STORE, &[&argument, bytes])
+    }
+
+    /// Answers request `unique` with `bytes`.
+    pub(crate) fn reply(&self, unique: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.write(0, unique, &[bytes])
+    }
+
+    fn notify(&self, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+        // Unique 0 marks a notification; the error field carries its code.
+        self.write(code, 0, parts)
+    }
+
+    fn write(&self, error: i32, unique: u64, parts: &[&[u8]]) -> Result<(), Errno> {
+        let length = HEADER + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&u32::try_from(length).or(Err(Errno::INVAL))?.to_ne_bytes());
+        header[4..8].copy_from_slice(&error.to_ne_bytes());
+        header[8..].copy_from_slice(&unique.to_ne_bytes());
+        let mut slices = [IoSlice::new(&[]); 4];
+        let mut count = 1;
+        slices[0] = IoSlice::new(&header);
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            slices[count] = IoSlice::new(part);
+            count += 1;
+        }
+        // The device takes a message whole or not at all.
+        rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, &slices[..count])).map(|_| ())
+    }
+}
+
+/// The kernel knows nothing of it: there is nothing to forget.
+fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        other => other,
+    }
+}

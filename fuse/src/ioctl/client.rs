@@ -1,0 +1,204 @@
+//! The other end of the ioctl ABI: asks a mount for its counters, or to clear its cache.
+//!
+//! Each call opens the path, makes sure that it lies on a copperfs mount (by the mount's id in
+//! mountinfo, so no foreign driver ever sees one of these commands), and blocks until the daemon
+//! answers. Call from a thread that may block.
+
+use super::{
+    AbiError, CLEAR, CLEAR_BYTES, CLUSTER_STATS, CONTROL, CONTROL_BYTES, NODE_STATS, StatsBody,
+    decode_control, encode_clear,
+};
+use crate::mountinfo::{self, COPPERFS_FSTYPE};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, Setter};
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// Why a mount could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The path cannot be opened.
+    #[error("cannot open {path}")]
+    Open {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another filesystem.
+    #[error(
+        "{path} is not on a copperfs mount (it is on {fstype}): give the mount point, or a path below it"
+    )]
+    NotCopperfs {
+        /// The path.
+        path: PathBuf,
+        /// Type of the filesystem there.
+        fstype: String,
+    },
+    /// The mount is there and its daemon is gone.
+    #[error(
+        "the daemon of {path} is gone and left its mount behind: `copperfs unmount` removes it"
+    )]
+    Stale {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody else's mount.
+    #[error("only the owner of the mount at {path} and root may do this")]
+    NotOwner {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Daemon and program do not speak the same ABI.
+    #[error(
+        "the daemon at {path} speaks another version of the ioctl interface; use the copperfs program that mounted it"
+    )]
+    OtherVersion {
+        /// The path.
+        path: PathBuf,
+    },
+    /// What the daemon answered cannot be read.
+    #[error("the answer of the daemon at {path} cannot be read")]
+    Answer {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: AbiError,
+    },
+    /// The daemon answered with an error, or mountinfo could not be read.
+    #[error("{path} did not answer")]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A path too long for the ABI.
+    #[error("the path to clear is longer than the interface allows")]
+    PathTooLong(#[source] AbiError),
+}
+
+/// Counters of the node that serves `mountpoint`.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn node_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+    stats::<NODE_STATS>(mountpoint)
+}
+
+/// Summed counters of all nodes. Takes as long as the slowest node that still answers.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn cluster_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+    stats::<CLUSTER_STATS>(mountpoint)
+}
+
+/// Drops what is cached of `path` (relative to the mount; empty: everything) and below, on this node
+/// or on all.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<(), ClientError> {
+    let argument = encode_clear(path, cluster).map_err(ClientError::PathTooLong)?;
+    let fd = open(mountpoint)?;
+    set::<CLEAR, CLEAR_BYTES>(&fd, argument).map_err(|errno| explain(mountpoint, errno))
+}
+
+/// Path of the daemon's control socket.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn control_socket(mountpoint: &Path) -> Result<PathBuf, ClientError> {
+    let fd = open(mountpoint)?;
+    let bytes = get::<CONTROL, CONTROL_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    let path = decode_control(&bytes).map_err(|source| ClientError::Answer {
+        path: mountpoint.to_owned(),
+        source,
+    })?;
+    Ok(PathBuf::from(OsString::from_vec(path)))
+}
+
+fn stats<const COMMAND: Opcode>(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+    let fd = open(mountpoint)?;
+    let bytes =
+        get::<COMMAND, { StatsBody::BYTES }>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    StatsBody::decode(&bytes).map_err(|source| ClientError::Answer {
+        path: mountpoint.to_owned(),
+        source,
+    })
+}
+
+/// Opens `path` and makes sure that it lies on a copperfs mount.
+fn open(path: &Path) -> Result<OwnedFd, ClientError> {
+    let io = |errno: Errno| explain(path, errno);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
+        if errno == Errno::NOTCONN {
+            io(errno)
+        } else {
+            ClientError::Open {
+                path: path.to_owned(),
+                source: errno.into(),
+            }
+        }
+    })?;
+    let statx = rustix::fs::statx(
+        &fd,
+        c"",
+        AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC,
+        StatxFlags::MNT_ID,
+    )
+    .map_err(io)?;
+    let mounts = mountinfo::read().map_err(|source| ClientError::Io {
+        path: path.to_owned(),
+        source,
+    })?;
+    let fstype = mounts
+        .iter()
+        .find(|mount| mount.id == statx.stx_mnt_id)
+        .map_or("an unknown filesystem", |mount| mount.fstype.as_str());
+    if fstype == COPPERFS_FSTYPE {
+        Ok(fd)
+    } else {
+        Err(ClientError::NotCopperfs {
+            path: path.to_owned(),
+            fstype: fstype.to_owned(),
+        })
+    }
+}
+
+fn explain(path: &Path, errno: Errno) -> ClientError {
+    let path = path.to_owned();
+    match errno {
+        Errno::NOTCONN | Errno::CONNABORTED => ClientError::Stale { path },
+        Errno::PERM => ClientError::NotOwner { path },
+        Errno::NOTTY | Errno::NOSYS => ClientError::OtherVersion { path },
+        errno => ClientError::Io {
+            path,
+            source: errno.into(),
+        },
+    }
+}
+
+#[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
+fn get<const COMMAND: Opcode, const BYTES: usize>(fd: &OwnedFd) -> Result<[u8; BYTES], Errno> {
+    // SAFETY: `fd` lies on a copperfs mount, which the caller checked. FUSE handles such a command
+    // by its number alone (restricted ioctl): it copies out exactly as many bytes as the number's
+    // size field says, and the four commands are made from the types that are passed here, a plain
+    // byte array of that size, for which every content is valid. If the daemon sends less, FUSE
+    // fails the call.
+    unsafe { rustix::ioctl::ioctl(fd, Getter::<COMMAND, [u8; BYTES]>::new()) }
+}
+
+#[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
+fn set<const COMMAND: Opcode, const BYTES: usize>(
+    fd: &OwnedFd,
+    argument: [u8; BYTES],
+) -> Result<(), Errno> {
+    // SAFETY: as for `get`: FUSE reads exactly the bytes of the array and writes none.
+    unsafe { rustix::ioctl::ioctl(fd, Setter::<COMMAND, [u8; BYTES]>::new(argument)) }
+}

@@ -1,0 +1,298 @@
+//! Mounting and unmounting, and the life of one mount.
+//!
+//! We mount ourselves and hand fuser the finished descriptor, because fuser opens `/dev/fuse` itself
+//! and gives up where only the setuid helper may, cannot be told to end a session that another mount
+//! namespace still pins, and says little about why a mount failed.
+//!
+//! The order of an end: the mount point goes (normally, or lazily if it is in use), a session that is
+//! still alive then is aborted, what waits is cancelled, the notifier stops. DESTROY is not waited
+//! for: from a mount that another namespace holds it never comes.
+
+mod fusermount;
+mod preflight;
+mod session;
+mod state;
+
+pub use preflight::NonEmpty;
+pub use state::{MountState, detach, mount_state};
+
+use crate::backend::Backend;
+use crate::counters::Counters;
+use crate::notifier::Notifier;
+use crate::policy::{OpenMode, ReaddirPlus};
+use crate::push::PushLimits;
+use session::Session;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// How to mount. Always `ro,nosuid,nodev,default_permissions`.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Where: an existing directory.
+    pub mountpoint: PathBuf,
+    /// What is shown as the source in `mount` and `df`; other characters than letters, digits and
+    /// `-_.:/@+` become `_`.
+    pub fsname: String,
+    /// What an open costs, and who sees it.
+    pub open: OpenMode,
+    /// Whether users other than the one who mounts may enter.
+    pub allow_other: bool,
+    /// Whether a mount point that is not empty is accepted.
+    pub non_empty: NonEmpty,
+    /// When listings carry attributes.
+    pub readdir_plus: ReaddirPlus,
+    /// Whether the kernel enforces POSIX ACLs; for mounts shared by users.
+    pub posix_acl: bool,
+    /// FUSE threads, at least 1. They only answer what is at hand.
+    pub threads: usize,
+    /// Background requests (read-ahead) in the daemon at most; below 1024 hanging misses slow hits.
+    pub max_background: u16,
+    /// How much is pushed into the page cache.
+    pub push: PushLimits,
+    /// The counters to use; keep a clone to read them.
+    pub counters: Arc<Counters>,
+}
+
+impl MountOptions {
+    /// The defaults, for `mountpoint`.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
+        Self {
+            mountpoint: mountpoint.into(),
+            fsname: "copperfs".to_owned(),
+            open: OpenMode::default(),
+            allow_other: false,
+            non_empty: NonEmpty::default(),
+            readdir_plus: ReaddirPlus::default(),
+            posix_acl: false,
+            threads: 2,
+            max_background: 4096,
+            push: PushLimits::default(),
+            counters: Arc::default(),
+        }
+    }
+}
+
+/// Why a mount failed, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The kernel has no FUSE, or the container does not show it.
+    #[error(
+        "there is no FUSE device /dev/fuse: load the module (`modprobe fuse`), or start the container with `--device /dev/fuse --cap-add SYS_ADMIN`"
+    )]
+    NoDevice,
+    /// The setuid helper is missing.
+    #[error(
+        "mounting needs root or the setuid program fusermount3, which is not in PATH: install the package `fuse3`"
+    )]
+    NoFusermount,
+    /// `allow_other` without the administrator's leave.
+    #[error(
+        "`allow_other` is not allowed to users here: add a line `user_allow_other` to /etc/fuse.conf, or mount without it"
+    )]
+    AllowOtherRefused,
+    /// Passthrough without privilege.
+    #[error("`--open passthrough` needs CAP_SYS_ADMIN: mount as root, or use `--open tracked`")]
+    PassthroughNeedsPrivilege,
+    /// No such directory.
+    #[error("mount point {path} does not exist: create it with `mkdir -p {path}`")]
+    Missing {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// Something else than a directory.
+    #[error("mount point {path} is not a directory")]
+    NotADirectory {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// Files would be hidden.
+    #[error(
+        "mount point {path} is not empty: its files would be hidden; choose an empty directory, or allow it explicitly"
+    )]
+    NotEmpty {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// A copperfs is there and alive.
+    #[error("copperfs is already mounted at {path}: `copperfs unmount {path}` ends it")]
+    AlreadyMounted {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// A daemon died there.
+    #[error("{path} is the stale mount of a copperfs daemon that died: detach it first")]
+    Stale {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// Another filesystem is mounted there.
+    #[error("a {fstype} filesystem is already mounted at {path}")]
+    Foreign {
+        /// The mount point.
+        path: PathBuf,
+        /// Its type.
+        fstype: String,
+    },
+    /// The mount point cannot be examined.
+    #[error("cannot examine mount point {path}")]
+    Examine {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// mount(2) failed.
+    #[error("cannot mount at {path}")]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// fusermount3 failed.
+    #[error("fusermount3 cannot mount at {path}: {message}")]
+    Fusermount {
+        /// The mount point.
+        path: PathBuf,
+        /// What it said.
+        message: String,
+    },
+    /// The kernel and we do not agree on INIT.
+    #[error("the kernel and the daemon do not agree on how to talk")]
+    Handshake(#[source] io::Error),
+    /// Threads or descriptors could not be had.
+    #[error("cannot start the threads of the mount")]
+    Start(#[source] io::Error),
+}
+
+/// Why an unmount failed.
+#[derive(Debug, thiserror::Error)]
+pub enum UnmountError {
+    /// umount2(2) failed.
+    #[error("cannot unmount {path}")]
+    Unmount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// fusermount3 failed.
+    #[error("fusermount3 cannot unmount {path}: {message}")]
+    Fusermount {
+        /// The mount point.
+        path: PathBuf,
+        /// What it said.
+        message: String,
+    },
+    /// The path or mountinfo cannot be read.
+    #[error("cannot examine {path}")]
+    Examine {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A mounted filesystem. Dropping it unmounts, as [`Mount::unmount`] does.
+#[derive(Debug)]
+pub struct Mount {
+    session: Option<Session>,
+    mountpoint: PathBuf,
+    notifier: Notifier,
+    counters: Arc<Counters>,
+}
+
+/// Mounts `backend`. Returns when the kernel and the daemon have shaken hands: the mount answers.
+///
+/// `Pending` answers run on `runtime`. Blocks for as long as a mount takes (fusermount3: some 10 ms);
+/// call it from a thread that may block.
+///
+/// # Errors
+/// See [`MountError`]. Nothing stays mounted then.
+pub fn mount(
+    backend: Arc<dyn Backend>,
+    options: MountOptions,
+    runtime: &Handle,
+) -> Result<Mount, MountError> {
+    let mountpoint = preflight::check(&options)?;
+    let connection = fusermount::connect(&mountpoint, &options)?;
+    let (session, notifier) = Session::start(backend, &options, runtime, connection)?;
+    Ok(Mount {
+        session: Some(session),
+        mountpoint,
+        notifier,
+        counters: options.counters,
+    })
+}
+
+impl Mount {
+    /// Where it is mounted: absolute, without symlinks.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Tells the kernel what to forget.
+    #[must_use]
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
+    }
+
+    /// What the kernel asked so far.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Completes when the session has ended, whoever ended it (`umount` by hand included). Does not
+    /// borrow the mount; may be dropped.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
+        let ended = self.session.as_ref().map(Session::ended);
+        async move {
+            if let Some(ended) = ended {
+                ended.wait().await;
+            }
+        }
+    }
+
+    /// Waits at most `timeout` for the session's end, blocking; whether it has ended.
+    pub fn wait_closed(&self, timeout: Duration) -> bool {
+        self.session
+            .as_ref()
+            .is_none_or(|session| session.wait_ended(timeout))
+    }
+
+    /// Unmounts: normally, or lazily if the mount is in use. Requests that wait are answered EINTR.
+    ///
+    /// Blocks for a bounded time (below 2 s, plus fusermount3) and ends the daemon's side whatever
+    /// holds the mount: readers in another mount namespace get ENOTCONN.
+    ///
+    /// # Errors
+    /// The mount point could not be removed; the daemon's side has ended all the same.
+    pub fn unmount(mut self) -> Result<(), UnmountError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), UnmountError> {
+        match self.session.take() {
+            Some(session) => session.end(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "unmounting failed"
+            );
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The one thread that tells the kernel something unasked: what to forget, and what to hold.
+//!
+//! Why one thread: an invalidation takes the lock of a directory, a page or an inode, which a reader
+//! that waits for an answer may hold. A FUSE thread that waited for that lock could not give the
+//! answer: the mount would hang. So no reply ever waits for a notification, and notifications wait
+//! here, behind each other if it must be.
+//!
+//! Bounds: [`QUEUE_MAX`] invalidations are queued; when the queue is full their senders wait (they
+//! are tasks, never FUSE threads), so none is lost. Pushes have a queue of their own that drops what
+//! does not fit (see [`push`](crate::push)); an invalidation goes ahead of every push.
+
+use crate::backend::{Backend, Ino};
+use crate::device::Device;
+use crate::push::{PushQueue, Pusher};
+use bytes::Bytes;
+use rustix::io::Errno;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::sync::mpsc::{self, error::TryRecvError};
+use tokio::sync::oneshot;
+
+/// Invalidations in the queue at most; then their senders wait.
+pub const QUEUE_MAX: usize = 4096;
+
+/// How much less important this thread is than the threads of readers, in `nice` units.
+const NICENESS: i32 = 5;
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Entry {
+        parent: Ino,
+        name: Bytes,
+    },
+    Inode(Ino),
+    AllEntries(oneshot::Sender<bool>),
+    Flush(oneshot::Sender<()>),
+    /// The push queue is no longer empty.
+    Push,
+    Stop,
+}
+
+/// Queues notifications to the kernel of one mount. After the end of the mount there is nothing to
+/// forget, and every call returns at once.
+///
+/// # Do not call
+/// from a future that a lookup, readdir or read of the same mount waits for and then wait for
+/// [`flush`](Self::flush): the kernel does not take an invalidation of a directory before the
+/// lookups in it are answered.
+#[derive(Clone, Debug)]
+pub struct Notifier {
+    commands: mpsc::Sender<Command>,
+}
+
+impl Notifier {
+    /// Lets the kernel forget what `name` in `parent` is, or that it does not exist. If it is a
+    /// directory, every name below it, present or absent, is forgotten with it; open files and
+    /// working directories go on with the inode that they have.
+    ///
+    /// Waits for room in the queue, not for the kernel.
+    pub async fn invalidate_entry(&self, parent: Ino, name: Bytes) {
+        self.send(Command::Entry { parent, name }).await;
+    }
+
+    /// Lets the kernel forget attributes, and the data of a file or the listing of a directory.
+    /// A listing is *not* forgotten by [`invalidate_entry`](Self::invalidate_entry) alone.
+    ///
+    /// Waits for room in the queue, not for the kernel.
+    pub async fn invalidate_inode(&self, ino: Ino) {
+        self.send(Command::Inode(ino)).await;
+    }
+
+    /// Makes the kernel ask again for every name of the mount, absent ones included, in one message.
+    /// Listings and attributes are not touched. `false` if the kernel (older than 6.16) cannot.
+    ///
+    /// Waits until the kernel has taken this and everything queued before.
+    pub async fn expire_all_entries(&self) -> bool {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::AllEntries(done)).await;
+        answer.await.unwrap_or(true)
+    }
+
+    /// Waits until the kernel has taken every invalidation queued before. A look-up that hangs in a
+    /// directory whose name is invalidated delays this until it is answered. May be dropped.
+    pub async fn flush(&self) {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Flush(done)).await;
+        // An error says that the mount has ended.
+        answer.await.unwrap_or(());
+    }
+
+    /// Says that there is something to push. Never waits: a full queue means that the thread is
+    /// awake, and it looks at the pushes before it sleeps.
+    pub(crate) fn wake_for_push(&self) {
+        self.commands.try_send(Command::Push).unwrap_or(());
+    }
+
+    /// Ends the thread after what is queued; does not wait.
+    pub(crate) fn stop(&self) {
+        match self.commands.try_send(Command::Stop) {
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
+            // Full: from a mount that has ended the kernel takes everything at once (ENODEV), so
+            // there is room in no time.
+            Err(mpsc::error::TrySendError::Full(stop)) => {
+                self.commands.blocking_send(stop).unwrap_or(());
+            }
+        }
+    }
+
+    async fn send(&self, command: Command) {
+        if self.commands.send(command).await.is_err() {
+            tracing::trace!("nothing to notify: the mount has ended");
+        }
+    }
+}
+
+/// A queue for the notifier thread, before it runs.
+pub(crate) fn queue() -> (Notifier, mpsc::Receiver<Command>) {
+    let (commands, receiver) = mpsc::channel(QUEUE_MAX);
+    (Notifier { commands }, receiver)
+}
+
+/// Starts the thread. It ends on [`Notifier::stop`].
+pub(crate) fn start(
+    receiver: mpsc::Receiver<Command>,
+    device: Arc<Device>,
+    backend: Arc<dyn Backend>,
+    push: Arc<PushQueue>,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("copperfs-notify".to_owned())
+        .spawn(move || {
+            step_back();
+            let pusher = Pusher::new(Arc::clone(&device), backend, push);
+            run(receiver, &device, &pusher);
+        })
+}
+
+/// Lowers this thread's priority: readers come first. Failure costs nothing but speed.
+fn step_back() {
+    let result = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+    if let Err(errno) = result {
+        tracing::debug!(%errno, "the notifier thread keeps its priority");
+    }
+}
+
+fn run(mut receiver: mpsc::Receiver<Command>, device: &Device, pusher: &Pusher) {
+    while let Some(command) = receiver.blocking_recv() {
+        if !obey(command, device) {
+            return;
+        }
+        // Invalidations first, then one batch of pushes, then look again.
+        loop {
+            match receiver.try_recv() {
+                Ok(command) => {
+                    if !obey(command, device) {
+                        return;
+                    }
+                }
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {
+                    if !pusher.push_some() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Carries out one command; `false` to stop.
+fn obey(command: Command, device: &Device) -> bool {
+    match command {
+        Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
+        Command::Inode(ino) => report(device.invalidate_inode(ino)),
+        Command::AllEntries(done) => {
+            let result = device.expire_all_entries();
+            done.send(result.is_ok()).unwrap_or(());
+        }
+        Command::Flush(done) => done.send(()).unwrap_or(()),
+        Command::Push => {}
+        Command::Stop => return false,
+    }
+    true
+}
+
+fn report(result: Result<(), Errno>) {
+    match result {
+        // The mount is gone, and what it held.
+        Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => {}
+        Err(errno) => tracing::warn!(%errno, "the kernel refused an invalidation"),
+    }
+}

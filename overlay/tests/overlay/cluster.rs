@@ -1,0 +1,112 @@
+//! Questions to the whole tree.
+
+use crate::support::{TestTree, path, until, within};
+use bytes::Bytes;
+use copperfs_overlay::FailureKind;
+use std::time::{Duration, Instant};
+
+fn ranks(reports: &[Bytes]) -> Vec<usize> {
+    reports
+        .iter()
+        .map(|report| {
+            let text = std::str::from_utf8(report).unwrap();
+            text.trim_start_matches("{\"rank\":")
+                .trim_end_matches('}')
+                .parse()
+                .unwrap()
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_node_gets_every_report_in_rank_order() {
+    let tree = TestTree::start(13, 3).await;
+    for rank in [0, 1, 5, 12] {
+        let all = within(10, tree.node(rank).cluster_reports()).await;
+        assert_eq!(ranks(&all.reports), (0..13).collect::<Vec<_>>());
+        assert!(all.missing.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_child_is_named_with_what_lies_below_it() {
+    let mut tree = TestTree::start(7, 2).await;
+    within(1, tree.nodes[2].take().unwrap().shutdown()).await;
+    until(|| tree.node(0).children() == ["node1"]).await;
+    let start = Instant::now();
+    let all = within(10, tree.node(4).cluster_reports()).await;
+    assert_eq!(ranks(&all.reports), [0, 1, 3, 4]);
+    assert_eq!(all.missing, ["node2", "node5", "node6"]);
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "nobody waits for the dead"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_its_parent_answers_for_its_subtree() {
+    let mut tree = TestTree::plan(7, 2, Duration::from_secs(2));
+    tree.start_all().await;
+    within(1, tree.nodes[0].take().unwrap().shutdown()).await;
+    let all = within(5, tree.node(3).cluster_reports()).await;
+    assert_eq!(ranks(&all.reports), [1, 3, 4]);
+    assert_eq!(all.missing, ["node0", "node2", "node5", "node6"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clear_reaches_every_node_its_parent_first() {
+    let tree = TestTree::start(15, 2).await;
+    let done = within(10, tree.node(14).clear_cluster(path("some/where"))).await;
+    assert_eq!(
+        (done.cleared, done.failed.len(), done.missing.len()),
+        (15, 0, 0)
+    );
+    let order = tree.cleared();
+    assert_eq!(order.len(), 15);
+    for rank in 1..15 {
+        let at = |rank| order.iter().position(|&cleared| cleared == rank).unwrap();
+        assert!(at((rank - 1) / 2) < at(rank), "{order:?}");
+    }
+    let refused = within(10, tree.node(0).clear_cluster(path("refused"))).await;
+    assert_eq!((refused.cleared, refused.failed.len()), (0, 15));
+    assert_eq!(refused.failed[7].0, "node7");
+    assert_eq!(refused.failed[7].1.kind, FailureKind::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_hangs_is_missing_after_a_bounded_time() {
+    let mut tree = TestTree::plan(7, 2, Duration::from_secs(1));
+    for rank in 0..7 {
+        tree.start_node_as(rank, |service| service.clear_hangs = rank == 2);
+    }
+    for rank in 1..7 {
+        tree.connected(rank).await;
+    }
+    let start = Instant::now();
+    let done = within(5, tree.node(3).clear_cluster(path(""))).await;
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(done.cleared, 4);
+    assert_eq!(done.missing, ["node2", "node5", "node6"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_is_too_long_is_missing_and_harms_nobody() {
+    let mut tree = TestTree::plan(3, 2, Duration::from_secs(5));
+    for rank in 0..3 {
+        tree.start_node_as(rank, |service| {
+            if rank == 1 {
+                service.report = Bytes::from(vec![b' '; (64 << 10) + 1]);
+            }
+        });
+    }
+    for rank in 1..3 {
+        tree.connected(rank).await;
+    }
+    let all = within(5, tree.node(2).cluster_reports()).await;
+    assert_eq!(ranks(&all.reports), [0, 2]);
+    assert_eq!(all.missing, ["node1"]);
+}

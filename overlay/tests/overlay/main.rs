@@ -1,0 +1,15 @@
+//! The overlay as its users see it: real QUIC on loopback, whole trees in one process, and peers
+//! that are dead, late, strange or hostile.
+
+#[cfg(test)]
+mod cluster;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod tree;
+#[cfg(test)]
+mod trust;

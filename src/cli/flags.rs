@@ -1,0 +1,229 @@
+//! The flags of `mount` and `launch`, made from the table of options.
+
+use crate::config::keys::{Form, KEYS, Key};
+use crate::config::{ConfigError, Layer, Machine, Source, gather};
+use crate::daemon::mountpoint::canonical;
+use clap::builder::{BoolishValueParser, PossibleValuesParser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use std::path::{Path, PathBuf};
+
+/// What `copperfs mount` was told.
+#[derive(Debug, Clone, Default)]
+pub struct MountFlags {
+    config: Option<PathBuf>,
+    layer: Layer,
+}
+
+/// What `copperfs launch` was told: it decides itself on the rest.
+#[derive(Debug, Clone, Default)]
+pub struct LaunchFlags(MountFlags);
+
+/// Options that a launch sets for each node.
+const OF_A_NODE: [&str; 5] = ["rank", "listen", "secret_file", "foreground", "runtime_dir"];
+
+impl MountFlags {
+    /// These flags over the environment and the configuration file, with paths made absolute.
+    ///
+    /// # Errors
+    /// The file cannot be read or understood.
+    pub fn gather(self, machine: &Machine) -> Result<Layer, ConfigError> {
+        let mut layer = gather(self.layer, self.config.as_deref(), machine)?;
+        let default = KEYS.iter().find(|key| key.name == "mountpoint");
+        let written = layer
+            .text("mountpoint")
+            .or(default.map(|key| key.default))
+            .unwrap_or("/");
+        let path = canonical(&machine.working_dir.join(Path::new(written)));
+        let source = layer.place("mountpoint").source;
+        layer.set("mountpoint", source, vec![path.display().to_string()]);
+        Ok(layer)
+    }
+}
+
+impl LaunchFlags {
+    /// As [`MountFlags::gather`].
+    ///
+    /// # Errors
+    /// As [`MountFlags::gather`].
+    pub fn gather(self, machine: &Machine) -> Result<Layer, ConfigError> {
+        let mut layer = self.0.gather(machine)?;
+        for key in OF_A_NODE {
+            layer.remove(key);
+        }
+        Ok(layer)
+    }
+}
+
+impl FromArgMatches for MountFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        if let Some(config) = matches.get_one::<PathBuf>("config") {
+            self.config = Some(config.clone());
+        }
+        for key in KEYS {
+            let values: Vec<String> = match key.form {
+                Form::Switch => match matches.try_get_one::<bool>(key.name) {
+                    Ok(on) => on.map(bool::to_string).into_iter().collect(),
+                    Err(_) => continue,
+                },
+                _ => match matches.try_get_many::<String>(key.name) {
+                    Ok(values) => values.into_iter().flatten().cloned().collect(),
+                    Err(_) => continue,
+                },
+            };
+            if !values.is_empty() {
+                self.layer.set(key.name, Source::Flag, values);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Args for MountFlags {
+    fn augment_args(command: Command) -> Command {
+        let command = command.arg(config_arg());
+        KEYS.iter()
+            .fold(command, |command, key| command.arg(arg(key)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for LaunchFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        MountFlags::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl Args for LaunchFlags {
+    fn augment_args(command: Command) -> Command {
+        let command = command.arg(config_arg());
+        KEYS.iter()
+            .filter(|key| !OF_A_NODE.contains(&key.name))
+            .fold(command, |command, key| {
+                command.arg(match key.name {
+                    "hosts" => arg(key).value_name("local:N|FILE|LIST").help(
+                        "The nodes, in the order of the tree. local:N starts N nodes on this \
+                         machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. Otherwise a file with one \
+                         host per line, or h1,h2,..., each reached by ssh.",
+                    ),
+                    _ => arg(key),
+                })
+            })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn config_arg() -> Arg {
+    Arg::new("config")
+        .long("config")
+        .value_name("FILE")
+        .value_parser(clap::value_parser!(PathBuf))
+        .help(
+            "Read options from this TOML file; flags and COPPERFS_* variables go before it. \
+             Every flag can stand in it, with _ for -.",
+        )
+        .help_heading("Configuration")
+}
+
+fn arg(key: &'static Key) -> Arg {
+    let default = if key.default.is_empty() {
+        String::new()
+    } else {
+        format!(" [default: {}]", key.default)
+    };
+    let arg = Arg::new(key.name)
+        .value_name(key.value)
+        .help(format!("{}{default}", key.help));
+    if key.form == Form::Positional {
+        return arg;
+    }
+    let arg = arg.long(key.flag()).help_heading(key.group.heading());
+    match key.form {
+        Form::Switch => arg
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .value_parser(BoolishValueParser::new()),
+        Form::Many => arg.action(ArgAction::Append),
+        _ if !key.choices.is_empty() => arg
+            .value_parser(PossibleValuesParser::new(key.choices))
+            .hide_possible_values(true)
+            .value_name(key.choices.join("|")),
+        _ => arg,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::keys::find;
+
+    fn command() -> Command {
+        MountFlags::augment_args(Command::new("mount"))
+    }
+
+    #[test]
+    fn every_flag_has_a_key_and_every_key_a_flag() {
+        let command = command();
+        let flags: Vec<&str> = command
+            .get_arguments()
+            .map(|arg| arg.get_id().as_str())
+            .collect();
+        for flag in &flags {
+            // --config names the file itself.
+            assert!(
+                *flag == "config" || find(flag).is_some(),
+                "{flag} has no key"
+            );
+        }
+        for key in KEYS {
+            assert!(flags.contains(&key.name), "{} has no flag", key.name);
+        }
+    }
+
+    #[test]
+    fn flags_become_a_layer() {
+        let matches = command().get_matches_from([
+            "mount",
+            "/mnt",
+            "--origin",
+            "/a=/x",
+            "--origin=/b=/y",
+            "--push=off",
+            "--allow-other",
+            "--open",
+            "tracked",
+        ]);
+        let flags = MountFlags::from_arg_matches(&matches).unwrap();
+        assert_eq!(flags.layer.get("origin").unwrap().values.len(), 2);
+        assert_eq!(flags.layer.text("push"), Some("false"));
+        assert_eq!(flags.layer.text("allow_other"), Some("true"));
+        assert_eq!(flags.layer.text("mountpoint"), Some("/mnt"));
+        assert_eq!(flags.layer.iter().count(), 5);
+    }
+
+    #[test]
+    fn a_launch_has_no_flags_of_a_single_node() {
+        let command = LaunchFlags::augment_args(Command::new("launch"));
+        assert!(
+            command
+                .get_arguments()
+                .all(|arg| !OF_A_NODE.contains(&arg.get_id().as_str()))
+        );
+    }
+}

@@ -1,0 +1,495 @@
+//! `copperfs launch`: starts every node of a tree, or none.
+//!
+//! Makes the job secret, gives every node its options (host list and rank among them) and the secret
+//! over a pipe, waits until all answer, and takes down what it started when one does not.
+
+mod local;
+pub(super) mod remote;
+
+use super::flags::LaunchFlags;
+use super::record::{Kind, Node, Record};
+use super::stats::{self, ClusterReports};
+use super::{fail, say, start, unmount};
+use crate::config::units::Bytes;
+use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, resolve};
+use crate::daemon::{mountpoint, runtime_dir};
+use anyhow::{Context, bail, ensure};
+use copperfs_overlay::Secret;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Nodes that are being started or ended at a time.
+const PARALLEL: usize = 32;
+
+/// How long the tree may take to find together once every mount answers.
+const TREE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How launches reach other hosts.
+#[derive(Debug, clap::Args)]
+pub struct LaunchArgs {
+    #[command(flatten)]
+    flags: LaunchFlags,
+    /// The command that runs a program on another host: its host name and one command line follow
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+    )]
+    ssh: String,
+    /// Path of copperfs on the other hosts [default: the same as here]
+    #[arg(long, value_name = "PATH")]
+    remote_program: Option<String>,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one node is started with, as it goes over the pipe.
+#[derive(Serialize, Deserialize)]
+pub struct Bundle {
+    /// Its options, as the text of a configuration file.
+    options: String,
+    /// The content of the secret file.
+    secret: String,
+    /// Variables for object stores, where the origins need them.
+    environment: BTreeMap<String, String>,
+}
+
+/// What a started node says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Answer {
+    /// Process id of its daemon.
+    pub pid: u32,
+    /// Its log, on its host.
+    pub log: PathBuf,
+}
+
+/// A launch before it happens.
+struct Plan {
+    record: Record,
+    bundles: Vec<Bundle>,
+}
+
+/// Starts all nodes.
+///
+/// # Errors
+/// One node did not come up: which, and why. Those that had are taken down again.
+pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    let layer = args.flags.gather(&machine)?;
+    let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
+    ensure!(!ssh.is_empty(), "--ssh names no command");
+    let program = match args.remote_program {
+        Some(program) => program,
+        None => std::env::current_exe()?.display().to_string(),
+    };
+    let plan = Plan::make(layer, &machine, ssh, program)?;
+    plan.record.save(&machine)?;
+    let launched = plan.run(&machine);
+    let answers = match launched {
+        Ok(answers) => answers,
+        Err(error) => {
+            plan.record.remove(&machine);
+            return Err(error);
+        }
+    };
+    let reports = match wait_for_tree(&plan.record) {
+        Ok(reports) => reports,
+        Err(error) => {
+            let all: Vec<usize> = (0..plan.record.nodes.len()).collect();
+            plan.take_down(&all, &machine);
+            plan.record.remove(&machine);
+            return Err(error);
+        }
+    };
+    if args.json {
+        say(serde_json::to_string_pretty(&summary_json(
+            &plan.record,
+            &answers,
+        ))?);
+    } else {
+        say(summary(&plan.record, &answers, &reports));
+    }
+    Ok(())
+}
+
+impl Plan {
+    fn make(
+        mut layer: Layer,
+        machine: &Machine,
+        ssh: Vec<String>,
+        program: String,
+    ) -> anyhow::Result<Self> {
+        let place = layer.place("hosts");
+        let given = layer
+            .remove("hosts")
+            .and_then(|given| given.values.into_iter().next());
+        let Some(given) = given.filter(|hosts| !hosts.text.is_empty()) else {
+            bail!(
+                "no --hosts given: --hosts local:4 starts four nodes here, --hosts FILE one on each host"
+            );
+        };
+        let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
+        let (kind, nodes, listen) = match given.text.strip_prefix("local:") {
+            Some(count) => local::nodes(count, &base)?,
+            None => {
+                let wrong = |why: String| ConfigError::Value {
+                    place: place.clone(),
+                    why,
+                };
+                remote::nodes(&given.text, &base, wrong)?
+            }
+        };
+        let secret = new_secret(machine)?;
+        let local_files = layer.get("origin").is_some_and(|given| {
+            given
+                .values
+                .iter()
+                .all(|origin| !origin.text.contains("://") || origin.text.contains("file://"))
+        });
+        let environment = if local_files {
+            BTreeMap::new()
+        } else {
+            machine.storage_environment()
+        };
+        let list = nodes
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect::<Vec<_>>()
+            .join(",")
+            + ",";
+        let bundles = nodes
+            .iter()
+            .enumerate()
+            .map(|(rank, node)| {
+                let mut layer = layer.clone();
+                let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
+                set("hosts", list.clone());
+                set("rank", rank.to_string());
+                set("mountpoint", node.mountpoint.display().to_string());
+                if let Some(listen) = listen.get(rank) {
+                    set("listen", listen.clone());
+                }
+                Bundle {
+                    options: file::render(&layer),
+                    secret: secret.clone(),
+                    environment: environment.clone(),
+                }
+            })
+            .collect();
+        Ok(Self {
+            record: Record {
+                kind,
+                mountpoint: base,
+                nodes,
+                ssh,
+                program,
+            },
+            bundles,
+        })
+    }
+
+    /// Starts all, or takes down those that came up.
+    fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
+        let nodes = &self.record.nodes;
+        let up = AtomicUsize::new(0);
+        let progress = std::io::stderr().is_terminal();
+        let outcomes = in_parallel(nodes.len(), |rank| {
+            let outcome = match self.record.kind {
+                Kind::Local => start_here(&self.bundles[rank], machine),
+                Kind::Remote => remote::start(&self.record, rank, &self.bundles[rank]),
+            };
+            if progress {
+                let count = up.fetch_add(1, Ordering::Relaxed) + 1;
+                let _no_terminal = write!(std::io::stderr(), "\r{count} of {} nodes", nodes.len());
+            }
+            outcome
+        });
+        if progress {
+            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        let mut answers = Vec::with_capacity(nodes.len());
+        let mut started = Vec::new();
+        let mut failed = Vec::new();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(answer) => {
+                    started.push(rank);
+                    answers.push(answer);
+                }
+                Err(error) => failed.push((rank, error)),
+            }
+        }
+        if failed.is_empty() {
+            return Ok(answers);
+        }
+        self.take_down(&started, machine);
+        Err(self.explain(failed))
+    }
+
+    /// The first failures by name; equal ones together.
+    fn explain(&self, failed: Vec<(usize, anyhow::Error)>) -> anyhow::Error {
+        let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
+        let count = failed.len();
+        for (rank, error) in failed {
+            let text = format!("{error:#}");
+            match by_text.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => by_text.push((text, vec![rank])),
+            }
+        }
+        let nodes = &self.record.nodes;
+        let mut message = format!("{count} of {} nodes did not come up", nodes.len());
+        for (text, ranks) in by_text.iter().take(4) {
+            let names: Vec<&str> = ranks
+                .iter()
+                .take(4)
+                .map(|&r| nodes[r].name.as_str())
+                .collect();
+            let more = ranks.len().saturating_sub(4);
+            let more = if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            };
+            message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
+        }
+        message.push_str("\nthe others have been taken down again");
+        anyhow::Error::msg(message)
+    }
+
+    fn take_down(&self, ranks: &[usize], machine: &Machine) {
+        let nodes = &self.record.nodes;
+        let outcomes = in_parallel(ranks.len(), |index| {
+            let node = &nodes[ranks[index]];
+            match self.record.kind {
+                Kind::Local => unmount::one(&node.mountpoint, machine).map(drop),
+                Kind::Remote => remote::unmount(&self.record, node).map(drop),
+            }
+        });
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            if let Err(error) = outcome {
+                let name = &nodes[ranks[index]].name;
+                fail(format_args!("warning: {name} is left behind: {error:#}"));
+            }
+        }
+    }
+}
+
+/// A new secret, as the content of its file. It is only ever written to files of mode 0600.
+fn new_secret(machine: &Machine) -> anyhow::Result<String> {
+    let dir = machine.runtime_base(machine.uid).join("launches");
+    runtime_dir::prepare(&dir)?;
+    let path = dir.join(format!("secret.{}", std::process::id()));
+    let _absent = std::fs::remove_file(&path);
+    Secret::write_new(&path)?;
+    let text = std::fs::read_to_string(&path);
+    let _removed = std::fs::remove_file(&path);
+    text.with_context(|| format!("cannot read back {}", path.display()))
+}
+
+/// Starts a node on this machine from what a launch gave.
+///
+/// # Errors
+/// What keeps it from starting.
+pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
+    let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
+    let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
+    if !mount.as_os_str().is_empty() && mountpoint::mounted_at(&mount)?.is_none() {
+        std::fs::create_dir_all(&mount)
+            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
+    }
+    let mount = mountpoint::canonical(&mount);
+    layer.set(
+        "mountpoint",
+        Source::Flag,
+        vec![mount.display().to_string()],
+    );
+    let dir = machine
+        .runtime_base(machine.uid)
+        .join(resolve::instance_name(&mount, machine.host_name()));
+    runtime_dir::prepare(&dir)?;
+    if let Some(pid) = runtime_dir::running(&dir) {
+        bail!(
+            "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",
+            mount.display()
+        );
+    }
+    let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
+    layer.set(
+        "secret_file",
+        Source::Flag,
+        vec![secret.display().to_string()],
+    );
+    let settings: Settings = resolve(&layer, machine)?;
+    crate::daemon::make_way(&settings.mountpoint)?;
+    let started = start::background(&layer, &settings, &bundle.environment)?;
+    Ok(Answer {
+        pid: started.pid,
+        log: started.log,
+    })
+}
+
+/// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on
+/// standard output.
+///
+/// # Errors
+/// As [`start_here`].
+pub fn start_node() -> anyhow::Result<()> {
+    let bundle: Bundle = serde_json::from_reader(std::io::stdin().lock())
+        .context("start-node is what a launch runs; it was not given a bundle")?;
+    let answer = start_here(&bundle, &Machine::inspect())?;
+    say(serde_json::to_string(&answer)?);
+    Ok(())
+}
+
+/// Runs `work` for 0 to `count` - 1 on a bounded number of threads; the outcomes in order.
+fn in_parallel<T: Send>(
+    count: usize,
+    work: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> Vec<anyhow::Result<T>> {
+    let next = AtomicUsize::new(0);
+    // Held only to put an outcome down; no order with other locks.
+    let outcomes: Mutex<Vec<(usize, anyhow::Result<T>)>> = Mutex::new(Vec::with_capacity(count));
+    std::thread::scope(|scope| {
+        for _ in 0..count.min(PARALLEL) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        break;
+                    }
+                    let outcome = work(index);
+                    let mut outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+                    outcomes.push((index, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// Waits until the root hears of every node.
+fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
+    let wanted = record.nodes.len();
+    let root = &record.nodes[0];
+    let (_never, pause) = std::sync::mpsc::sync_channel::<()>(0);
+    let tries = TREE_TIMEOUT.as_millis() / 200;
+    let mut last = None;
+    for _ in 0..tries {
+        let asked = match record.kind {
+            Kind::Local => stats::cluster_reports(&root.mountpoint),
+            Kind::Remote => remote::cluster_reports(record),
+        };
+        match asked {
+            Ok(reports) if reports.nodes.len() >= wanted => return Ok(reports),
+            other => last = Some(other),
+        }
+        let _elapsed = pause.recv_timeout(Duration::from_millis(200));
+    }
+    match last {
+        Some(Ok(reports)) => {
+            let heard: Vec<Option<u64>> = reports.nodes.iter().map(|node| node.rank()).collect();
+            let silent: Vec<&str> = (0_u64..)
+                .zip(&record.nodes)
+                .filter(|(rank, _)| !heard.contains(&Some(*rank)))
+                .map(|(_, node)| node.name.as_str())
+                .collect();
+            bail!(
+                "every mount answers, but the root does not hear of {} within {TREE_TIMEOUT:?}: is \
+                 UDP between the nodes open? The launch has been taken down again",
+                silent.join(", ")
+            )
+        }
+        Some(Err(error)) => Err(error).context("the root does not say which nodes it has"),
+        None => bail!("the root was never asked"),
+    }
+}
+
+fn summary(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {
+    /// More nodes than this do not fit one screen.
+    const SHOWN: usize = 20;
+    let nodes = &record.nodes;
+    let mut rows = vec![
+        [
+            "rank",
+            "node",
+            "role",
+            "parent",
+            "pid",
+            "memory",
+            "mount point",
+        ]
+        .map(String::from),
+    ];
+    for (rank, (node, answer)) in nodes.iter().zip(answers).take(SHOWN).enumerate() {
+        let report = reports
+            .nodes
+            .iter()
+            .find(|report| report.rank() == u64::try_from(rank).ok());
+        rows.push([
+            rank.to_string(),
+            node.name.clone(),
+            report.map_or("?", |report| report.role()).to_owned(),
+            report
+                .and_then(|report| report.parent())
+                .map_or("-".into(), |p| p.to_string()),
+            answer.pid.to_string(),
+            report.map_or("?".into(), |report| {
+                Bytes(report.counter("rss_bytes")).to_string()
+            }),
+            node.mountpoint.display().to_string(),
+        ]);
+    }
+    let mut text = super::table(&rows);
+    if nodes.len() > SHOWN {
+        text.push_str(&format!("... and {} more\n", nodes.len() - SHOWN));
+    }
+    text.push_str(&format!(
+        "{} nodes are up. End them: copperfs unmount --all {}",
+        nodes.len(),
+        record.mountpoint.display()
+    ));
+    text
+}
+
+fn summary_json(record: &Record, answers: &[Answer]) -> serde_json::Value {
+    let nodes: Vec<serde_json::Value> = record
+        .nodes
+        .iter()
+        .zip(answers)
+        .enumerate()
+        .map(|(rank, (node, answer))| {
+            serde_json::json!({
+                "rank": rank,
+                "node": node.name,
+                "host": node.host,
+                "mountpoint": node.mountpoint,
+                "pid": answer.pid,
+                "log": answer.log,
+            })
+        })
+        .collect();
+    serde_json::json!({ "mountpoint": record.mountpoint, "nodes": nodes })
+}
+
+/// The members of a list for ssh: names for people, hosts to reach.
+fn members(
+    list: &str,
+    wrong: impl Fn(String) -> ConfigError,
+) -> Result<Vec<(String, String)>, ConfigError> {
+    let members = hosts::parse(list, hosts::DEFAULT_PORT).map_err(|e| wrong(e.to_string()))?;
+    Ok(members
+        .iter()
+        .map(|member| (member.name.clone(), hosts::host_of(member).to_owned()))
+        .collect())
+}

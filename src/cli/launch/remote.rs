@@ -1,0 +1,213 @@
+//! Nodes on other hosts, each reached by a command such as ssh.
+//!
+//! The command gets the host and one line for the shell there; options and secret go over its
+//! standard input, so neither ever stands in a process table.
+
+use super::super::record::{Kind, Node, Record};
+use super::super::stats::ClusterReports;
+use super::{Answer, Bundle, in_parallel, members};
+use crate::config::ConfigError;
+use crate::daemon::process::Process;
+use anyhow::{Context, bail};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// How long starting or ending one node may take.
+const NODE_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// The nodes of a host list.
+///
+/// # Errors
+/// The list cannot be read or understood.
+pub(super) fn nodes(
+    given: &str,
+    base: &Path,
+    wrong: impl Fn(String) -> ConfigError,
+) -> anyhow::Result<(Kind, Vec<Node>, Vec<String>)> {
+    let list = if !given.contains(',') && given.contains('/') {
+        std::fs::read_to_string(given).map_err(|source| ConfigError::Unreadable {
+            what: "host list",
+            path: given.into(),
+            source,
+        })?
+    } else {
+        given.to_owned()
+    };
+    let nodes = members(&list, wrong)?
+        .into_iter()
+        .map(|(name, host)| Node {
+            name,
+            host,
+            mountpoint: base.to_owned(),
+        })
+        .collect();
+    Ok((Kind::Remote, nodes, Vec::new()))
+}
+
+/// Starts the node of rank `rank`.
+pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Result<Answer> {
+    let input = serde_json::to_vec(bundle)?;
+    let output = run(record, &record.nodes[rank].host, &["start-node"], &input)?;
+    serde_json::from_slice(&output)
+        .with_context(|| format!("its answer is not understood: {}", shown(&output)))
+}
+
+/// Ends one node; what it says.
+pub(super) fn unmount(record: &Record, node: &Node) -> anyhow::Result<String> {
+    let mount = node.mountpoint.display().to_string();
+    let output = run(record, &node.host, &["unmount", "--", &mount], &[])?;
+    Ok(shown(&output))
+}
+
+/// Ends every node of a launch, leaves first; the outcomes by name.
+pub(in crate::cli) fn take_down(record: &Record) -> Vec<(String, anyhow::Result<String>)> {
+    let nodes = &record.nodes;
+    let outcomes = in_parallel(nodes.len(), |index| {
+        unmount(record, &nodes[nodes.len() - 1 - index])
+    });
+    let names = nodes.iter().rev().map(|node| node.name.clone());
+    names.zip(outcomes).collect()
+}
+
+/// What the root knows of the tree.
+pub(super) fn cluster_reports(record: &Record) -> anyhow::Result<ClusterReports> {
+    let root = &record.nodes[0];
+    let mount = root.mountpoint.display().to_string();
+    let output = run(
+        record,
+        &root.host,
+        &["stats", "--cluster", "--json", "--", &mount],
+        &[],
+    )?;
+    ClusterReports::parse(&output)
+}
+
+/// Runs this program with `args` on `host`; what it prints.
+fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let line: Vec<String> = [record.program.as_str()]
+        .iter()
+        .chain(args)
+        .map(|word| quoted(word))
+        .collect();
+    let (command, options) = record
+        .ssh
+        .split_first()
+        .context("no command to reach hosts")?;
+    let mut child = Command::new(command)
+        .args(options)
+        .arg(host)
+        .arg(line.join(" "))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {command}; --ssh names another command"))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        match pipe.write_all(input) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
+            _ => {}
+        }
+    }
+    let process = Process::open(child.id())?;
+    let in_time = process
+        .as_ref()
+        .map_or(Ok(true), |process| process.wait(NODE_TIMEOUT))?;
+    if !in_time {
+        child.kill()?;
+    }
+    let output = child.wait_with_output()?;
+    if !in_time {
+        bail!("{command} {host} did not end within {NODE_TIMEOUT:?}");
+    }
+    understood(command, host, output)
+}
+
+fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u8>> {
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let text = shown(&output.stderr);
+    let text = text.strip_prefix("copperfs: ").unwrap_or(&text).to_owned();
+    // ssh's own failures all end with 255.
+    match (output.status.code(), text.as_str()) {
+        (Some(255), _) => bail!(
+            "cannot reach {host}: {text}; {command} must work without a password (keys, agent)"
+        ),
+        (Some(127), _) => {
+            bail!("there is no copperfs at that path: {text}; --remote-program names it")
+        }
+        (_, "") => bail!("ended with {}", output.status),
+        _ => bail!("{text}"),
+    }
+}
+
+fn shown(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.trim().chars().take(2000).collect()
+}
+
+/// `word` for a POSIX shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,=@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A "remote shell" that runs the line here: the last argument, as sshd does.
+    fn record(script: &str) -> Record {
+        Record {
+            kind: Kind::Remote,
+            mountpoint: "/m".into(),
+            nodes: vec![Node {
+                name: "h1".into(),
+                host: "h1".into(),
+                mountpoint: "/m it's".into(),
+            }],
+            ssh: ["sh", "-c", script, "remote"].map(String::from).to_vec(),
+            program: "printf '%s|' \"$@\"; cat; :".into(),
+        }
+    }
+
+    #[test]
+    fn words_survive_the_other_shell() {
+        for word in ["plain", "a b", "it's", "$(x)", "", "-x;y"] {
+            let output = Command::new("sh")
+                .args(["-c", &format!("printf %s {}", quoted(word))])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), word);
+        }
+    }
+
+    #[test]
+    fn input_goes_over_the_pipe_and_output_comes_back() {
+        let record = record("cat; printf ' %s' \"$1\"");
+        let output = run(&record, "h1", &["x"], b"secret").unwrap();
+        assert_eq!(shown(&output), "secret h1");
+    }
+
+    #[test]
+    fn failures_say_what_to_do() {
+        let unreachable = record("echo 'Permission denied' >&2; exit 255");
+        let error = run(&unreachable, "h1", &[], b"").unwrap_err().to_string();
+        assert!(
+            error.contains("cannot reach h1: Permission denied"),
+            "{error}"
+        );
+        let absent = record("exit 127");
+        let error = run(&absent, "h1", &[], b"").unwrap_err().to_string();
+        assert!(error.contains("--remote-program"), "{error}");
+        let failing = record("echo 'copperfs: no origin' >&2; exit 1");
+        let error = run(&failing, "h1", &[], b"").unwrap_err().to_string();
+        assert_eq!(error, "no origin");
+    }
+}

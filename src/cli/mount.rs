@@ -1,0 +1,37 @@
+//! `copperfs mount`.
+
+use super::flags::MountFlags;
+use super::{fail, say, start};
+use crate::config::resolve::exposed_credentials;
+use crate::config::{Machine, resolve};
+use crate::daemon::make_way;
+use std::collections::BTreeMap;
+
+/// Mounts, in the foreground or by a daemon.
+///
+/// # Errors
+/// What failed, why, and what to try.
+pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    let layer = flags.gather(&machine)?;
+    let settings = resolve(&layer, &machine)?;
+    if let Some(path) = exposed_credentials(&layer) {
+        fail(format_args!(
+            "warning: {} holds credentials and others may read it; chmod 600 it",
+            path.display()
+        ));
+    }
+    if settings.foreground {
+        return start::foreground(settings);
+    }
+    // Said here, the common mistakes cost no daemon.
+    make_way(&settings.mountpoint)?;
+    let started = start::background(&layer, &settings, &BTreeMap::new())?;
+    say(format_args!(
+        "{} is mounted (pid {}, log {})",
+        settings.mountpoint.display(),
+        started.pid,
+        started.log.display()
+    ));
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! Starting a daemon in the background and hearing from it, on both sides.
+//!
+//! The starter runs this program again as `copperfs daemon MOUNTPOINT`, with the resolved options as
+//! a TOML text on its standard input (so that no list is too long for an argument, and nothing can be
+//! seen in the process table). The daemon leaves the session, and says on its standard output, a
+//! pipe, either `ready` or why not. Until then the starter waits; nothing else is kept open.
+
+use super::{fail, say};
+use crate::config::{Layer, Machine, Settings, file, resolve};
+use crate::daemon::{self, runtime_dir};
+use anyhow::{Context, bail};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// What the daemon says when its mount answers.
+const READY: &str = "ready\n";
+
+/// How long a daemon may take to say something.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The most that a daemon says.
+const MESSAGE_BYTES_MAX: u64 = 64 << 10;
+
+/// A daemon that runs.
+#[derive(Debug, Clone)]
+pub struct Started {
+    /// Its process id.
+    pub pid: u32,
+    /// Its log.
+    pub log: PathBuf,
+}
+
+/// Starts a daemon for `layer`, which `settings` come from, and waits until its mount answers.
+/// `environment` is added to the daemon's.
+///
+/// # Errors
+/// What the daemon says, or that it died without a word.
+pub fn background(
+    layer: &Layer,
+    settings: &Settings,
+    environment: &BTreeMap<String, String>,
+) -> anyhow::Result<Started> {
+    runtime_dir::prepare(&settings.runtime_dir)?;
+    let log = settings
+        .log
+        .file
+        .clone()
+        .unwrap_or_else(|| settings.runtime_dir.join("log"));
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut child = Command::new(&program)
+        .arg("daemon")
+        .arg(&settings.mountpoint)
+        .envs(environment)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(runtime_dir::open_log(&log)?)
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    let pid = child.id();
+    let outcome = converse(&mut child, &file::render(layer));
+    match outcome {
+        Ok(text) if text == READY => Ok(Started { pid, log }),
+        Ok(text) => {
+            let status = end(&mut child)?;
+            match text.trim() {
+                "" => bail!(
+                    "the daemon died without a word ({status}); its log is {}",
+                    log.display()
+                ),
+                text => bail!("{text}"),
+            }
+        }
+        Err(error) => {
+            end(&mut child)?;
+            Err(error).with_context(|| {
+                format!("the daemon does not come up; its log is {}", log.display())
+            })
+        }
+    }
+}
+
+/// Hands the options over and reads what the daemon says, up to `ready` or its end.
+fn converse(child: &mut Child, options: &str) -> anyhow::Result<String> {
+    let mut input = child.stdin.take().context("no pipe to the daemon")?;
+    match input.write_all(options.as_bytes()) {
+        // It died before it read: what it says, or that it says nothing, tells more.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        other => other.context("cannot hand the options to the daemon")?,
+    }
+    drop(input);
+    let output = child.stdout.take().context("no pipe from the daemon")?;
+    let timeout = rustix::event::Timespec::try_from(START_TIMEOUT)?;
+    let mut fds = [rustix::event::PollFd::new(
+        &output,
+        rustix::event::PollFlags::IN,
+    )];
+    if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
+        bail!("nothing heard from it within {START_TIMEOUT:?}");
+    }
+    let mut text = String::new();
+    let mut reader = io::BufReader::new(output.take(MESSAGE_BYTES_MAX));
+    loop {
+        let read = io::BufRead::read_line(&mut reader, &mut text)?;
+        if read == 0 || text == READY {
+            return Ok(text);
+        }
+    }
+}
+
+fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
+    if let Some(status) = child.try_wait()? {
+        return Ok(status);
+    }
+    if let Some(process) = daemon::process::Process::open(child.id())? {
+        // It has closed its side or keeps silent; a moment for what it still cleans up.
+        if !process.wait(Duration::from_secs(2))? {
+            process.end(Duration::from_secs(5))?;
+        }
+    }
+    child.wait()
+}
+
+/// The daemon's side: options from standard input, the word on standard output.
+///
+/// # Errors
+/// What was already said on standard output.
+pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
+    // Fails only for the leader of a group, which a started daemon is not.
+    let _already_leader = rustix::process::setsid();
+    let outcome = become_daemon(mountpoint);
+    if let Err(error) = &outcome {
+        tracing::error!("{error:#}");
+        // After `ready` the pipe is /dev/null.
+        let _starter_gone = write!(io::stdout(), "{error:#}").and_then(|()| io::stdout().flush());
+    }
+    outcome
+}
+
+fn become_daemon(mountpoint: &Path) -> anyhow::Result<()> {
+    let mut text = String::new();
+    io::stdin()
+        .read_to_string(&mut text)
+        .context("no options on standard input")?;
+    let layer = file::parse(&text, Path::new("the starter's options"))?;
+    let settings = resolve(&layer, &Machine::inspect())?;
+    anyhow::ensure!(
+        settings.mountpoint == mountpoint,
+        "started for {}",
+        mountpoint.display()
+    );
+    std::env::set_current_dir("/")?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    // Standard error is the log already.
+    log_to(&settings.log.level, None)?;
+    daemon::run(settings, || {
+        if let Err(error) = let_go() {
+            tracing::warn!(%error, "the starter may wait for this daemon");
+        }
+    })?;
+    Ok(())
+}
+
+/// Says `ready` and closes the pipe.
+fn let_go() -> io::Result<()> {
+    let mut output = io::stdout();
+    output.write_all(READY.as_bytes())?;
+    output.flush()?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(null.as_fd())?;
+    rustix::stdio::dup2_stdout(null.as_fd())?;
+    Ok(())
+}
+
+/// Runs the node in this process.
+///
+/// # Errors
+/// As [`daemon::run`].
+pub fn foreground(settings: Settings) -> anyhow::Result<()> {
+    log_to(&settings.log.level, settings.log.file.as_deref())?;
+    let mount = settings.mountpoint.display().to_string();
+    daemon::run(settings, || {
+        say(format_args!("{mount} is mounted; Ctrl-C ends it"));
+    })?;
+    Ok(())
+}
+
+/// Sends messages to the file, or to standard error.
+fn log_to(filter: &str, file: Option<&Path>) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false);
+    let installed = match file {
+        Some(path) => {
+            let log = runtime_dir::open_log(path)?;
+            builder.with_writer(Mutex::new(log)).try_init()
+        }
+        None => builder.with_writer(io::stderr).try_init(),
+    };
+    if let Err(error) = installed {
+        fail(format_args!("no log: {error}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+use super::*;
+use clap::CommandFactory;
+
+/// `docs/cli.md`: what `--help` says, of every command.
+fn documented() -> String {
+    let mut text = String::from(
+        "# Command line\n\nGenerated from the program (`just snapshots`); a test keeps it equal to \
+         `--help`.\n\n",
+    );
+    // Built, it knows its subcommands' full names; a fixed width keeps it the same everywhere.
+    let mut cli = Cli::command().term_width(100);
+    cli.build();
+    let mut section = |command: &mut clap::Command| {
+        let help = command.render_long_help().to_string();
+        let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+        text.push_str(&format!(
+            "## {}\n\n```text\n{}\n```\n\n",
+            command.get_bin_name().unwrap_or("copperfs"),
+            help.join("\n").trim_end()
+        ));
+    };
+    section(&mut cli.clone());
+    for command in cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        section(&mut command.clone().term_width(100));
+    }
+    text.push_str("## Keys of `stats --json`\n\n");
+    let report = include_str!("../report.rs");
+    let rows = report.lines().filter_map(|line| line.strip_prefix("//! |"));
+    rows.for_each(|row| text.push_str(&format!("|{row}\n")));
+    text.push_str(
+        "\n`stats --cluster --json` gives `{\"nodes\": [one such object per node], \"total\": {the \
+         sums}, \"missing\": [names of nodes that did not answer]}`.\n",
+    );
+    text
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn docs_cli_md_is_what_help_says() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cli.md");
+    let wanted = documented();
+    if std::env::vars().any(|(name, _)| name == "UPDATE_SNAPSHOTS") {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "docs/cli.md is out of date: just snapshots"
+    );
+}
+
+#[test]
+fn every_command_shows_examples() {
+    for command in Cli::command()
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let after = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        assert!(after.starts_with("Examples:"), "{}", command.get_name());
+    }
+}
+
+#[test]
+fn tables_align_numbers_right_and_words_left() {
+    let rows = [["node", "bytes"], ["a", "1.00 KiB"], ["long-name", "12 B"]];
+    let rows = rows.map(|row| row.map(String::from));
+    assert_eq!(
+        table(&rows),
+        "node          bytes\na          1.00 KiB\nlong-name      12 B\n"
+    );
+}
+
+#[test]
+fn wrapping_breaks_at_blanks() {
+    assert_eq!(wrapped("aa bb cc", 5), "aa bb\ncc");
+    assert_eq!(wrapped("abcdefgh i", 3), "abcdefgh\ni");
+}

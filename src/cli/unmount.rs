@@ -1,0 +1,188 @@
+//! `copperfs unmount`: takes the mount away and always ends its daemon.
+
+use super::record::{Kind, Record};
+use super::{launch, say};
+use crate::config::{Machine, resolve::instance_name};
+use crate::daemon::mountpoint::{self, Mounted};
+use crate::daemon::process::Process;
+use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
+use anyhow::{Context, bail};
+use copperfs_fuse::ioctl::client;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a daemon may take to say its id.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What was done at a mount point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    /// The daemon was told to end, and did.
+    Ended(u32),
+    /// The daemon had to be killed.
+    Killed(u32),
+    /// There was only the mount of a daemon long gone.
+    Cleaned,
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ended(pid) => write!(f, "unmounted (daemon {pid} ended)"),
+            Self::Killed(pid) => {
+                write!(f, "unmounted (daemon {pid} did not answer and was killed)")
+            }
+            Self::Cleaned => f.write_str("unmounted (its daemon was gone already)"),
+        }
+    }
+}
+
+/// Unmounts `path`; with `all`, every node of the launch there.
+///
+/// # Errors
+/// Nothing is mounted there, or something could not be taken away.
+pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    let path = mountpoint::canonical(path);
+    if all {
+        return unmount_all(&path, &machine);
+    }
+    match one(&path, &machine)? {
+        Some(done) => say(format_args!("{}: {done}", path.display())),
+        None => bail!("{}", nothing_at(&path)?),
+    }
+    Ok(())
+}
+
+fn nothing_at(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    if let Some(mount) = mountpoint::mounted_at(path)? {
+        return Ok(format!("{shown} is a {} mount, not copperfs", mount.kind));
+    }
+    let below = mountpoint::copperfs_below(path)?;
+    Ok(if below.is_empty() {
+        let others: Vec<String> = mountpoint::copperfs_below(Path::new("/"))?
+            .iter()
+            .map(|mount| mount.mountpoint.display().to_string())
+            .collect();
+        match others.as_slice() {
+            [] => format!("no copperfs is mounted at {shown}, nor anywhere here"),
+            _ => format!(
+                "no copperfs is mounted at {shown}; there is {}",
+                others.join(", ")
+            ),
+        }
+    } else {
+        format!(
+            "no copperfs is mounted at {shown}, but {} below it: --all",
+            below.len()
+        )
+    })
+}
+
+fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
+    let record = Record::load(path, machine)?;
+    let mut failures = 0;
+    let mut count = 0;
+    if let Some(record) = record.as_ref().filter(|record| record.kind == Kind::Remote) {
+        for (node, outcome) in launch::remote::take_down(record) {
+            count += 1;
+            failures += usize::from(outcome.is_err());
+            match outcome {
+                Ok(text) => say(format_args!("{node}: {text}")),
+                Err(error) => super::fail(format_args!("{node}: {error:#}")),
+            }
+        }
+    } else {
+        let mut mounts: Vec<PathBuf> = record
+            .iter()
+            .flat_map(|record| record.nodes.iter().map(|node| node.mountpoint.clone()))
+            .collect();
+        for Mounted { mountpoint, .. } in mountpoint::copperfs_below(path)? {
+            if !mounts.contains(&mountpoint) {
+                mounts.push(mountpoint);
+            }
+        }
+        // Leaves first: a parent that goes early would only cost its children retries.
+        for mount in mounts.iter().rev() {
+            match one(mount, machine) {
+                Ok(Some(done)) => say(format_args!("{}: {done}", mount.display())),
+                Ok(None) => continue,
+                Err(error) => {
+                    failures += 1;
+                    super::fail(format_args!("{}: {error:#}", mount.display()));
+                }
+            }
+            count += 1;
+        }
+    }
+    if failures > 0 {
+        bail!("{failures} of {count} nodes could not be taken down");
+    }
+    if let Some(record) = record {
+        record.remove(machine);
+    } else if count == 0 {
+        bail!("{}", nothing_at(path)?);
+    }
+    Ok(())
+}
+
+/// Takes away the mount at `path` and its daemon; `None` if there is neither.
+///
+/// # Errors
+/// It is another user's, or the kernel refuses.
+pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
+    let mount = mountpoint::mounted_at(path)?.filter(Mounted::is_copperfs);
+    let owner = mount.as_ref().and_then(|mount| mount.owner);
+    let pid = daemon_of(path, owner, mount.is_some(), machine);
+    if mount.is_none() && pid.is_none() {
+        return Ok(None);
+    }
+    let process = pid.map(Process::open).transpose()?.flatten();
+    let done = match process {
+        None => Done::Cleaned,
+        Some(process) => {
+            let pid = process.pid;
+            process
+                .signal(rustix::process::Signal::TERM)
+                .with_context(|| format!("cannot end the daemon {pid}; it is another user's"))?;
+            if process.wait(SHUTDOWN_TIMEOUT + Duration::from_secs(4))? {
+                Done::Ended(pid)
+            } else {
+                // Readers that hang keep a dead daemon's mount busy: first the name, then the rest.
+                mountpoint::detach(path)?;
+                if !process.end(Duration::from_secs(1))? {
+                    bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
+                }
+                Done::Killed(pid)
+            }
+        }
+    };
+    for _ in 0..16 {
+        match mountpoint::mounted_at(path)? {
+            Some(mount) if mount.is_copperfs() => mountpoint::detach(path)
+                .with_context(|| format!("cannot take away the mount at {}", path.display()))?,
+            _ => break,
+        }
+    }
+    Ok(Some(done))
+}
+
+/// The daemon's process id: from the lock of its pid file, else from itself.
+fn daemon_of(path: &Path, owner: Option<u32>, mounted: bool, machine: &Machine) -> Option<u32> {
+    let name = instance_name(path, machine.host_name());
+    let base = machine.runtime_base(owner.unwrap_or(machine.uid));
+    if let Some(pid) = runtime_dir::running(&base.join(name)) {
+        return Some(pid);
+    }
+    if !mounted {
+        return None;
+    }
+    let asked = path.to_owned();
+    let ask = move || client::node_stats(&asked).map_err(std::io::Error::other);
+    let body = mountpoint::within(ASK_TIMEOUT, ask).ok()?;
+    let pid = u32::try_from(body.pid).ok()?;
+    // A number from another pid namespace may be anybody's here.
+    let process = Process::open(pid).ok()??;
+    process.is_called("copperfs").then_some(pid)
+}

@@ -1,0 +1,107 @@
+//! Storage that a root node reads: POSIX directories and object stores.
+//!
+//! Purpose: one trait, [`Origin`], for every kind of storage, and [`Origins`], which stands several of
+//! them side by side under path prefixes and answers for all of them as
+//! [`copperfs_overlay::Files`].
+//!
+//! What it does not do: it caches nothing, coalesces nothing and retries no more than one request to
+//! one store; all that is the read path's.
+//!
+//! Invariants
+//! - Bytes of two versions never mix: each piece of a [`ByteStream`] was verified, after it was read,
+//!   to be of the version asked for, or the stream ends with `Stale`. Data is never short and never
+//!   padded.
+//! - Nothing outside the origin's root is reached, whatever a path or a link says, and no excluded path.
+//! - What the origin answers never panics; every failure names the origin, the path, the cause and what
+//!   to try, and no credential.
+
+mod counters;
+mod error;
+mod exclusion;
+mod failure;
+mod object;
+mod options;
+mod posix;
+mod router;
+
+pub use counters::{OriginCounters, OriginSnapshot};
+pub use error::OriginError;
+pub use failure::{failure_of_errno, failure_of_status};
+pub use object::ObjectOrigin;
+pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
+pub use posix::PosixOrigin;
+pub use router::Origins;
+
+use bytes::Bytes;
+use copperfs_overlay::{
+    Attributes, Cursor, Failure, FilesystemUsage, ItemPath, Listing, Version, XattrList,
+};
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+
+/// A run of bytes of one version of one file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ByteRange {
+    /// The file, relative to the origin.
+    pub path: ItemPath,
+    /// The version wanted.
+    pub version: Version,
+    /// Size of that version in bytes.
+    pub size: u64,
+    /// First byte wanted.
+    pub offset: u64,
+    /// Number of bytes wanted; `offset + length` is at most `size`.
+    pub length: u64,
+}
+
+/// Exactly the bytes of a [`ByteRange`] in order, in pieces of any size; after an error nothing more
+/// comes. Dropping the stream ends the read.
+pub type ByteStream = BoxStream<'static, Result<Bytes, Failure>>;
+
+/// One answer per name, in the order of the names.
+pub type StatAnswers = Vec<Result<Attributes, Failure>>;
+
+/// Storage below one root. Paths are relative to that root. All calls may be cancelled by dropping the
+/// future; a system call already under way ends on its own thread, and its result is dropped.
+pub trait Origin: Send + Sync + 'static {
+    /// The entries of directory `dir` from `cursor`, at most `limit` of them.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`; `PermissionDenied` when names may only be looked up one by one;
+    /// `Stale` for a cursor of a directory that has been replaced; faults.
+    fn list(
+        &self,
+        dir: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>>;
+
+    /// Attributes of `names` in directory `parent`; the empty name is the directory itself.
+    ///
+    /// # Errors
+    /// The outer failure is about the directory, an inner one about one name.
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<StatAnswers, Failure>>;
+
+    /// Opens the file, once, and streams the range.
+    ///
+    /// # Errors
+    /// `Stale` when the file is of another version or gone, also in mid-stream; `IsADirectory`;
+    /// `Unsupported` for special files and links; faults.
+    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
+
+    /// All extended attributes of `path`.
+    ///
+    /// # Errors
+    /// `Unsupported` where there are none; faults.
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>>;
+
+    /// Usage of the filesystem that holds `path`.
+    ///
+    /// # Errors
+    /// Faults.
+    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+}

@@ -1,0 +1,504 @@
+//! Object stores as an origin: S3, Azure Blob, Google Cloud Storage, plain HTTP servers.
+//!
+//! Objects know a size, a time of modification and an `ETag`; the rest of the attributes is configured
+//! ([`super::ObjectAttributes`]). Directories are what lies between slashes (`listing`'s rules). Times
+//! are whole seconds, because that is all that some answers of a store hold. A version is the `ETag`,
+//! or time and size where there is none.
+//!
+//! A read is one GET. Its answer names the version it is of, and its body is of that version by the
+//! meaning of HTTP; where the store has no strong `ETag`, the version is looked at again before the last
+//! piece is handed on.
+
+mod build;
+mod error;
+mod http;
+mod listing;
+
+use super::error::OriginError;
+use super::failure::{stale, worded};
+use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
+use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use bytes::Bytes;
+use copperfs_overlay::{
+    Attributes, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath, Listing,
+    Timestamp, Version, XattrList,
+};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use http::AsDirectory;
+use object_store::list::PaginatedListStore;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// An object without a strong `ETag` that is younger may change again within the same second.
+const PROVISIONAL: Duration = Duration::from_secs(2);
+
+/// What `stat` tells as the best size of a read, in bytes.
+const BLOCK_SIZE: u32 = 1 << 20;
+
+/// An object store, or a part of one below a prefix. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ObjectOrigin {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    names: Names,
+    /// Key prefix, without slashes at its ends.
+    prefix: String,
+    label: String,
+    attributes: ObjectAttributes,
+    uid: u32,
+    gid: u32,
+    concurrency: usize,
+}
+
+/// A store and its way of telling names.
+struct Names {
+    store: Arc<dyn ObjectStore>,
+    /// Pages of keys, where the store can.
+    pages: Option<Arc<dyn PaginatedListStore>>,
+    /// No listing at all: directories are found by asking for `name/`.
+    probed: bool,
+}
+
+impl std::fmt::Debug for Names {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The store's own form may show its configuration.
+        f.debug_struct("Names")
+            .field("probed", &self.probed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Names {
+    fn paged<S: ObjectStore + PaginatedListStore>(store: Arc<S>) -> Self {
+        Self {
+            pages: Some(Arc::clone(&store) as Arc<dyn PaginatedListStore>),
+            store,
+            probed: false,
+        }
+    }
+
+    fn probed(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            pages: None,
+            probed: true,
+        }
+    }
+}
+
+impl ObjectOrigin {
+    /// A client for `spec`; nothing is sent yet (see [`ObjectOrigin::check`]).
+    ///
+    /// # Errors
+    /// A URI or option that cannot be understood.
+    pub fn connect(spec: &OriginSpec, options: &OriginOptions) -> Result<Self, OriginError> {
+        build::connect(spec, options)
+    }
+
+    /// Serves `store` below `prefix`, under the name `label`. The store lists without pages.
+    #[must_use]
+    pub fn over(
+        store: Arc<dyn ObjectStore>,
+        prefix: &object_store::path::Path,
+        label: &str,
+        options: &OriginOptions,
+    ) -> Self {
+        let names = Names {
+            store,
+            pages: None,
+            probed: false,
+        };
+        Self::new(names, prefix, label, options)
+    }
+
+    fn new(
+        names: Names,
+        prefix: &object_store::path::Path,
+        label: &str,
+        options: &OriginOptions,
+    ) -> Self {
+        let attributes = options.object_attributes;
+        let uid = attributes
+            .uid
+            .unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        let gid = attributes
+            .gid
+            .unwrap_or_else(|| rustix::process::getegid().as_raw());
+        Self {
+            inner: Arc::new(Inner {
+                names,
+                prefix: prefix.as_ref().to_owned(),
+                label: label.to_owned(),
+                attributes,
+                uid,
+                gid,
+                concurrency: options.object_concurrency.max(1),
+            }),
+        }
+    }
+
+    /// Whether the store answers and lets us in. One request, with its retries.
+    ///
+    /// # Errors
+    /// No such bucket, no permission, no answer.
+    pub async fn check(&self) -> Result<(), OriginError> {
+        let inner = &self.inner;
+        let root = ItemPath::root();
+        let result = if inner.names.probed {
+            inner.head(&inner.prefix, true).await.map(drop)
+        } else {
+            inner.has_keys_below(&inner.prefix).await.map(|some| {
+                if !some {
+                    tracing::warn!(origin = inner.label, "no object lies below this prefix");
+                }
+            })
+        };
+        match result.map_err(|failure| inner.failure("reach", &root, &failure)) {
+            Ok(()) => Ok(()),
+            // A web server may refuse the index of its top and still serve the files below.
+            Err(failure) if inner.names.probed && failure.kind == FailureKind::PermissionDenied => {
+                Ok(())
+            }
+            Err(failure) => Err(OriginError::Store {
+                uri: inner.label.clone(),
+                reason: failure.detail,
+            }),
+        }
+    }
+}
+
+impl Inner {
+    /// The key of `path`. Keys are UTF-8: other names exist nowhere here.
+    fn key(&self, path: &ItemPath) -> Result<String, Failure> {
+        let missing = || {
+            self.fault(
+                FailureKind::NotFound,
+                "look up",
+                path,
+                "no object has such a name",
+            )
+        };
+        let below = std::str::from_utf8(path.as_bytes()).map_err(|_| missing())?;
+        if below.contains(|c: char| c.is_ascii_control()) {
+            return Err(missing());
+        }
+        Ok(match (self.prefix.as_str(), below) {
+            ("", below) => below.to_owned(),
+            (prefix, "") => prefix.to_owned(),
+            (prefix, below) => format!("{prefix}/{below}"),
+        })
+    }
+
+    fn failure(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
+        error::failure(&self.label, action, path, error)
+    }
+
+    fn fault(&self, kind: FailureKind, action: &str, path: &ItemPath, cause: &str) -> Failure {
+        worded(kind, &self.label, action, path, &cause, "")
+    }
+
+    async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
+        let location = object_store::path::Path::parse(key)?;
+        self.names.store.get_opts(&location, options).await
+    }
+
+    /// Metadata of the object `key`, or of `key/`.
+    async fn head(&self, key: &str, as_directory: bool) -> object_store::Result<ObjectMeta> {
+        let mut options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        if as_directory {
+            options.extensions.insert(AsDirectory);
+        }
+        Ok(self.get(key, options).await?.meta)
+    }
+
+    /// Attributes of one path: a directory if there is one, otherwise the object.
+    async fn stat_one(&self, path: ItemPath) -> Result<Attributes, Failure> {
+        let key = self.key(&path)?;
+        if path.is_root() {
+            return Ok(self.directory_attributes(&key));
+        }
+        let directory = async {
+            if self.names.probed {
+                self.head(&key, true).await.map(|_| true)
+            } else {
+                self.has_keys_below(&key).await
+            }
+        };
+        let (directory, object) = tokio::join!(directory, self.head(&key, false));
+        match (directory, object) {
+            (Ok(true), _) => Ok(self.directory_attributes(&key)),
+            // Whoever may not list can still read objects by name.
+            (_, Ok(meta)) => Ok(self.file_attributes(&meta)),
+            (Ok(false) | Err(object_store::Error::NotFound { .. }), Err(failure))
+            | (Err(failure), Err(_)) => Err(self.failure("stat", &path, &failure)),
+        }
+    }
+
+    fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
+        let seconds = meta.last_modified.timestamp();
+        let time = Timestamp {
+            seconds,
+            nanoseconds: 0,
+        };
+        Attributes {
+            kind: FileKind::File,
+            mode: self.attributes.file_mode & 0o7777,
+            size: meta.size,
+            blocks: meta.size.div_ceil(512),
+            version: version(meta),
+            provisional: !has_strong_tag(meta) && is_young(seconds),
+            ..self.attributes_at(time)
+        }
+    }
+
+    /// A store knows nothing of directories; what is constant says so everywhere alike.
+    fn directory_attributes(&self, key: &str) -> Attributes {
+        let epoch = Timestamp {
+            seconds: 0,
+            nanoseconds: 0,
+        };
+        Attributes {
+            version: Version::of(format!("directory/{key}").as_bytes()),
+            ..self.attributes_at(epoch)
+        }
+    }
+
+    fn attributes_at(&self, time: Timestamp) -> Attributes {
+        Attributes {
+            kind: FileKind::Directory,
+            mode: self.attributes.directory_mode & 0o7777,
+            uid: self.uid,
+            gid: self.gid,
+            // 1 for directories too: "unknown" to find, which would otherwise skip subdirectories.
+            links: 1,
+            device: 0,
+            size: 0,
+            blocks: 0,
+            block_size: BLOCK_SIZE,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: Version([0; 16]),
+            provisional: false,
+            link_target: None,
+        }
+    }
+
+    async fn open(self: Arc<Self>, range: ByteRange) -> Result<ByteStream, Failure> {
+        const ACTION: &str = "read";
+        let path = range.path.clone();
+        let key = self.key(&path)?;
+        if path.is_root() {
+            return Err(self.fault(FailureKind::IsADirectory, ACTION, &path, "a directory"));
+        }
+        let end = range
+            .offset
+            .checked_add(range.length)
+            .filter(|end| *end <= range.size)
+            .ok_or_else(|| self.fault(FailureKind::Io, ACTION, &path, "a range beyond the end"))?;
+        let whole = range.length == range.size;
+        let options = GetOptions {
+            head: range.length == 0,
+            range: (!whole && range.length > 0).then_some(GetRange::Bounded(range.offset..end)),
+            ..GetOptions::default()
+        };
+        let mut skip = 0;
+        let result = match self.get(&key, options).await {
+            // A server without ranges: take it all, and cut here.
+            Err(object_store::Error::NotSupported { .. }) => {
+                skip = range.offset;
+                self.get(&key, GetOptions::default()).await
+            }
+            result => result,
+        };
+        let result = result.map_err(|failure| match failure {
+            object_store::Error::NotFound { .. } => stale(&self.label, &path, "the object is gone"),
+            failure => self.failure(ACTION, &path, &failure),
+        })?;
+        if version(&result.meta) != range.version || result.meta.size != range.size {
+            return Err(stale(&self.label, &path, "the object has changed"));
+        }
+        if range.length == 0 {
+            return Ok(stream::empty().boxed());
+        }
+        let strong = has_strong_tag(&result.meta);
+        let body = Body {
+            pieces: result.into_stream(),
+            origin: self,
+            key,
+            range,
+            skip,
+            done: 0,
+            strong,
+        };
+        Ok(stream::try_unfold(body, Body::next).boxed())
+    }
+}
+
+/// The body of one answer, cut to the range.
+struct Body {
+    pieces: stream::BoxStream<'static, object_store::Result<Bytes>>,
+    origin: Arc<Inner>,
+    key: String,
+    range: ByteRange,
+    /// Bytes before the range that a server without ranges sends.
+    skip: u64,
+    done: u64,
+    strong: bool,
+}
+
+impl Body {
+    async fn next(mut self) -> Result<Option<(Bytes, Self)>, Failure> {
+        let (origin, path) = (Arc::clone(&self.origin), self.range.path.clone());
+        loop {
+            let left = self.range.length - self.done;
+            if left == 0 {
+                return Ok(None);
+            }
+            let mut piece = match self.pieces.next().await {
+                Some(Ok(piece)) => piece,
+                Some(Err(failure)) => return Err(origin.failure("read", &path, &failure)),
+                None => {
+                    let cause = "the answer ended early";
+                    return Err(origin.fault(FailureKind::Unavailable, "read", &path, cause));
+                }
+            };
+            let before = usize::try_from(self.skip)
+                .unwrap_or(usize::MAX)
+                .min(piece.len());
+            self.skip -= u64::try_from(before).unwrap_or(self.skip);
+            let mut piece = piece.split_off(before);
+            piece.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            if piece.is_empty() {
+                continue;
+            }
+            self.done += u64::try_from(piece.len()).unwrap_or(left);
+            if self.done == self.range.length && !self.strong {
+                let meta = origin.head(&self.key, false).await;
+                let meta = meta.map_err(|failure| origin.failure("read", &path, &failure))?;
+                if version(&meta) != self.range.version {
+                    return Err(stale(
+                        &origin.label,
+                        &path,
+                        "the object has changed while it was read",
+                    ));
+                }
+            }
+            return Ok(Some((piece, self)));
+        }
+    }
+}
+
+/// Stores quote the tag in some answers and not in others.
+fn tag(meta: &ObjectMeta) -> Option<&str> {
+    let tag = meta.e_tag.as_deref()?;
+    let tag = tag.strip_prefix("W/").unwrap_or(tag).trim_matches('"');
+    (!tag.is_empty()).then_some(tag)
+}
+
+fn has_strong_tag(meta: &ObjectMeta) -> bool {
+    tag(meta).is_some()
+        && !meta
+            .e_tag
+            .as_deref()
+            .is_some_and(|tag| tag.starts_with("W/"))
+}
+
+fn version(meta: &ObjectMeta) -> Version {
+    let identity = match tag(meta) {
+        Some(tag) => format!("tag/{}/{tag}", meta.size),
+        None => format!("time/{}/{}", meta.size, meta.last_modified.timestamp()),
+    };
+    Version::of(identity.as_bytes())
+}
+
+fn is_young(seconds: i64) -> bool {
+    let Ok(since) = u64::try_from(seconds) else {
+        return false;
+    };
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(since);
+    match SystemTime::now().duration_since(time) {
+        Ok(age) => age < PROVISIONAL,
+        Err(ahead) => ahead.duration() < PROVISIONAL,
+    }
+}
+
+impl Origin for ObjectOrigin {
+    fn list(
+        &self,
+        dir: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move { inner.list(dir, cursor, limit).await })
+    }
+
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move {
+            let concurrency = inner.concurrency;
+            let answers = names.into_iter().map(|name| {
+                let (inner, parent) = (Arc::clone(&inner), parent.clone());
+                async move {
+                    if name.is_empty() {
+                        return inner.stat_one(parent).await;
+                    }
+                    match parent.join(&name) {
+                        Ok(path) => inner.stat_one(path).await,
+                        Err(invalid) => Err(inner.fault(
+                            FailureKind::NotFound,
+                            "stat",
+                            &parent,
+                            &invalid.to_string(),
+                        )),
+                    }
+                }
+            });
+            Ok(stream::iter(answers).buffered(concurrency).collect().await)
+        })
+    }
+
+    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
+        Box::pin(Arc::clone(&self.inner).open(range))
+    }
+
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        let cause = "objects have no extended attributes";
+        let failure = self.inner.fault(
+            FailureKind::Unsupported,
+            "read the attributes of",
+            &path,
+            cause,
+        );
+        Box::pin(async move { Err(failure) })
+    }
+
+    /// A store has no bounds to tell; a pebibyte, all free, keeps programs from judging it full.
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        const BLOCKS: u64 = 1 << 38;
+        let usage = FilesystemUsage {
+            blocks: BLOCKS,
+            blocks_free: BLOCKS,
+            blocks_available: BLOCKS,
+            files: u64::from(u32::MAX),
+            files_free: u64::from(u32::MAX),
+            block_size: 4096,
+            name_max: 255,
+        };
+        Box::pin(async move { Ok(usage) })
+    }
+}

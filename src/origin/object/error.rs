@@ -1,0 +1,107 @@
+//! From `object_store`'s errors to failures.
+//!
+//! Server bodies and request URLs are left out on purpose: both may carry access keys or signatures.
+
+use crate::origin::failure::{failure_of_status, worded};
+use copperfs_overlay::{Failure, FailureKind};
+use object_store::client::{HttpError, HttpErrorKind};
+use std::error::Error;
+use std::fmt::Display;
+
+/// The failure for `error`, which answered `action` on `path` at `origin` after all retries.
+pub(super) fn failure(
+    origin: &str,
+    action: &str,
+    path: &dyn Display,
+    error: &object_store::Error,
+) -> Failure {
+    use object_store::Error as E;
+    match error {
+        E::NotFound { .. } => failure_of_status(origin, action, path, 404),
+        E::PermissionDenied { .. } => failure_of_status(origin, action, path, 403),
+        E::Unauthenticated { .. } => failure_of_status(origin, action, path, 401),
+        // 304 answers a precondition that we did not make, 412 one that the client made for a retry.
+        E::Precondition { .. } | E::NotModified { .. } => {
+            failure_of_status(origin, action, path, 412)
+        }
+        // No key can have such a name.
+        E::InvalidPath { .. } => {
+            let cause = "not a name that an object can have here";
+            worded(FailureKind::NotFound, origin, action, path, &cause, "")
+        }
+        E::NotSupported { .. } | E::NotImplemented { .. } => {
+            let cause = "the store does not support this";
+            worded(FailureKind::Unsupported, origin, action, path, &cause, "")
+        }
+        other => generic(origin, action, path, other),
+    }
+}
+
+fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store::Error) -> Failure {
+    if let Some(status) = status(error) {
+        return failure_of_status(origin, action, path, status);
+    }
+    let cause = root_cause(error);
+    let Some(http) = chain(error).find_map(|source| source.downcast_ref::<HttpError>()) else {
+        return worded(FailureKind::Io, origin, action, path, &cause, "");
+    };
+    let (kind, what, hint) = match http.kind() {
+        HttpErrorKind::Connect => (
+            FailureKind::Unavailable,
+            "cannot connect",
+            "check the endpoint, the network and proxies, then try again",
+        ),
+        HttpErrorKind::Timeout => (
+            FailureKind::Unavailable,
+            "no answer in time",
+            "the server is slow or gone: try again, or raise the timeouts",
+        ),
+        HttpErrorKind::Request | HttpErrorKind::Interrupted => (
+            FailureKind::Unavailable,
+            "the connection broke",
+            "try again",
+        ),
+        _ => (FailureKind::Io, "the answer cannot be understood", ""),
+    };
+    let cause = format!("{what} ({cause})");
+    worded(kind, origin, action, path, &cause, hint)
+}
+
+fn chain<'a>(error: &'a object_store::Error) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    let mut next = Some(error as &(dyn Error + 'static));
+    std::iter::from_fn(move || {
+        let this = next?;
+        next = this.source();
+        Some(this)
+    })
+}
+
+/// The innermost error: "Connection refused (os error 111)".
+fn root_cause(error: &object_store::Error) -> String {
+    chain(error)
+        .last()
+        .map(ToString::to_string)
+        .unwrap_or_default()
+}
+
+/// The HTTP status, which `object_store` gives in its text only. Its wording is held by a test with a
+/// real server.
+fn status(error: &object_store::Error) -> Option<u16> {
+    const BEFORE: &str = "Server returned non-2xx status code: ";
+    chain(error).find_map(|source| {
+        let text = source.to_string();
+        let at = text.find(BEFORE)? + BEFORE.len();
+        text.get(at..at + 3)?.parse().ok()
+    })
+}
+
+/// Whether the failure is that a key in a listing is no valid path, and which.
+pub(super) fn invalid_key(error: &object_store::Error) -> Option<String> {
+    use object_store::path::Error as P;
+    match error {
+        object_store::Error::InvalidPath {
+            source: P::EmptySegment { path } | P::BadSegment { path, .. },
+        } => Some(path.clone()),
+        _ => None,
+    }
+}

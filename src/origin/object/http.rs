@@ -1,0 +1,63 @@
+//! How a plain HTTP server tells directories from files.
+//!
+//! It has no listing, but servers of files agree on one thing: `name/` is there for a directory and
+//! missing for a file. `object_store` paths cannot end in a slash, so a request marked with
+//! [`AsDirectory`] gets its slash here, on its way out.
+
+use futures_util::future::BoxFuture;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
+use object_store::{ClientOptions, HeaderValue};
+
+/// Marks a request (as an extension of its options) that asks for `path/`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AsDirectory;
+
+/// Makes clients that know [`AsDirectory`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirectoryProbes;
+
+impl HttpConnector for DirectoryProbes {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let inner = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Probing { inner }))
+    }
+}
+
+#[derive(Debug)]
+struct Probing {
+    inner: HttpClient,
+}
+
+impl HttpService for Probing {
+    // The desugared form of an async trait method, so that no macro crate is needed for one method.
+    fn call<'a, 'b>(
+        &'a self,
+        mut request: HttpRequest,
+    ) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            let probe = request.extensions().get::<AsDirectory>().is_some();
+            if probe {
+                let slashed = format!("{}/", request.uri());
+                *request.uri_mut() = slashed
+                    .parse()
+                    .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            }
+            let mut response = self.inner.execute(request).await?;
+            if probe && response.status().is_success() {
+                // A generated index often comes without a length, which is of no interest here.
+                response
+                    .headers_mut()
+                    .entry("content-length")
+                    .or_insert(HeaderValue::from_static("0"));
+            }
+            Ok(response)
+        })
+    }
+}

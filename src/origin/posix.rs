@@ -1,0 +1,328 @@
+//! A POSIX directory as an origin: Lustre, NFS, a local disk.
+//!
+//! Every path is resolved by `openat2` beneath the root's descriptor, without magic links and without
+//! following any symbolic link: the reader's kernel resolves links, component by component, so a path
+//! that arrives here has none, and one that has has changed.
+//!
+//! Blocking calls run on tokio's blocking threads, at most `posix_concurrency` at a time. A call that
+//! does not come back keeps its thread and its place in that count; its path is remembered as hanging,
+//! and further questions about it wait without a thread, so that one dead mount below the origin costs
+//! a thread per path and not a thread per question.
+//!
+//! Special files are shown and never opened.
+
+mod attributes;
+mod listing;
+mod read;
+mod stat;
+mod xattrs;
+
+use super::error::OriginError;
+use super::exclusion::{Exclusion, is_within};
+use super::failure::{failure_of_errno, worded};
+use super::options::OriginOptions;
+use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use bytes::Bytes;
+use copperfs_overlay::{
+    Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
+};
+use futures_util::future::BoxFuture;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+/// Never out of the origin, never through `/proc/self/fd` and its like, never along a link.
+const CONFINED: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_SYMLINKS);
+
+/// How often a resolution that the kernel asks to repeat is repeated.
+const RESOLVE_ATTEMPTS: usize = 16;
+
+/// A directory of this host as an origin. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct PosixOrigin {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    root: OwnedFd,
+    /// The URI, for messages.
+    label: Arc<str>,
+    exclusion: Arc<Exclusion>,
+    permits: Arc<Semaphore>,
+    /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
+    /// refused open costs a second one.
+    atime_only: AtomicBool,
+    /// Paths that a thread has been busy with for too long. Guards itself; held for look-ups only, and
+    /// taken after a batch's lock where both are.
+    hanging: Mutex<HashSet<ItemPath>>,
+    /// Told whenever `hanging` shrinks.
+    released: Notify,
+    listing_attributes_max: usize,
+    listing_attributes_timeout: Duration,
+    hang_timeout: Duration,
+}
+
+impl PosixOrigin {
+    /// Opens directory `root`.
+    ///
+    /// # Errors
+    /// It is missing, no directory or not accessible, or the kernel lacks `openat2` or `/proc`.
+    pub fn open(root: &Path, options: &OriginOptions) -> Result<Self, OriginError> {
+        Self::open_excluding(root, options, Arc::new(Exclusion::default()))
+    }
+
+    pub(crate) fn open_excluding(
+        root: &Path,
+        options: &OriginOptions,
+        exclusion: Arc<Exclusion>,
+    ) -> Result<Self, OriginError> {
+        let label: Arc<str> = format!("file://{}", root.display()).into();
+        // Links in the root's own path are the administrator's business: plain open.
+        let fd = open(
+            root,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|errno| cannot_open(&label, errno))?;
+        check_kernel(&fd)?;
+        rustix::fs::accessat(
+            &fd,
+            ".",
+            rustix::fs::Access::EXEC_OK,
+            rustix::fs::AtFlags::EACCESS,
+        )
+        .map_err(|errno| cannot_open(&label, errno))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                root: fd,
+                label,
+                exclusion,
+                permits: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
+                atime_only: AtomicBool::new(false),
+                hanging: Mutex::new(HashSet::new()),
+                released: Notify::new(),
+                listing_attributes_max: options.listing_attributes_max,
+                listing_attributes_timeout: options.listing_attributes_timeout,
+                hang_timeout: options.hang_timeout,
+            }),
+        })
+    }
+}
+
+fn cannot_open(label: &str, errno: Errno) -> OriginError {
+    let hint = match errno {
+        Errno::NOENT => "check the path, and that the filesystem is mounted on this node",
+        Errno::NOTDIR => "name a directory",
+        Errno::ACCESS | Errno::PERM => "run copperfs as a user who may enter the directory",
+        Errno::NOTCONN | Errno::STALE => {
+            "what is mounted there is dead: unmount and mount it again"
+        }
+        _ => "try to list it with ls as the same user",
+    };
+    OriginError::Directory {
+        uri: label.to_owned(),
+        source: errno.into(),
+        hint,
+    }
+}
+
+/// Tries what every later resolution relies on.
+fn check_kernel(root: &OwnedFd) -> Result<(), OriginError> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    openat2(root, ".", flags, Mode::empty(), CONFINED).map_err(|errno| OriginError::Kernel {
+        call: "openat2",
+        source: errno.into(),
+        hint: "Linux 5.6 or newer is needed; in a container, its seccomp profile must allow openat2",
+    })?;
+    open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
+        call: "/proc/self/fd",
+        source: errno.into(),
+        hint: "mount /proc",
+    })?;
+    Ok(())
+}
+
+impl Shared {
+    /// Opens `path` beneath the root.
+    fn open_at(&self, path: &ItemPath, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let name = if path.is_root() {
+            &b"."[..]
+        } else {
+            path.as_bytes()
+        };
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mut result = Err(Errno::AGAIN);
+        for _ in 0..RESOLVE_ATTEMPTS {
+            result = openat2(&self.root, name, flags, Mode::empty(), CONFINED);
+            if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
+                break;
+            }
+        }
+        result
+    }
+
+    fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
+        failure_of_errno(&self.label, action, path, errno)
+    }
+
+    fn too_slow(&self, action: &str, path: &ItemPath) -> Failure {
+        worded(
+            FailureKind::Unavailable,
+            &self.label,
+            action,
+            path,
+            &format_args!("no answer within {:?}", self.hang_timeout).to_string(),
+            "the storage hangs: check its servers and the network",
+        )
+    }
+
+    /// Whether `path` lies at or below a path that hangs.
+    fn hangs(&self, path: &ItemPath) -> bool {
+        let hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        hanging.iter().any(|other| is_within(path, other))
+    }
+
+    fn set_hanging(&self, path: ItemPath) {
+        self.hanging
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(path);
+    }
+
+    fn release(&self, path: &ItemPath) {
+        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        if hanging.remove(path) {
+            drop(hanging);
+            self.released.notify_waiters();
+        }
+    }
+
+    /// Waits, without a thread, until nobody hangs on `path`, and then for a place among the blocking
+    /// calls.
+    async fn admit(
+        &self,
+        action: &str,
+        path: &ItemPath,
+        deadline: Instant,
+    ) -> Result<OwnedSemaphorePermit, Failure> {
+        let admitted = async {
+            loop {
+                let mut released = std::pin::pin!(self.released.notified());
+                released.as_mut().enable();
+                if !self.hangs(path) {
+                    break;
+                }
+                released.await;
+            }
+            Arc::clone(&self.permits).acquire_owned().await
+        };
+        match timeout_at(deadline, admitted).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) | Err(_) => Err(self.too_slow(action, path)),
+        }
+    }
+
+    /// Runs `call` about `path` on a blocking thread.
+    async fn run<T: Send + 'static>(
+        self: Arc<Self>,
+        action: &'static str,
+        path: ItemPath,
+        call: impl FnOnce(&Arc<Self>, &ItemPath) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let deadline = Instant::now() + self.hang_timeout;
+        let permit = self.admit(action, &path, deadline).await?;
+        let (shared, subject) = (Arc::clone(&self), path.clone());
+        let mut task = tokio::task::spawn_blocking(move || {
+            let result = call(&shared, &subject);
+            // Also when nobody waits any more: the path may have been given up.
+            shared.release(&subject);
+            drop(permit);
+            result
+        });
+        match timeout_at(deadline, &mut task).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(join)) => Err(worded(
+                FailureKind::Unavailable,
+                &self.label,
+                action,
+                &path,
+                &join,
+                "",
+            )),
+            Err(_) => {
+                self.set_hanging(path.clone());
+                if task.is_finished() {
+                    self.release(&path);
+                }
+                Err(self.too_slow(action, &path))
+            }
+        }
+    }
+}
+
+impl Origin for PosixOrigin {
+    fn list(
+        &self,
+        dir: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        Box::pin(listing::list(Arc::clone(&self.shared), dir, cursor, limit))
+    }
+
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
+        Box::pin(stat::stat(Arc::clone(&self.shared), parent, names))
+    }
+
+    fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
+        Box::pin(read::open(Arc::clone(&self.shared), range))
+    }
+
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(
+            shared.run("read the extended attributes of", path, |shared, path| {
+                xattrs::all(shared, path)
+            }),
+        )
+    }
+
+    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        const ACTION: &str = "read the usage of";
+        let shared = Arc::clone(&self.shared);
+        Box::pin(shared.run(ACTION, path, |shared, path| {
+            let usage = shared
+                .open_at(path, OFlags::PATH)
+                .and_then(|fd| fstatvfs(&fd))
+                .map_err(|errno| shared.failure(ACTION, path, errno))?;
+            Ok(FilesystemUsage {
+                blocks: usage.f_blocks,
+                blocks_free: usage.f_bfree,
+                blocks_available: usage.f_bavail,
+                files: usage.f_files,
+                files_free: usage.f_ffree,
+                block_size: u32::try_from(usage.f_frsize).unwrap_or(4096),
+                name_max: u32::try_from(usage.f_namemax).unwrap_or(255),
+            })
+        }))
+    }
+}
+
+/// The directory's real path, for matching link targets and mount points.
+pub(crate) fn real_path(root: &Path) -> PathBuf {
+    std::fs::canonicalize(root).unwrap_or_else(|_| root.to_owned())
+}

@@ -1,0 +1,169 @@
+//! Bytes of one version of one file.
+//!
+//! The file is found (`O_PATH`), checked to be a regular file of the version wanted, and only then
+//! opened for reading, by its descriptor: the path is not walked twice and a device or pipe is never
+//! opened. After each piece that was read, the version is checked again before the piece is handed on;
+//! so a change at any moment, growth and truncation included, ends the stream with `Stale`.
+
+use super::Shared;
+use super::attributes::{kind, status, version};
+use crate::origin::failure::{stale, worded};
+use crate::origin::{ByteRange, ByteStream};
+use bytes::Bytes;
+use copperfs_overlay::{Failure, FailureKind, FileKind};
+use futures_util::stream::{self, StreamExt};
+use rustix::buffer::spare_capacity;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Advice, Mode, OFlags, fadvise, open as open_path};
+use rustix::io::{Errno, pread};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const ACTION: &str = "read";
+
+/// The first piece is small enough to be on its way soon …
+const FIRST_PIECE_BYTES: u64 = 1 << 20;
+/// … and the others large enough for a parallel filesystem.
+const PIECE_BYTES: u64 = 4 << 20;
+
+struct Reading {
+    file: OwnedFd,
+    range: ByteRange,
+    /// Bytes handed on so far.
+    done: u64,
+}
+
+/// Answers [`crate::origin::Origin::open`]: opens the file and reads the first piece in one go.
+pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteStream, Failure> {
+    let path = range.path.clone();
+    let (reading, first) = Arc::clone(&shared)
+        .run(ACTION, path, move |shared, _| {
+            let mut reading = Reading::begin(shared, range)?;
+            let first = reading.piece(shared, FIRST_PIECE_BYTES)?;
+            Ok((reading, first))
+        })
+        .await?;
+    let rest = stream::try_unfold(reading, move |mut reading| {
+        let shared = Arc::clone(&shared);
+        async move {
+            if reading.done == reading.range.length {
+                return Ok(None);
+            }
+            let path = reading.range.path.clone();
+            let (reading, piece) = shared
+                .run(ACTION, path, move |shared, _| {
+                    let piece = reading.piece(shared, PIECE_BYTES)?;
+                    Ok((reading, piece))
+                })
+                .await?;
+            Ok(Some((piece, reading)))
+        }
+    });
+    if first.is_empty() {
+        return Ok(stream::empty().boxed());
+    }
+    Ok(stream::iter([Ok(first)]).chain(rest).boxed())
+}
+
+impl Reading {
+    fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
+        let path = &range.path;
+        let found = shared
+            .open_at(path, OFlags::PATH)
+            .map_err(|errno| match errno {
+                // The asker has seen the file in the version that it names: it changed.
+                Errno::NOENT | Errno::NOTDIR => stale(&shared.label, path, "the file is gone"),
+                errno => shared.failure(ACTION, path, errno),
+            })?;
+        let status = status(&found, b"").map_err(|errno| shared.failure(ACTION, path, errno))?;
+        match kind(&status) {
+            Some(FileKind::File) => {}
+            Some(FileKind::Directory) => {
+                return Err(shared.failure(ACTION, path, Errno::ISDIR));
+            }
+            _ => {
+                let cause = "not a regular file; special files are shown and not opened";
+                let kind = FailureKind::Unsupported;
+                return Err(worded(kind, &shared.label, ACTION, path, &cause, ""));
+            }
+        }
+        if version(&status) != range.version || status.stx_size != range.size {
+            return Err(stale(&shared.label, path, "the file has changed"));
+        }
+        let fits = range
+            .offset
+            .checked_add(range.length)
+            .is_some_and(|end| end <= range.size);
+        if !fits {
+            return Err(shared.failure(ACTION, path, Errno::INVAL));
+        }
+        let file = reopen(shared, &found).map_err(|errno| shared.failure(ACTION, path, errno))?;
+        Ok(Self {
+            file,
+            range,
+            done: 0,
+        })
+    }
+
+    /// The next bytes, at most `limit`, verified to be of the version wanted.
+    fn piece(&mut self, shared: &Shared, limit: u64) -> Result<Bytes, Failure> {
+        let path = &self.range.path;
+        let failed = |errno| shared.failure(ACTION, path, errno);
+        let left = self.range.length - self.done;
+        let start = self.range.offset + self.done;
+        let wanted = usize::try_from(left.min(limit)).map_err(|_| failed(Errno::OVERFLOW))?;
+        let bytes = read_exactly(&self.file, start, wanted)
+            .map_err(failed)?
+            .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
+        let status = status(&self.file, b"").map_err(failed)?;
+        if version(&status) != self.range.version {
+            return Err(stale(
+                &shared.label,
+                path,
+                "the file has changed while it was read",
+            ));
+        }
+        self.done += left.min(limit);
+        if let Some(ahead) = NonZeroU64::new((left - left.min(limit)).min(PIECE_BYTES)) {
+            // Advice only: a filesystem that cannot read ahead loses nothing.
+            fadvise(
+                &self.file,
+                start + left.min(limit),
+                Some(ahead),
+                Advice::WillNeed,
+            )
+            .ok();
+        }
+        Ok(bytes)
+    }
+}
+
+/// Opens for reading what an `O_PATH` descriptor stands for, without touching its access time if that
+/// is allowed. `O_NONBLOCK`: never waits for a lease or a pipe's writer.
+fn reopen(shared: &Shared, found: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if !shared.atime_only.load(Ordering::Relaxed) {
+        match open_path(&path, flags | OFlags::NOATIME, Mode::empty()) {
+            Err(Errno::PERM) => shared.atime_only.store(true, Ordering::Relaxed),
+            result => return result,
+        }
+    }
+    open_path(&path, flags, Mode::empty())
+}
+
+/// `len` bytes from `offset`; `None` if the file ends before.
+fn read_exactly(file: &OwnedFd, offset: u64, len: usize) -> Result<Option<Bytes>, Errno> {
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let at = offset + u64::try_from(bytes.len()).map_err(|_| Errno::OVERFLOW)?;
+        match pread(file, spare_capacity(&mut bytes), at) {
+            Ok(0) => return Ok(None),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(len);
+    Ok(Some(bytes.into()))
+}

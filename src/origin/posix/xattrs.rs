@@ -1,0 +1,50 @@
+//! Extended attributes, passed through for reading.
+
+use super::Shared;
+use super::attributes::{kind, status};
+use bytes::Bytes;
+use copperfs_overlay::{Failure, FileKind, ItemPath, XattrList};
+use rustix::buffer::spare_capacity;
+use rustix::fd::AsRawFd;
+use rustix::fs::{OFlags, getxattr, listxattr};
+use rustix::io::Errno;
+
+const ACTION: &str = "read the extended attributes of";
+
+/// The kernel's own bound on a list of names and on one value, in bytes.
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// Most bytes of names and values that are passed on for one file; a file with more is refused.
+const XATTRS_BYTES_MAX: usize = 512 << 10;
+
+/// All extended attributes of `path` that the daemon may read.
+pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure> {
+    let failed = |errno| shared.failure(ACTION, path, errno);
+    let found = shared.open_at(path, OFlags::PATH).map_err(failed)?;
+    if kind(&status(&found, b"").map_err(failed)?) == Some(FileKind::Symlink) {
+        // Only trusted.* and security.* could be there, which no reader of a mount asks of a link.
+        return Ok(Vec::new());
+    }
+    // An O_PATH descriptor gives no attributes itself; its magic link leads to the very same inode.
+    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let mut names = Vec::with_capacity(XATTR_BYTES_MAX);
+    listxattr(&file, spare_capacity(&mut names)).map_err(failed)?;
+    let mut list = XattrList::new();
+    let mut total = 0;
+    let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
+    for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+        value.clear();
+        match getxattr(&file, name, spare_capacity(&mut value)) {
+            Ok(_) => {}
+            // Gone since it was listed, or not for the daemon's user.
+            Err(Errno::NODATA | Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) => continue,
+            Err(errno) => return Err(failed(errno)),
+        }
+        total += name.len() + value.len();
+        if total > XATTRS_BYTES_MAX {
+            return Err(failed(Errno::TOOBIG));
+        }
+        list.push((Bytes::copy_from_slice(name), Bytes::copy_from_slice(&value)));
+    }
+    Ok(list)
+}

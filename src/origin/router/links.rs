@@ -1,0 +1,146 @@
+//! Absolute symlinks whose target is served become relative links.
+//!
+//! An absolute link would lead whoever reads it through the mount out to the storage itself. Its target
+//! is matched with the host directories that are served; what is matched is replaced by the way there
+//! inside the mount, relative to the link. `..` inside such a target is resolved in the text first, so
+//! that the new link cannot climb out of the mount (where a component before `..` is itself a link, the
+//! two may differ: a known limit). Targets outside, excluded ones included, keep their text.
+
+use copperfs_overlay::ItemPath;
+
+/// A host directory and where it is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Served {
+    /// Path on the host.
+    pub(super) host: ItemPath,
+    /// Path in the namespace.
+    pub(super) prefix: ItemPath,
+}
+
+/// The text that the link at `link` (in the namespace) shows instead of `target`; `None`: its own.
+/// `hidden` tells whether a namespace path is excluded.
+pub(super) fn relative(
+    link: &ItemPath,
+    target: &[u8],
+    served: &[Served],
+    hidden: impl Fn(&ItemPath) -> bool,
+) -> Option<Vec<u8>> {
+    if target.first() != Some(&b'/') {
+        return None;
+    }
+    let trailing_slash = target.len() > 1 && target.ends_with(b"/");
+    let host = normalized(target)?;
+    let (rest, place) = served
+        .iter()
+        .filter_map(|place| Some((host.strip_prefix(&place.host)?, place)))
+        .max_by_key(|(_, place)| place.host.as_bytes().len())?;
+    let mut destination = place.prefix.clone();
+    for name in rest.components() {
+        destination = destination.join(name).ok()?;
+    }
+    if hidden(&destination) {
+        return None;
+    }
+    let (directory, _) = link.split()?;
+    let mut text = way(&directory, &destination);
+    if trailing_slash {
+        text.push(b'/');
+    }
+    // What the kernel takes as a link's text at most.
+    (text.len() < ItemPath::BYTES_MAX).then_some(text)
+}
+
+/// `target` without `.`, `..` and doubled slashes; `..` at the top stays there, as in the kernel.
+fn normalized(target: &[u8]) -> Option<ItemPath> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in target.split(|&b| b == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => {
+                names.pop();
+            }
+            name => names.push(name),
+        }
+    }
+    ItemPath::parse(&names.join(&b'/')).ok()
+}
+
+/// The relative path from `directory` to `destination`.
+fn way(directory: &ItemPath, destination: &ItemPath) -> Vec<u8> {
+    let from: Vec<&[u8]> = directory.components().collect();
+    let to: Vec<&[u8]> = destination.components().collect();
+    let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = std::iter::repeat_n(&b".."[..], from.len() - common);
+    let names: Vec<&[u8]> = up.chain(to[common..].iter().copied()).collect();
+    if names.is_empty() {
+        return b".".to_vec();
+    }
+    names.join(&b'/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> ItemPath {
+        ItemPath::parse(text.as_bytes()).unwrap()
+    }
+
+    fn shown(link: &str, target: &str) -> Option<String> {
+        let served = [
+            Served {
+                host: path("/lus"),
+                prefix: path("/lus"),
+            },
+            Served {
+                host: path("/lus/deep/er"),
+                prefix: path("/deep"),
+            },
+            Served {
+                host: path("/disk1"),
+                prefix: path("/data/one"),
+            },
+        ];
+        let hidden = |p: &ItemPath| p.as_bytes().starts_with(b"lus/tmp");
+        relative(&path(link), target.as_bytes(), &served, hidden)
+            .map(|text| String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn targets_inside_become_relative() {
+        for (link, target, text) in [
+            ("lus/a/link", "/lus/b/f", Some("../b/f")),
+            ("lus/a/link", "/lus/a/f", Some("f")),
+            ("lus/a/link", "/lus/a", Some(".")),
+            ("lus/a/link", "/lus/a/", Some("./")),
+            ("lus/a/link", "//lus/./a//x/../f", Some("f")),
+            ("lus/link", "/disk1/f", Some("../data/one/f")),
+            ("data/one/x/link", "/lus/deep/er/f", Some("../../../deep/f")),
+            ("lus/link", "/lus", Some(".")),
+            // Outside, or only alike.
+            ("lus/link", "/lusx/f", None),
+            ("lus/link", "/etc/passwd", None),
+            ("lus/link", "/lus/../etc/passwd", None),
+            ("lus/link", "/lus/tmp/x", None),
+            ("lus/link", "relative/../x", None),
+            ("lus/link", "", None),
+        ] {
+            assert_eq!(shown(link, target).as_deref(), text, "{link} -> {target}");
+        }
+    }
+
+    #[test]
+    fn an_origin_at_the_top_keeps_everything_inside() {
+        let served = [Served {
+            host: path("/"),
+            prefix: path("/"),
+        }];
+        let shown = |link: &str, target: &str| {
+            let text = relative(&path(link), target.as_bytes(), &served, |_| false).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        assert_eq!(shown("a/b/link", "/../../etc/x"), "../../etc/x");
+        assert_eq!(shown("a/b/link", "/"), "../..");
+        assert_eq!(shown("link", "/"), ".");
+    }
+}

@@ -1,0 +1,133 @@
+//! A directory as this node knows it. Pure.
+
+use super::attributes::is_current;
+use copperfs_overlay::{Attributes, Cursor, Entry, Failure, FailureKind, ItemPath, Listing};
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+/// A directory as this node knows it: all of it, a page of a large one, or only that it exists.
+pub struct Directory {
+    /// Attributes of the directory itself.
+    pub attributes: Attributes,
+    /// The entries, in the origin's order.
+    pub entries: Vec<Entry>,
+    /// Positions in `entries`, sorted by name.
+    by_name: Box<[u32]>,
+    /// More entries follow: the directory is large.
+    pub(super) next: Option<Cursor>,
+    /// The origin refused to list it: names are looked up one by one, and readers are refused.
+    pub(super) listable: bool,
+    since: Instant,
+    /// The entry whose attributes a reader that walks in order would want next, and how many it got
+    /// the last time.
+    stat_next: AtomicU32,
+    stat_batch: AtomicU32,
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory")
+            .field("entries", &self.entries.len())
+            .field("large", &self.next.is_some())
+            .field("listable", &self.listable)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names stat'ed in one request when a reader walks a directory in order.
+const STAT_BATCH_MAX: u32 = 512;
+/// Estimated cost of an entry beside its name, in bytes; with attributes or without.
+pub(super) const ENTRY_BYTES: u64 = 64;
+pub(super) const ATTRIBUTES_BYTES: u64 = 144;
+
+impl Directory {
+    pub(super) fn new(listing: Listing) -> Self {
+        let entries = listing.entries;
+        let mut by_name: Vec<u32> = (0..u32::try_from(entries.len()).unwrap_or(u32::MAX)).collect();
+        by_name.sort_unstable_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
+        Self {
+            attributes: listing.directory,
+            entries,
+            by_name: by_name.into(),
+            next: listing.next,
+            listable: true,
+            since: Instant::now(),
+            stat_next: AtomicU32::new(0),
+            stat_batch: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn unlistable(attributes: Attributes) -> Self {
+        let empty = Listing {
+            directory: attributes,
+            entries: Vec::new(),
+            next: None,
+        };
+        Self {
+            listable: false,
+            ..Self::new(empty)
+        }
+    }
+
+    /// Whether a name that is not among `entries` does not exist.
+    pub(super) fn is_complete(&self) -> bool {
+        self.listable && self.next.is_none()
+    }
+
+    /// The attributes that came along with entry `position`, while they can be trusted.
+    pub(super) fn current_attributes(&self, position: usize) -> Option<&Attributes> {
+        let attributes = self.entries[position].attributes.as_ref()?;
+        is_current(attributes, self.since).then_some(attributes)
+    }
+
+    /// Position of `name`.
+    #[must_use]
+    pub fn position(&self, name: &[u8]) -> Option<usize> {
+        self.by_name
+            .binary_search_by(|&at| self.entries[at as usize].name[..].cmp(name))
+            .ok()
+            .map(|at| self.by_name[at] as usize)
+    }
+
+    /// Names to stat together with entry `position`: more, the longer a reader goes in order.
+    pub(super) fn stat_batch(&self, position: usize) -> &[Entry] {
+        let at = u32::try_from(position).unwrap_or(u32::MAX);
+        let last = self.stat_batch.load(Ordering::Relaxed);
+        let next = self.stat_next.load(Ordering::Relaxed);
+        let in_order = last > 0 && at >= next && at - next < last.max(8);
+        let batch = if in_order {
+            (last * 4).min(STAT_BATCH_MAX)
+        } else {
+            1
+        };
+        self.stat_batch.store(batch, Ordering::Relaxed);
+        self.stat_next.store(at + batch, Ordering::Relaxed);
+        &self.entries[position..self.entries.len().min(position + batch as usize)]
+    }
+
+    /// This page for a child.
+    pub(super) fn to_listing(&self, path: &ItemPath) -> Result<Listing, Failure> {
+        if !self.listable {
+            let detail = format!("{path}: may be searched, not listed");
+            return Err(Failure::new(FailureKind::PermissionDenied, detail));
+        }
+        Ok(Listing {
+            directory: self.attributes.clone(),
+            entries: self.entries.clone(),
+            next: self.next.clone(),
+        })
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        let attributes = self
+            .entries
+            .iter()
+            .filter(|entry| entry.attributes.is_some())
+            .count();
+        let names: usize = self.entries.iter().map(|entry| entry.name.len()).sum();
+        (names + 256) as u64
+            + self.entries.len() as u64 * ENTRY_BYTES
+            + attributes as u64 * ATTRIBUTES_BYTES
+    }
+}

@@ -1,0 +1,154 @@
+//! Listings: a directory is fetched once and then answers for all its names.
+
+use super::attributes::given_up;
+use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
+use super::single_flight::{Joined, Lead, answer_of};
+use super::{Inner, ReadPath};
+use bytes::Bytes;
+use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A directory's page in the listings cache. Page 0 is the only one but for large directories.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct ListingKey {
+    pub(super) path: ItemPath,
+    pub(super) page: u32,
+}
+
+impl ReadPath {
+    /// The listing of `path` if it is here: the first page of a large directory.
+    pub fn directory_now(&self, path: &ItemPath) -> Option<Arc<Directory>> {
+        self.0.listings.get(&ListingKey {
+            path: path.clone(),
+            page: 0,
+        })
+    }
+
+    /// The listing of `path`, or its first page when it is large. A directory that may not be listed
+    /// comes back empty, to be searched by name.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`, faults.
+    pub async fn directory(&self, path: &ItemPath) -> Result<Arc<Directory>, Failure> {
+        self.page(path, 0, None).await
+    }
+
+    /// The page of directory `path` that holds entry `index`, and the index of the page's first.
+    ///
+    /// # Errors
+    /// As [`ReadPath::directory`], and `PermissionDenied` when the directory may not be listed.
+    pub async fn page_with(
+        &self,
+        path: &ItemPath,
+        index: usize,
+    ) -> Result<(usize, Arc<Directory>), Failure> {
+        let mut first = 0;
+        let mut page = self.directory(path).await?;
+        for number in 1.. {
+            if !page.listable {
+                let detail = format!("{path}: may be searched, not listed");
+                return Err(Failure::new(FailureKind::PermissionDenied, detail));
+            }
+            let Some(next) = page.next.clone() else { break };
+            if index < first + page.entries.len() {
+                break;
+            }
+            first += page.entries.len();
+            page = self.page(path, number, Some(next)).await?;
+        }
+        Ok((first, page))
+    }
+
+    /// The page of a listed directory that holds entry `index`, if no message is needed for it.
+    pub fn page_with_now(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
+        let page = self.directory_now(path)?;
+        let here = page.next.is_none() || index < page.entries.len();
+        (page.listable && here).then_some((0, page))
+    }
+
+    async fn page(
+        &self,
+        path: &ItemPath,
+        page: u32,
+        cursor: Option<Cursor>,
+    ) -> Result<Arc<Directory>, Failure> {
+        let inner = &self.0;
+        let key = ListingKey {
+            path: path.clone(),
+            page,
+        };
+        if let Some(directory) = inner.listings.get(&key) {
+            return Ok(directory);
+        }
+        let pending = match inner
+            .listing_flights
+            .join(&key, || inner.listings.get(&key).map(Ok))
+        {
+            Joined::Answered(answer) => return answer,
+            Joined::Follow(pending) => pending,
+            Joined::Lead(lead, pending) => {
+                inner.listings.count_miss();
+                drop(inner.runtime.spawn(Arc::clone(inner).list(cursor, lead)));
+                pending
+            }
+        };
+        answer_of(pending)
+            .await
+            .unwrap_or_else(|| Err(given_up(path)))
+    }
+}
+
+impl Inner {
+    /// Asks for one page of a listing. A directory that refuses to be listed is kept as one that is
+    /// searched by name.
+    async fn list(
+        self: Arc<Self>,
+        cursor: Option<Cursor>,
+        lead: Lead<ListingKey, Result<Arc<Directory>, Failure>>,
+    ) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let path = lead.key().path.clone();
+        let listed = self
+            .source
+            .list(path.clone(), cursor, self.page_entries())
+            .await;
+        let answer = match listed {
+            Ok(listing) => Ok(Directory::new(listing)),
+            Err(failure)
+                if failure.kind == FailureKind::PermissionDenied && lead.key().page == 0 =>
+            {
+                self.directory_itself(&path)
+                    .await
+                    .map(Directory::unlistable)
+            }
+            Err(failure) => Err(failure),
+        };
+        let answer = answer.map(Arc::new);
+        if let Ok(directory) = &answer
+            && self.epoch.load(Ordering::Acquire) == epoch
+        {
+            let weight = directory.weight() + path.as_bytes().len() as u64;
+            self.listings
+                .insert(lead.key().clone(), Arc::clone(directory), weight);
+        }
+        lead.answer(answer);
+    }
+
+    /// Entries in a page: few enough that several pages fit into the listings' bound.
+    fn page_entries(&self) -> usize {
+        let fit = self.listings.capacity_bytes() / 4 / (ENTRY_BYTES + ATTRIBUTES_BYTES + 32);
+        self.options
+            .listing_entries_max
+            .min(usize::try_from(fit).unwrap_or(usize::MAX))
+            .max(256)
+    }
+
+    async fn directory_itself(&self, path: &ItemPath) -> Result<Attributes, Failure> {
+        let answers = self.source.stat(path.clone(), vec![Bytes::new()]).await?;
+        answers
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| Err(Failure::not_found(path)))
+    }
+}

@@ -1,0 +1,313 @@
+//! A node's report of itself, as JSON and back, and the sum of several.
+//!
+//! The numbers and their names are those of the ioctl ABI ([`StatsBody`]); this module gives them
+//! their JSON form: nested objects, stable keys. Pure.
+//!
+//! | key | what |
+//! | --- | --- |
+//! | `node` | name of the node, as in the host list; not in a sum |
+//! | `pid` | process id of its daemon; not in a sum |
+//! | `rank` | its place in the tree, 0 is the root; not in a sum |
+//! | `role` | `root`, `inner`, `leaf`, or `single` for a node on its own; not in a sum |
+//! | `parent` | rank of its parent, or null; not in a sum |
+//! | `nodes` | how many nodes the numbers stand for |
+//! | `uptime_s` | seconds since the daemon started; of a sum, the longest |
+//! | `rss_bytes` | resident memory of the daemon |
+//! | `fuse.requests.<op>` | requests of the kernel by operation |
+//! | `cache.{data,attributes,listings}.{entries,bytes,hits,misses,evictions}` | what is held, and how it served |
+//! | `coalesced` | requests that joined one already under way |
+//! | `upstream.{requests,bytes_received}` | asked of the parent |
+//! | `downstream.{requests,bytes_sent}` | asked by children |
+//! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
+//! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
+//! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
+
+use copperfs_fuse::ioctl::{
+    NO_PARENT, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
+};
+use serde_json::{Map, Value};
+
+/// The keys that identify a node, and are no counters.
+const IDENTITY: [&str; 4] = ["pid", "rank", "role", "parent"];
+
+/// One node's report.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// A JSON object of the documented form.
+    object: Map<String, Value>,
+}
+
+impl From<StatsBody> for Report {
+    fn from(body: StatsBody) -> Self {
+        let mut object = Map::new();
+        object.insert("node".into(), body.node.to_text().into());
+        for (key, number) in body.fields() {
+            let value = match key {
+                "role" => role_name(number).into(),
+                "parent" if number == NO_PARENT => Value::Null,
+                _ => number.into(),
+            };
+            insert(&mut object, key, value);
+        }
+        Self { object }
+    }
+}
+
+impl Report {
+    /// A report from its JSON form.
+    ///
+    /// # Errors
+    /// It is no JSON object.
+    pub fn from_json(value: Value) -> Result<Self, Value> {
+        match value {
+            Value::Object(object) => Ok(Self { object }),
+            other => Err(other),
+        }
+    }
+
+    /// The JSON form.
+    #[must_use]
+    pub fn into_json(self) -> Value {
+        Value::Object(self.object)
+    }
+
+    /// The counters in the form of the ioctl ABI; keys that are missing are 0.
+    #[must_use]
+    pub fn to_stats(&self) -> StatsBody {
+        let mut body = StatsBody {
+            node: NodeName::new(self.node()),
+            ..StatsBody::default()
+        };
+        for (key, field) in body.fields_mut() {
+            *field = match key {
+                "role" => role_number(self.role()),
+                "parent" => self.parent().unwrap_or(NO_PARENT),
+                _ => self.counter(key),
+            };
+        }
+        body
+    }
+
+    /// Name of the node; empty in a sum.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        self.object
+            .get("node")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    }
+
+    /// Its place in the tree.
+    #[must_use]
+    pub fn rank(&self) -> Option<u64> {
+        self.object.get("rank").and_then(Value::as_u64)
+    }
+
+    /// Its role; empty in a sum.
+    #[must_use]
+    pub fn role(&self) -> &str {
+        self.object
+            .get("role")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    }
+
+    /// Rank of its parent.
+    #[must_use]
+    pub fn parent(&self) -> Option<u64> {
+        self.object.get("parent").and_then(Value::as_u64)
+    }
+
+    /// The counter at a dotted key, such as `origin.opens`; 0 if there is none.
+    #[must_use]
+    pub fn counter(&self, key: &str) -> u64 {
+        let (first, rest) = key.split_once('.').unwrap_or((key, ""));
+        let found = self.object.get(first);
+        let value = rest
+            .split('.')
+            .filter(|name| !name.is_empty())
+            .fold(found, |value, name| value?.get(name));
+        value.and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// The counters of an object such as `fuse.requests`, by name.
+    pub fn counters<'a>(&'a self, key: &str) -> impl Iterator<Item = (&'a str, u64)> {
+        let mut names = key.split('.');
+        let found = names.next().and_then(|first| self.object.get(first));
+        names
+            .fold(found, |value, name| value?.get(name))
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
+    }
+
+    /// The sum of several reports: counters added, `uptime_s` the longest, without what identifies a
+    /// node.
+    #[must_use]
+    pub fn total<'a>(reports: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut object = Map::new();
+        for report in reports {
+            add(&mut object, &report.object, true);
+        }
+        Self { object }
+    }
+}
+
+fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>, top: bool) {
+    for (key, value) in object {
+        if top && (key == "node" || IDENTITY.contains(&key.as_str())) {
+            continue;
+        }
+        match value {
+            Value::Object(inner) => {
+                let slot = sum.entry(key.as_str()).or_insert_with(|| Map::new().into());
+                if let Value::Object(slot) = slot {
+                    add(slot, inner, false);
+                }
+            }
+            Value::Number(number) => {
+                let more = number.as_u64().unwrap_or(0);
+                let so_far = sum.get(key).and_then(Value::as_u64).unwrap_or(0);
+                let new = if top && key == "uptime_s" {
+                    so_far.max(more)
+                } else {
+                    so_far.saturating_add(more)
+                };
+                sum.insert(key.clone(), new.into());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn role_name(role: u64) -> &'static str {
+    match role {
+        ROLE_ROOT => "root",
+        ROLE_INNER => "inner",
+        ROLE_LEAF => "leaf",
+        ROLE_SINGLE => "single",
+        _ => "unknown",
+    }
+}
+
+fn role_number(name: &str) -> u64 {
+    [ROLE_ROOT, ROLE_INNER, ROLE_LEAF, ROLE_SINGLE]
+        .into_iter()
+        .find(|&role| role_name(role) == name)
+        .unwrap_or(u64::MAX)
+}
+
+/// Sets `value` at a dotted key, making objects on the way.
+fn insert(object: &mut Map<String, Value>, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => {
+            object.insert(key.to_owned(), value);
+        }
+        Some((first, rest)) => {
+            let slot = object
+                .entry(first.to_owned())
+                .or_insert_with(|| Map::new().into());
+            if let Value::Object(slot) = slot {
+                insert(slot, rest, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_fuse::ioctl::NodeName;
+
+    fn body(rank: u64, opens: u64) -> StatsBody {
+        StatsBody {
+            node: NodeName::new("nid001"),
+            pid: 17,
+            rank,
+            role: ROLE_INNER,
+            parent: 0,
+            nodes: 1,
+            uptime_s: 10 * (rank + 1),
+            origin_opens: opens,
+            fuse_requests_lookup: 3,
+            ..StatsBody::default()
+        }
+    }
+
+    #[test]
+    fn the_promised_keys_are_there() {
+        let json = Report::from(body(1, 5)).into_json();
+        assert_eq!(json["node"], "nid001");
+        assert_eq!(json["role"], "inner");
+        assert_eq!(json["origin"]["opens"], 5);
+        for cache in ["data", "attributes", "listings"] {
+            for key in ["entries", "bytes", "hits", "misses", "evictions"] {
+                assert!(json["cache"][cache][key].is_u64(), "cache.{cache}.{key}");
+            }
+        }
+        for (object, keys) in [
+            ("upstream", &["requests", "bytes_received"][..]),
+            ("downstream", &["requests", "bytes_sent"]),
+            (
+                "origin",
+                &["opens", "bytes_read", "listings", "stats", "errors"],
+            ),
+            ("verify", &["blocks", "failures"]),
+        ] {
+            for key in keys {
+                assert!(json[object][key].is_u64(), "{object}.{key}");
+            }
+        }
+        for key in [
+            "pid",
+            "rank",
+            "parent",
+            "uptime_s",
+            "rss_bytes",
+            "coalesced",
+        ] {
+            assert!(json[key].is_u64(), "{key}");
+        }
+        assert!(json["fuse"]["requests"]["lookup"].is_u64());
+    }
+
+    #[test]
+    fn a_root_has_no_parent() {
+        let report = Report::from(StatsBody {
+            parent: NO_PARENT,
+            role: ROLE_ROOT,
+            ..StatsBody::default()
+        });
+        assert_eq!(report.parent(), None);
+        assert!(report.clone().into_json()["parent"].is_null());
+        assert_eq!(report.role(), "root");
+    }
+
+    #[test]
+    fn sums_leave_identity_out() {
+        let reports = [Report::from(body(0, 5)), Report::from(body(1, 7))];
+        let total = Report::total(&reports);
+        assert_eq!(total.counter("origin.opens"), 12);
+        assert_eq!(total.counter("fuse.requests.lookup"), 6);
+        assert_eq!(total.counter("uptime_s"), 20);
+        assert_eq!(total.counter("nodes"), 2);
+        assert_eq!(total.counter("no.such.key"), 0);
+        let json = total.into_json();
+        for key in ["node", "pid", "rank", "role", "parent"] {
+            assert!(json.get(key).is_none(), "{key}");
+        }
+    }
+
+    #[test]
+    fn json_comes_back() {
+        let report = Report::from(body(1, 5));
+        let back = Report::from_json(report.clone().into_json()).unwrap();
+        assert_eq!(back, report);
+        assert!(Report::from_json(Value::Null).is_err());
+        let lookups = back
+            .counters("fuse.requests")
+            .find(|(name, _)| *name == "lookup");
+        assert_eq!(lookups, Some(("lookup", 3)));
+    }
+}
