@@ -10,7 +10,7 @@ pub mod runtime_dir;
 
 use crate::config::Settings;
 use crate::node::{Node, NodeError};
-use mountpoint::State;
+use mountpoint::InTheWay;
 use runtime_dir::{PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum DaemonError {
         /// The mount point.
         path: PathBuf,
         /// Why not, and what to try.
-        why: String,
+        why: InTheWay,
     },
     /// The runtime directory is not fit.
     #[error(transparent)]
@@ -76,7 +76,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     let result = runtime.block_on(Box::pin(live(settings, handle, ready)));
     // Readers may still hang in the kernel, and threads with them: nothing is waited for.
     runtime.shutdown_background();
-    if let Err(error) = take_away(&mount) {
+    // Usually the node has done this itself.
+    if let Err(error) = mountpoint::detach_all(&mount) {
         tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
     }
     let _absent = std::fs::remove_file(&socket);
@@ -121,7 +122,7 @@ async fn live(
     tokio::select! {
         result = tokio::time::timeout(SHUTDOWN_TIMEOUT, run) => match result {
             Ok(result) => result?,
-            Err(_) => tracing::warn!("the node took too long to end; leaving"),
+            Err(_elapsed) => tracing::warn!("the node took too long to end; leaving"),
         },
         _ = terminate.recv() => tracing::warn!("told twice; leaving at once"),
         _ = interrupt.recv() => tracing::warn!("told twice; leaving at once"),
@@ -134,51 +135,10 @@ async fn live(
 /// # Errors
 /// What is in the way, and what to do about it.
 pub fn make_way(path: &Path) -> Result<(), DaemonError> {
-    let refuse = |why: String| {
-        Err(DaemonError::Mountpoint {
-            path: path.to_owned(),
-            why,
-        })
-    };
-    // Several daemons may have died on one mount point, one over the other.
-    for _ in 0..16 {
-        let shown = path.display();
-        return match mountpoint::inspect(path)? {
-            State::Free => Ok(()),
-            State::Missing => refuse(format!("there is no such directory; mkdir -p {shown}")),
-            State::NotADirectory => refuse("it is not a directory; give an empty one".into()),
-            State::NotEmpty => refuse(
-                "the directory is not empty, and a mount would hide what is in it; give an empty one"
-                    .into(),
-            ),
-            State::Unreadable(why) => refuse(why),
-            State::Live(_) => refuse(format!(
-                "a copperfs is already mounted there; copperfs unmount {shown} takes it away"
-            )),
-            State::Foreign(mount) => {
-                refuse(format!("a {} ({}) is mounted there", mount.kind, mount.source))
-            }
-            State::Stale(_) => {
-                tracing::warn!(mount = %shown, "taking away the mount of a daemon that is gone");
-                match mountpoint::detach(path) {
-                    Ok(()) => continue,
-                    Err(error) => refuse(format!(
-                        "the mount of a daemon that is gone is there and cannot be taken away: \
-                         {error}; as its owner or root: fusermount3 -uz {shown}"
-                    )),
-                }
-            }
-        };
-    }
-    refuse("mounts of dead daemons lie there sixteen deep; umount -l them".into())
-}
-
-/// Takes our own mount away if the node has left it.
-fn take_away(path: &Path) -> io::Result<()> {
-    match mountpoint::mounted_at(path)? {
-        Some(mount) if mount.is_copperfs() => mountpoint::detach(path),
-        _ => Ok(()),
-    }
+    mountpoint::make_way(path).map_err(|why| DaemonError::Mountpoint {
+        path: path.to_owned(),
+        why,
+    })
 }
 
 /// Binds this thread, and so all that it will start, to `cpus`.

@@ -32,6 +32,8 @@ use std::time::SystemTime;
 
 /// `l_type` of a range that nobody has locked.
 const F_UNLCK: i32 = 2;
+/// Longest name in bytes, as everywhere on Linux.
+const NAME_BYTES_MAX: usize = 255;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
@@ -180,6 +182,10 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_hand = self.counters().begin(Op::Lookup);
+        // The kernel lets FUSE have names of 1,024 bytes; what programs expect is NAME_MAX.
+        if name.len() > NAME_BYTES_MAX {
+            return reply.error(errno(FsError::NameTooLong));
+        }
         let answer = self.backend().lookup(reader(request), Ino(parent.0), name);
         self.send(request, answer, reply, send_lookup);
     }

@@ -8,6 +8,7 @@
 //! still alive then is aborted, what waits is cancelled, the notifier stops. DESTROY is not waited
 //! for: from a mount that another namespace holds it never comes.
 
+mod abort;
 mod fusermount;
 mod preflight;
 mod session;
@@ -84,6 +85,11 @@ pub enum MountError {
         "there is no FUSE device /dev/fuse: load the module (`modprobe fuse`), or start the container with `--device /dev/fuse --cap-add SYS_ADMIN`"
     )]
     NoDevice,
+    /// The FUSE device is closed to users.
+    #[error(
+        "/dev/fuse may not be opened by users here: let the administrator run `chmod 666 /dev/fuse` (udev's rule does it on most machines), or mount as root"
+    )]
+    DeviceRefused,
     /// The setuid helper is missing.
     #[error(
         "mounting needs root or the setuid program fusermount3, which is not in PATH: install the package `fuse3`"

@@ -63,7 +63,8 @@ impl Notifier {
     }
 
     /// Lets the kernel forget attributes, and the data of a file or the listing of a directory.
-    /// A listing is *not* forgotten by [`invalidate_entry`](Self::invalidate_entry) alone.
+    /// [`invalidate_entry`](Self::invalidate_entry) alone drops the listing only if the kernel holds
+    /// that very name: call both.
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_inode(&self, ino: Ino) {

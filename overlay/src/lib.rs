@@ -16,7 +16,7 @@ pub mod item;
 pub mod overlay;
 pub mod parent;
 mod server;
-pub mod transport;
+mod transport;
 pub mod tree;
 pub mod wire;
 

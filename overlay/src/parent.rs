@@ -2,13 +2,13 @@
 //!
 //! Checks every answer against its question before anybody sees it: what cannot be true is
 //! `Corrupt`, what does not come is `Unavailable`. Caches nothing and verifies no hash: that is the
-//! read path's. The connection itself is kept by [`link`].
+//! read path's. The connection itself is kept by the `link` module.
 
 pub(crate) mod link;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{Files, ReadRequest, ReadStream};
+use crate::files::{Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -267,7 +267,7 @@ impl Files for Parent {
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
         let parent = self.clone();
         Box::pin(async move {
-            let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+            let limit = u32::try_from(limit.min(LISTING_ENTRIES_MAX)).unwrap_or(u32::MAX);
             let request = Request::List {
                 path,
                 cursor,

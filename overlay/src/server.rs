@@ -21,6 +21,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use stream::{Asker, Floor};
+
 /// Connections in handshake or before their hello; further ones are refused unheard.
 const STRANGERS_MAX: usize = 64;
 /// How long a peer may take for its handshake, and again for its hello.
@@ -196,13 +198,14 @@ async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
         rank,
         connection,
     };
+    let floor = Floor::new(Asker::Child(rank));
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
-                    let from = stream::From::Child(rank);
-                    streams.spawn(stream::answer(Arc::clone(&shared), from, send, recv));
+                    let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
+                    streams.spawn(answer);
                 }
                 Err(error) => {
                     let reason = explain(registered.connection.remote_address(), &error);

@@ -6,7 +6,7 @@
 //! a fresh connection. Does not know frames or the tree.
 
 mod socket;
-pub mod stream;
+pub(crate) mod stream;
 
 use crate::identity::{Identity, Secret};
 use crate::overlay::OverlayError;
@@ -21,8 +21,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Concurrent streams that a peer may open. quinn allocates for all of them: 122 KiB a connection.
-const STREAMS_MAX: u32 = 256;
+/// Questions that a child may have open. quinn allocates for all of them, here: 95 KiB a child. So
+/// many that hundreds of hanging ones do not stop the next.
+const STREAMS_OF_CHILD: u32 = 1024;
+/// Questions that a parent may have open: what is asked of the whole tree.
+const STREAMS_OF_PARENT: u32 = 16;
 /// What the socket buffers are asked to be.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Bytes that may be on their way on one connection, if the socket buffers hold them.
@@ -46,15 +49,15 @@ const INITIAL_RTT: Duration = Duration::from_millis(30);
 const INCOMING_MAX: usize = 64;
 
 /// Codes with which a connection is closed (`docs/wire.md`).
-pub mod close {
+pub(crate) mod close {
     /// The node leaves.
-    pub const LEAVING: u32 = 0;
+    pub(crate) const LEAVING: u32 = 0;
     /// The peer is not wanted here; the reason says why.
-    pub const REFUSED: u32 = 1;
+    pub(crate) const REFUSED: u32 = 1;
     /// The peer broke the protocol.
-    pub const PROTOCOL: u32 = 2;
+    pub(crate) const PROTOCOL: u32 = 2;
     /// The same child has connected anew.
-    pub const REPLACED: u32 = 3;
+    pub(crate) const REPLACED: u32 = 3;
 }
 
 /// A node's end of all its connections.
@@ -92,11 +95,7 @@ impl Transport {
                 .map_err(|error| OverlayError::Tls(error.to_string()))?;
             let mut server = ServerConfig::with_crypto(Arc::new(tls));
             server
-                .transport_config(Arc::new(transport_config(
-                    window,
-                    QUESTIONS_BYTES_MAX,
-                    None,
-                )))
+                .transport_config(Arc::new(server_transport(window)))
                 .migration(false)
                 .max_incoming(INCOMING_MAX);
             Some(server)
@@ -106,12 +105,7 @@ impl Transport {
         let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
             .map_err(|error| OverlayError::Tls(error.to_string()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
-        let unread_max = window * STALLED_STREAMS;
-        client.transport_config(Arc::new(transport_config(
-            window,
-            unread_max,
-            Some(KEEP_ALIVE),
-        )));
+        client.transport_config(Arc::new(client_transport(window)));
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr)?,
             server,
@@ -161,9 +155,25 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
+/// Towards children: they ask, and never send files.
+fn server_transport(window: u64) -> TransportConfig {
+    let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
+    config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
+    config
+}
+
+/// Towards the parent: its answers may have to wait for their consumers here.
+fn client_transport(window: u64) -> TransportConfig {
+    let mut config = transport_config(window, window * STALLED_STREAMS);
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
+        .keep_alive_interval(Some(KEEP_ALIVE));
+    config
+}
+
 /// What is on its way is bounded by the sender's `window`, sized for the socket; what a consumer
 /// leaves unread, by the receive windows: `window` a stream, `unread_max` a connection.
-fn transport_config(window: u64, unread_max: u64, keep_alive: Option<Duration>) -> TransportConfig {
+fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
     let mut cubic = CubicConfig::default();
     cubic.initial_window(window);
     let mut mtu = quinn::MtuDiscoveryConfig::default();
@@ -177,10 +187,8 @@ fn transport_config(window: u64, unread_max: u64, keep_alive: Option<Duration>) 
         .send_window(window)
         .stream_receive_window(varint(window.min(unread_max)))
         .receive_window(varint(unread_max))
-        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_MAX))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
-        .keep_alive_interval(keep_alive)
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
 }

@@ -4,7 +4,7 @@
 //! values out, no I/O. Nothing that a peer sends can panic here or make it allocate more than the
 //! bounds below: each length is checked before memory is taken for it.
 //!
-//! Neighbour: [`crate::transport::stream`] moves these frames over QUIC streams.
+//! Neighbour: `transport::stream` moves these frames over QUIC streams.
 
 pub mod frame;
 pub mod message;

@@ -118,6 +118,10 @@ impl Args for LaunchFlags {
                          machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. Otherwise a file with one \
                          host per line, or h1,h2,..., each reached by ssh.",
                     ),
+                    "mountpoint" => arg(key).help(
+                        "Where each host mounts, or for local:N the directory that gets the mount \
+                         points 0 to N-1. Made where it is missing. [default: /copper_mnt]",
+                    ),
                     _ => arg(key),
                 })
             })
@@ -158,7 +162,8 @@ fn arg(key: &'static Key) -> Arg {
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
-            .value_parser(BoolishValueParser::new()),
+            .value_parser(BoolishValueParser::new())
+            .hide_possible_values(true),
         Form::Many => arg.action(ArgAction::Append),
         _ if !key.choices.is_empty() => arg
             .value_parser(PossibleValuesParser::new(key.choices))

@@ -60,6 +60,13 @@ pub struct Bundle {
     environment: BTreeMap<String, String>,
 }
 
+/// Without what is in it: all of it may be secret.
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bundle").finish_non_exhaustive()
+    }
+}
+
 /// What a started node says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
@@ -300,7 +307,7 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
     let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-    if !mount.as_os_str().is_empty() && mountpoint::mounted_at(&mount)?.is_none() {
+    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
         std::fs::create_dir_all(&mount)
             .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
     }

@@ -104,7 +104,7 @@ pub fn clear(mountpoint: &Path, path: Option<&Path>, cluster: bool) -> anyhow::R
     };
     let asked = mountpoint.clone();
     within(CLUSTER_TIMEOUT, move || {
-        Ok(client::clear(&asked, &relative, cluster))
+        client::clear(&asked, &relative, cluster)
     })??;
     say(format_args!(
         "cleared {} {}",
@@ -123,7 +123,7 @@ pub fn clear(mountpoint: &Path, path: Option<&Path>, cluster: bool) -> anyhow::R
 
 fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
     let asked = mountpoint.to_owned();
-    let body = within(NODE_TIMEOUT, move || Ok(client::node_stats(&asked)))
+    let body = within(NODE_TIMEOUT, move || client::node_stats(&asked))
         .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
     Ok(Report::from(body))
 }
@@ -134,7 +134,7 @@ fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn cluster_reports(mountpoint: &Path) -> anyhow::Result<ClusterReports> {
     let asked = mountpoint.to_owned();
-    let socket = within(NODE_TIMEOUT, move || Ok(client::control_socket(&asked)))??;
+    let socket = within(NODE_TIMEOUT, move || client::control_socket(&asked))??;
     let answer = ask(&socket, &json!({ "cmd": "reports" }))
         .with_context(|| format!("the control socket {} does not answer", socket.display()))?;
     ClusterReports::parse(&answer)

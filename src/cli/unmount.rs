@@ -3,8 +3,8 @@
 use super::record::{Kind, Record};
 use super::{launch, say};
 use crate::config::{Machine, resolve::instance_name};
-use crate::daemon::mountpoint::{self, Mounted};
-use crate::daemon::process::Process;
+use crate::daemon::mountpoint;
+use crate::daemon::process::{Process, find_daemon};
 use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
@@ -56,14 +56,14 @@ pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
 
 fn nothing_at(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
-    if let Some(mount) = mountpoint::mounted_at(path)? {
-        return Ok(format!("{shown} is a {} mount, not copperfs", mount.kind));
+    if let Some(kind) = mountpoint::kind_at(path) {
+        return Ok(format!("{shown} is a {kind} mount, not copperfs"));
     }
     let below = mountpoint::copperfs_below(path)?;
     Ok(if below.is_empty() {
         let others: Vec<String> = mountpoint::copperfs_below(Path::new("/"))?
             .iter()
-            .map(|mount| mount.mountpoint.display().to_string())
+            .map(|mount| mount.display().to_string())
             .collect();
         match others.as_slice() {
             [] => format!("no copperfs is mounted at {shown}, nor anywhere here"),
@@ -98,9 +98,9 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
             .iter()
             .flat_map(|record| record.nodes.iter().map(|node| node.mountpoint.clone()))
             .collect();
-        for Mounted { mountpoint, .. } in mountpoint::copperfs_below(path)? {
-            if !mounts.contains(&mountpoint) {
-                mounts.push(mountpoint);
+        for mount in mountpoint::copperfs_below(path)? {
+            if !mounts.contains(&mount) {
+                mounts.push(mount);
             }
         }
         // Leaves first: a parent that goes early would only cost its children retries.
@@ -132,14 +132,12 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
 /// # Errors
 /// It is another user's, or the kernel refuses.
 pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
-    let mount = mountpoint::mounted_at(path)?.filter(Mounted::is_copperfs);
-    let owner = mount.as_ref().and_then(|mount| mount.owner);
-    let pid = daemon_of(path, owner, mount.is_some(), machine);
-    if mount.is_none() && pid.is_none() {
+    let mounted = mountpoint::is_copperfs(path);
+    let pid = daemon_of(path, mounted, machine);
+    if !mounted && pid.is_none() {
         return Ok(None);
     }
-    let process = pid.map(Process::open).transpose()?.flatten();
-    let done = match process {
+    let done = match pid.map(Process::open).transpose()?.flatten() {
         None => Done::Cleaned,
         Some(process) => {
             let pid = process.pid;
@@ -150,7 +148,7 @@ pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
                 Done::Ended(pid)
             } else {
                 // Readers that hang keep a dead daemon's mount busy: first the name, then the rest.
-                mountpoint::detach(path)?;
+                mountpoint::detach_all(path)?;
                 if !process.end(Duration::from_secs(1))? {
                     bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
                 }
@@ -158,29 +156,25 @@ pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
             }
         }
     };
-    for _ in 0..16 {
-        match mountpoint::mounted_at(path)? {
-            Some(mount) if mount.is_copperfs() => mountpoint::detach(path)
-                .with_context(|| format!("cannot take away the mount at {}", path.display()))?,
-            _ => break,
-        }
-    }
+    mountpoint::detach_all(path)
+        .with_context(|| format!("cannot take away the mount at {}", path.display()))?;
     Ok(Some(done))
 }
 
-/// The daemon's process id: from the lock of its pid file, else from itself.
-fn daemon_of(path: &Path, owner: Option<u32>, mounted: bool, machine: &Machine) -> Option<u32> {
+/// The daemon's process id: from the lock of its pid file, from the process table, or from itself.
+fn daemon_of(path: &Path, mounted: bool, machine: &Machine) -> Option<u32> {
     let name = instance_name(path, machine.host_name());
-    let base = machine.runtime_base(owner.unwrap_or(machine.uid));
-    if let Some(pid) = runtime_dir::running(&base.join(name)) {
+    let dir = machine.runtime_base(machine.uid).join(name);
+    if let Some(pid) = runtime_dir::running(&dir).or_else(|| find_daemon(path)) {
         return Some(pid);
     }
     if !mounted {
         return None;
     }
     let asked = path.to_owned();
-    let ask = move || client::node_stats(&asked).map_err(std::io::Error::other);
-    let body = mountpoint::within(ASK_TIMEOUT, ask).ok()?;
+    let body = mountpoint::within(ASK_TIMEOUT, move || client::node_stats(&asked))
+        .ok()?
+        .ok()?;
     let pid = u32::try_from(body.pid).ok()?;
     // A number from another pid namespace may be anybody's here.
     let process = Process::open(pid).ok()??;

@@ -29,6 +29,23 @@ const METADATA_SHARE: u64 = 20;
 /// A text that may be a single word of a list, and what each word means.
 type Words<T> = [(&'static str, T)];
 
+const SYMLINKS: &Words<SymlinkPolicy> = &[
+    ("relative", SymlinkPolicy::Relative),
+    ("keep", SymlinkPolicy::Keep),
+];
+const OPEN: &Words<OpenMode> = &[
+    ("zero-message", OpenMode::ZeroMessage),
+    ("tracked", OpenMode::Tracked),
+    ("passthrough", OpenMode::Passthrough),
+];
+const TOGGLE: &Words<Toggle> = &[
+    ("auto", Toggle::Auto),
+    ("on", Toggle::On),
+    ("off", Toggle::Off),
+];
+const READDIR_PLUS: &Words<ReaddirPlus> =
+    &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)];
+
 /// Makes settings out of `layer`, whose paths are absolute ([`Layer::absolute`]).
 ///
 /// # Errors
@@ -59,34 +76,11 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         secret_file: network.secret_file,
         interface: reader.text("interface").map(ToOwned::to_owned),
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
-        symlinks: reader.word(
-            "symlinks",
-            &[
-                ("relative", SymlinkPolicy::Relative),
-                ("keep", SymlinkPolicy::Keep),
-            ],
-        )?,
-        open: reader.word(
-            "open",
-            &[
-                ("zero-message", OpenMode::ZeroMessage),
-                ("tracked", OpenMode::Tracked),
-                ("passthrough", OpenMode::Passthrough),
-            ],
-        )?,
+        symlinks: reader.word("symlinks", SYMLINKS)?,
+        open: reader.word("open", OPEN)?,
         allow_other: reader.parsed("allow_other", parse_bool)?,
-        posix_acl: reader.word(
-            "posix_acl",
-            &[
-                ("auto", Toggle::Auto),
-                ("on", Toggle::On),
-                ("off", Toggle::Off),
-            ],
-        )?,
-        readdir_plus: reader.word(
-            "readdir_plus",
-            &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)],
-        )?,
+        posix_acl: reader.word("posix_acl", TOGGLE)?,
+        readdir_plus: reader.word("readdir_plus", READDIR_PLUS)?,
         whole_file_max: reader
             .parsed("whole_file_max", parse_bytes)?
             .min(cache.data_bytes / 2),
@@ -98,11 +92,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         request_timeout: reader.positive_duration("request_timeout")?,
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
-        push: PushSettings {
-            enabled: reader.parsed("push", parse_bool)?,
-            file_max_bytes: reader.parsed("push_file_max", parse_bytes)?,
-            bytes_max: reader.parsed("push_bytes_max", parse_bytes)?,
-        },
+        push: reader.push()?,
         fuse_threads: reader.count("fuse_threads", 1)?,
         max_background: reader.parsed("max_background", number_at_least(1))?,
         worker_threads: reader.count("worker_threads", 1)?,
@@ -296,6 +286,14 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn push(self) -> Result<PushSettings, ConfigError> {
+        Ok(PushSettings {
+            enabled: self.parsed("push", parse_bool)?,
+            file_max_bytes: self.parsed("push_file_max", parse_bytes)?,
+            bytes_max: self.parsed("push_bytes_max", parse_bytes)?,
+        })
+    }
+
     fn origins(self, uid: u32) -> Result<Vec<OriginSpec>, ConfigError> {
         let Some(given) = self.layer.get("origin") else {
             if uid == 0 {
@@ -472,7 +470,7 @@ struct NetworkPrefix {
 
 impl NetworkPrefix {
     fn holds(&self, address: IpAddr) -> bool {
-        let keep = |width: u32| width.checked_sub(self.bits).unwrap_or_default();
+        let keep = |width: u32| width.saturating_sub(self.bits);
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
                 let differ = u32::from(a) ^ u32::from(b);

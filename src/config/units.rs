@@ -297,8 +297,8 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_panics(text in ".{0,20}") {
-            let _ = (parse_size(&text), parse_bytes(&text), parse_duration(&text));
-            let _ = (parse_cpus(&text), parse_bool(&text));
+            let _sizes = (parse_size(&text), parse_bytes(&text), parse_duration(&text));
+            let _others = (parse_cpus(&text), parse_bool(&text));
         }
 
         #[test]

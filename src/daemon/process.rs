@@ -3,8 +3,11 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// A process, held by its pidfd.
@@ -34,7 +37,7 @@ impl Process {
     /// Whether the program it runs is called `name`.
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
-        let comm = std::fs::read_to_string(format!("/proc/{}/comm", self.pid));
+        let comm = fs::read_to_string(format!("/proc/{}/comm", self.pid));
         comm.is_ok_and(|comm| comm.trim_end() == name)
     }
 
@@ -74,6 +77,29 @@ impl Process {
         self.signal(Signal::KILL)?;
         self.wait(Duration::from_secs(5))
     }
+}
+
+/// The daemon started for `mountpoint` in this mount namespace, by its command line: for one that
+/// hangs, or is another user's. The newest, if there are several.
+#[must_use]
+pub fn find_daemon(mountpoint: &Path) -> Option<u32> {
+    let own_namespace = fs::read_link("/proc/self/ns/mnt").ok()?;
+    fs::read_dir("/proc")
+        .ok()?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = command.split(|&b| b == 0).skip(1);
+            words.next() == Some(b"daemon")
+                && words.next() == Some(mountpoint.as_os_str().as_bytes())
+                && fs::read_link(format!("/proc/{pid}/ns/mnt")).ok().as_ref()
+                    == Some(&own_namespace)
+        })
+        .filter(|&pid| {
+            let process = Process::open(pid).ok().flatten();
+            process.is_some_and(|process| process.is_called("copperfs"))
+        })
+        .max()
 }
 
 #[cfg(test)]

@@ -314,7 +314,7 @@ impl Inner {
         let mut skip = 0;
         let result = match self.get(&key, options).await {
             // A server without ranges: take it all, and cut here.
-            Err(object_store::Error::NotSupported { .. }) => {
+            Err(failure) if error::is_without_ranges(&failure) => {
                 skip = range.offset;
                 self.get(&key, GetOptions::default()).await
             }

@@ -168,9 +168,10 @@ impl Shared {
                 let end = made_up.len().min(first.saturating_add(limit));
                 let names = made_up.get(first..end).unwrap_or_default();
                 let entries = self.made_up_entries(&path, names).await;
-                if end < made_up.len() {
+                let more = end < made_up.len() || self.resolve(&path).is_ok();
+                if more && entries.len() >= limit {
                     return Ok(Listing {
-                        directory: self.synthetic(&path),
+                        directory: self.prefix_attributes(&path).await?,
                         entries,
                         next: Some(Place::MadeUp(end).encode()),
                     });
@@ -181,8 +182,7 @@ impl Shared {
         };
         let left = limit.saturating_sub(entries.len());
         let listing = match self.resolve(&path) {
-            // At least one: a page without room still has to say whether there is more.
-            Ok((mount, below)) => mount.origin.list(below, inner, left.max(1)).await,
+            Ok((mount, below)) => mount.origin.list(below, inner, left).await,
             Err(failure) => Err(failure),
         };
         let listing = match listing {

@@ -1,7 +1,7 @@
 //! Getting a FUSE connection: by mount(2) where we may, by the setuid helper fusermount3 otherwise.
 //!
-//! The helper opens `/dev/fuse` itself (it may be closed to users), mounts, and passes the descriptor
-//! back over a socket whose number it reads from `_FUSE_COMMFD`.
+//! The helper opens `/dev/fuse` itself, mounts, and passes the descriptor back over a socket whose
+//! number it reads from `_FUSE_COMMFD`.
 
 use super::{MountError, MountOptions, UnmountError};
 use rustix::fs::{Mode, OFlags};
@@ -152,7 +152,16 @@ fn by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
             _ => io_failed(error),
         })?;
     drop(theirs);
-    wait(child).map_err(failed)?;
+    wait(child).map_err(|said| {
+        // The helper opens the device with the rights of its user.
+        if said.contains("/dev/fuse: Permission denied") {
+            MountError::DeviceRefused
+        } else if said.contains("device not found") || said.contains("/dev/fuse: No such") {
+            MountError::NoDevice
+        } else {
+            failed(said)
+        }
+    })?;
     // The helper is done, so the descriptor is in the socket or will never be.
     receive(&ours)
         .map_err(|errno| io_failed(errno.into()))?

@@ -1,7 +1,8 @@
 //! The running side of a mount: fuser's threads, the notifier, what waits; and how they all end.
 
+use super::abort;
 use super::fusermount::{Connection, Via, disconnect};
-use super::{MountError, MountOptions, UnmountError};
+use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
 use crate::adapter::{Adapter, Shared};
 use crate::backend::Backend;
 use crate::device::Device;
@@ -184,6 +185,11 @@ impl Session {
     /// Whether what is mounted at the mount point is still this session's: somebody may have
     /// unmounted it by hand, and mounted something else.
     fn is_mounted(&self) -> bool {
+        if self.wait_ended(Duration::ZERO) {
+            // The device number may have been given away. A mount left behind by the end of its
+            // connection is told by what it answers.
+            return matches!(mount_state(&self.mountpoint), Ok(MountState::Stale));
+        }
         let Ok(mounts) = mountinfo::read() else {
             return true;
         };
@@ -196,9 +202,8 @@ impl Session {
         let Some((_, minor)) = self.device else {
             return;
         };
-        let path = format!("/sys/fs/fuse/connections/{minor}/abort");
-        if let Err(error) = std::fs::write(&path, "1") {
-            tracing::debug!(path, %error, "cannot abort");
+        if let Err(error) = abort::abort(minor) {
+            tracing::debug!(%error, "cannot abort the FUSE connection");
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::identity::Identity;
 use crate::overlay::{Member, Shared};
-use crate::server::stream;
+use crate::server::stream::{self, Asker, Floor};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{self, close};
 use crate::wire::{FrameKind, Hello, WireError};
@@ -282,13 +282,14 @@ impl Connector {
 
     /// Answers what the parent asks until the connection ends; gives the reason why it did.
     async fn attend(&self, connection: &Connection) -> String {
+        let floor = Floor::new(Asker::Parent);
         let mut streams = JoinSet::new();
         loop {
             tokio::select! {
                 incoming = connection.accept_bi() => match incoming {
                     Ok((send, recv)) => {
                         let shared = Arc::clone(&self.shared);
-                        streams.spawn(stream::answer(shared, stream::From::Parent, send, recv));
+                        streams.spawn(stream::answer(shared, floor.clone(), send, recv));
                     }
                     Err(error) => return explain(connection.remote_address(), &error),
                 },

@@ -18,30 +18,51 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// How long a peer may leave an answer untaken.
 const UNTAKEN: Duration = Duration::from_secs(60);
 /// Bytes of parts that are gathered into one write, if they are ready at once.
-const BATCH_BYTES: usize = 256 << 10;
+const BATCH_BYTES: usize = 128 << 10;
+/// Requests of one connection that are being received at a time.
+const HEARD_AT_ONCE: usize = 32;
 /// Parts in a batch.
 const BATCH_PARTS: usize = 64;
 
 /// Who asks, and so what may be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum From {
+pub(crate) enum Asker {
     /// This node's parent: about what lies below.
     Parent,
     /// The child of that rank: about files, and about the cluster.
     Child(usize),
 }
 
+/// One connection's asker and the turns in which its requests are heard: what waits for a turn lies
+/// in QUIC's windows, so that many large requests at once cost no more memory than a few.
+#[derive(Clone, Debug)]
+pub(crate) struct Floor {
+    from: Asker,
+    turns: Arc<Semaphore>,
+}
+
+impl Floor {
+    pub(crate) fn new(from: Asker) -> Self {
+        Self {
+            from,
+            turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
+        }
+    }
+}
+
 /// Answers one stream. Whatever goes wrong concerns this stream only.
-pub(crate) async fn answer(shared: Arc<Shared>, from: From, send: SendStream, recv: RecvStream) {
+pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, recv: RecvStream) {
+    let from = floor.from;
     let mut writer = FrameWriter::new(send, UNTAKEN);
     let mut reader = FrameReader::new(recv, shared.request_timeout);
     let abandoned = writer.abandoned();
     let answering = async {
-        match hear(&mut reader, from).await {
+        match hear(&mut reader, &floor).await {
             Ok(request) => respond(&shared, &mut writer, request).await,
             Err(StreamError::Wire(error)) => {
                 tracing::warn!(?from, %error, "refused a request");
@@ -62,14 +83,16 @@ pub(crate) async fn answer(shared: Arc<Shared>, from: From, send: SendStream, re
     }
 }
 
-async fn hear(reader: &mut FrameReader, from: From) -> Result<Request, StreamError> {
+async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Request, StreamError> {
+    // The semaphore is never closed.
+    let _turn = floor.turns.acquire().await.ok();
     let request: Request = reader.expect(FrameKind::Request, "request").await?;
     request.check()?;
     let below = matches!(
         request,
         Request::ReportsBelow { .. } | Request::ClearBelow { .. }
     );
-    if below != (from == From::Parent) {
+    if below != (floor.from == Asker::Parent) {
         return Err(WireError::Impossible("a request in the wrong direction").into());
     }
     Ok(request)

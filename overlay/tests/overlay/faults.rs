@@ -138,6 +138,20 @@ fn a_parent_that_was_killed_and_restarted_says_so_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_hanging_requests_do_not_stop_the_next() {
+    let tree = TestTree::start(3, 1).await;
+    let parent = tree.parent(2);
+    let mut hanging = tokio::task::JoinSet::new();
+    for _ in 0..500 {
+        hanging.spawn(parent.list(path("hang"), None, 1));
+    }
+    until(|| tree.alive() == 500).await;
+    assert!(within(1, parent.list(path("dir"), None, 1)).await.is_ok());
+    drop(hanging);
+    until(|| tree.alive() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_costs_its_parent_no_memory_and_its_siblings_no_time() {
     let tree = TestTree::start(3, 2).await;
     let stalled = tree

@@ -13,7 +13,7 @@ fn machine() -> Machine {
         ],
         memory_bytes: 64 << 30,
         variables: BTreeMap::new(),
-        working_dir: "/work/dir".into(),
+        working_dir: "/home/user".into(),
     }
 }
 

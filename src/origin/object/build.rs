@@ -3,7 +3,7 @@
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are not ours to judge.
 
-use super::http::DirectoryProbes;
+use super::http::Connector;
 use super::{Names, ObjectOrigin};
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::{OriginOptions, OriginSpec};
@@ -45,6 +45,7 @@ pub(super) fn connect(
             let builder = AmazonS3Builder::new()
                 .with_url(spec.uri.as_str())
                 .with_client_options(client)
+                .with_http_connector(Connector)
                 .with_retry(retry);
             let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
             let store = keys
@@ -60,6 +61,7 @@ pub(super) fn connect(
             let builder = GoogleCloudStorageBuilder::new()
                 .with_url(spec.uri.as_str())
                 .with_client_options(client)
+                .with_http_connector(Connector)
                 .with_retry(retry);
             let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
             let store = keys
@@ -75,6 +77,7 @@ pub(super) fn connect(
             let builder = MicrosoftAzureBuilder::new()
                 .with_url(spec.uri.as_str())
                 .with_client_options(client)
+                .with_http_connector(Connector)
                 .with_retry(retry);
             let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
             let store = keys
@@ -90,7 +93,7 @@ pub(super) fn connect(
             let builder = HttpBuilder::new()
                 .with_url(&url[..url::Position::BeforePath])
                 .with_client_options(client.with_allow_http(url.scheme() == "http"))
-                .with_http_connector(DirectoryProbes)
+                .with_http_connector(Connector)
                 .with_retry(retry);
             let keys = settings::<ClientConfigKey>("", spec, &BTreeMap::new())?;
             let store = keys

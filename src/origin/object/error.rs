@@ -105,3 +105,13 @@ pub(super) fn invalid_key(error: &object_store::Error) -> Option<String> {
         _ => None,
     }
 }
+
+/// Whether the failure is that the server sent everything when a range was asked for.
+pub(super) fn is_without_ranges(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::NotSupported { .. })
+        || chain(error).any(|source| {
+            source
+                .to_string()
+                .starts_with("Received non-partial response")
+        })
+}

@@ -1,8 +1,11 @@
-//! How a plain HTTP server tells directories from files.
+//! What servers need beyond `object_store`'s own client.
 //!
-//! It has no listing, but servers of files agree on one thing: `name/` is there for a directory and
-//! missing for a file. `object_store` paths cannot end in a slash, so a request marked with
-//! [`AsDirectory`] gets its slash here, on its way out.
+//! - A plain HTTP server has no listing, but servers of files agree on one thing: `name/` is there for a
+//!   directory and missing for a file. `object_store` paths cannot end in a slash, so a request marked
+//!   with [`AsDirectory`] gets its slash here, on its way out.
+//! - Some servers (`rclone serve s3` is one) answer a range with 200 instead of 206, `Content-Range` and
+//!   all. What the answer says of itself holds: it is taken for the 206 that it is, and the client
+//!   compares the range with what was asked for.
 
 use futures_util::future::BoxFuture;
 use object_store::client::{
@@ -15,23 +18,23 @@ use object_store::{ClientOptions, HeaderValue};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AsDirectory;
 
-/// Makes clients that know [`AsDirectory`].
+/// Makes the clients of all stores.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DirectoryProbes;
+pub(super) struct Connector;
 
-impl HttpConnector for DirectoryProbes {
+impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Probing { inner }))
+        Ok(HttpClient::new(Client { inner }))
     }
 }
 
 #[derive(Debug)]
-struct Probing {
+struct Client {
     inner: HttpClient,
 }
 
-impl HttpService for Probing {
+impl HttpService for Client {
     // The desugared form of an async trait method, so that no macro crate is needed for one method.
     fn call<'a, 'b>(
         &'a self,
@@ -49,7 +52,16 @@ impl HttpService for Probing {
                     .parse()
                     .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             }
+            let ranged = request.headers().contains_key("range");
             let mut response = self.inner.execute(request).await?;
+            if ranged
+                && response.status() == 200
+                && response.headers().contains_key("content-range")
+            {
+                if let Ok(partial) = 206_u16.try_into() {
+                    *response.status_mut() = partial;
+                }
+            }
             if probe && response.status().is_success() {
                 // A generated index often comes without a length, which is of no interest here.
                 response

@@ -179,3 +179,89 @@ fn names_and_limits_are_bounded() {
         assert_eq!(list.check().is_ok(), good);
     }
 }
+
+/// The rules of `docs/wire.md`, byte by byte: a change here is another protocol version.
+#[test]
+fn requests_have_the_bytes_of_the_specification() {
+    let same = |request: Request, parts: &[&[u8]]| {
+        let bytes = encode("request", &request).unwrap();
+        assert_eq!(&bytes[..], parts.concat(), "{request:?}");
+    };
+    let path = || ItemPath::parse(b"a/b").unwrap();
+    let (x, budget_ms) = (|| Bytes::from_static(b"x"), 300);
+    let (cursor, limit) = (Some(Cursor(x())), 100_000);
+    let list = Request::List {
+        path: path(),
+        cursor,
+        limit,
+    };
+    same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6]]);
+    let (parent, names) = (path(), vec![Bytes::new(), x()]);
+    same(
+        Request::Stat { parent, names },
+        &[&[1, 3], b"a/b", &[2, 0, 1, b'x']],
+    );
+    let (path_, version, size) = (path(), Version([9; 16]), 5);
+    let (first_block, block_count) = (0, 1);
+    let read = ReadRequest {
+        path: path_,
+        version,
+        size,
+        first_block,
+        block_count,
+    };
+    same(
+        Request::Read(read),
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1]],
+    );
+    same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
+    let path_ = ItemPath::root();
+    same(Request::Usage { path: path_ }, &[&[4, 0]]);
+    same(Request::ClusterReports { budget_ms }, &[&[5, 0xac, 2]]);
+    let path_ = path();
+    same(
+        Request::ClusterClear {
+            path: path_,
+            budget_ms,
+        },
+        &[&[6, 3], b"a/b", &[0xac, 2]],
+    );
+    same(Request::ReportsBelow { budget_ms }, &[&[7, 0xac, 2]]);
+    let path_ = path();
+    same(
+        Request::ClearBelow {
+            path: path_,
+            budget_ms,
+        },
+        &[&[8, 3], b"a/b", &[0xac, 2]],
+    );
+}
+
+/// As above.
+#[test]
+fn answers_have_the_bytes_of_the_specification() {
+    fn same<T: Serialize>(value: &T, bytes: &[u8]) {
+        assert_eq!(encode("value", value).unwrap(), bytes);
+    }
+    let (rank, name) = (1, "n1".to_owned());
+    let hello = Hello {
+        rank,
+        members: 200,
+        arity: 2,
+        name,
+    };
+    same(&hello, &[1, 200, 1, 2, 2, b'n', b'1']);
+    let failure = Failure::new(FailureKind::Io, "no");
+    same(&failure, &[10, 2, b'n', b'o']);
+    let (rank, result) = (3, Err(failure));
+    same(&Cleared { rank, result }, &[3, 1, 10, 2, b'n', b'o']);
+    same(&Head::Stat { answers: 2 }, &[1, 2]);
+    same(&Head::Xattrs { attributes: 2 }, &[2, 2]);
+    let (blocks, name_max) = (1, 255);
+    let usage = FilesystemUsage {
+        blocks,
+        name_max,
+        ..Default::default()
+    };
+    same(&Head::Usage(usage), &[3, 1, 0, 0, 0, 0, 0, 255, 1]);
+}

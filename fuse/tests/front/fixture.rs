@@ -1,0 +1,171 @@
+//! A mounted `Memory`, and children that are never left behind.
+
+use super::memory::Memory;
+use copperfs_fuse::{Mount, MountOptions, mount};
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// Unmounts, then removes its directory, whatever becomes of the test.
+pub(crate) struct Fixture {
+    // The order matters: hanging requests go with the mount, the directory goes last.
+    pub(crate) mount: Mount,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) runtime: Runtime,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    pub(crate) fn new(fill: impl FnOnce(&Memory)) -> Self {
+        Self::with(|_| {}, fill)
+    }
+
+    pub(crate) fn with(adjust: impl FnOnce(&mut MountOptions), fill: impl FnOnce(&Memory)) -> Self {
+        assert!(
+            can_mount(),
+            "these tests mount: run them as root or with fusermount3"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let memory = Memory::new();
+        fill(&memory);
+        let runtime = runtime();
+        let mut options = MountOptions::new(directory.path());
+        adjust(&mut options);
+        let backend = Arc::clone(&memory);
+        let mount = mount(backend, options, runtime.handle()).unwrap();
+        Self {
+            mount,
+            memory,
+            runtime,
+            directory,
+        }
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        self.mount.mountpoint().join(name.as_ref())
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.mount.mountpoint()
+    }
+
+    pub(crate) fn requests(&self, op: copperfs_fuse::Op) -> u64 {
+        self.mount.counters().requests(op)
+    }
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn can_mount() -> bool {
+    rustix::process::geteuid().is_root() || in_path("fusermount3")
+}
+
+pub(crate) fn in_path(program: &str) -> bool {
+    ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/local/bin"]
+        .iter()
+        .any(|directory| Path::new(directory).join(program).exists())
+}
+
+/// A child that is killed, by its id, when the test is over.
+pub(crate) struct Reaped(pub(crate) Child);
+
+impl Reaped {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Its exit status, if it ends in time.
+    pub(crate) fn ends_within(&mut self, time: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + time;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return Some(status);
+            }
+            if Instant::now() > deadline {
+                return None;
+            }
+            pause(5);
+        }
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.0.kill().ok();
+        // Bounded: a child that waits for the mount is freed when the mount goes, after this.
+        self.ends_within(Duration::from_secs(2));
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test that waits for another process"
+)]
+pub(crate) fn pause(milliseconds: u64) {
+    std::thread::sleep(Duration::from_millis(milliseconds));
+}
+
+/// Waits until `condition` holds; fails after `seconds`.
+pub(crate) fn eventually(seconds: u64, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        pause(2);
+    }
+}
+
+/// Runs a command to its end, for 30 s at most.
+pub(crate) fn run(command: &mut Command) -> Output {
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Reaped(command.spawn().unwrap());
+    // What these commands say fits into a pipe.
+    let status = child
+        .ends_within(Duration::from_secs(30))
+        .unwrap_or_else(|| panic!("{command:?} does not end"));
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    child
+        .0
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut stdout)
+        .unwrap();
+    child
+        .0
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_end(&mut stderr)
+        .unwrap();
+    Output {
+        status,
+        stdout,
+        stderr,
+    }
+}
+
+/// Runs a Python program in the mount; what it printed.
+pub(crate) fn python(root: &Path, program: &str) -> String {
+    let output = run(Command::new("python3")
+        .arg("-c")
+        .arg(program)
+        .current_dir(root));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,99 @@
+//! A process that waits for a miss can be killed.
+
+use crate::fixture::{Fixture, Reaped, eventually};
+use copperfs_fuse::{Ino, Op};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn hanging() -> Fixture {
+    Fixture::new(|memory| {
+        memory.state().hanging_names.insert("name".into());
+        let file = memory.file(Ino::ROOT, "file", vec![1; 1 << 20]);
+        memory.change(file, |node| node.hang_read = true);
+        let directory = memory.directory(Ino::ROOT, "directory");
+        memory.change(directory, |node| node.hang_readdir = true);
+    })
+}
+
+/// Runs `program`, waits until its request hangs, sends the signal, and expects its end in a second.
+fn freed_by(signal: Signal, op: Op, program: &str) {
+    let fixture = hanging();
+    let mut child = Reaped::spawn(
+        Command::new("sh")
+            .arg("-c")
+            .arg(format!("exec {program}"))
+            .current_dir(fixture.root())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
+    );
+    eventually(10, "the request hangs", || fixture.memory.state().hung > 0);
+    assert!(
+        child.ends_within(Duration::from_millis(150)).is_none(),
+        "it waits"
+    );
+    let pid = Pid::from_child(&child.0);
+    kill_process(pid, signal).unwrap();
+    let status = child.ends_within(Duration::from_secs(1));
+    assert!(status.is_some(), "{program} is not freed by {signal:?}");
+    let looked_at = op != Op::Read || program.contains("direct");
+    if looked_at {
+        assert!(fixture.mount.counters().interrupted() >= 1);
+    }
+}
+
+#[test]
+fn sigkill_frees_a_lookup() {
+    freed_by(Signal::KILL, Op::Lookup, "stat name");
+}
+
+#[test]
+fn ctrl_c_frees_a_lookup() {
+    freed_by(Signal::INT, Op::Lookup, "stat name");
+}
+
+#[test]
+fn sigkill_frees_a_read() {
+    freed_by(Signal::KILL, Op::Read, "cat file");
+}
+
+#[test]
+fn ctrl_c_frees_a_read() {
+    freed_by(Signal::INT, Op::Read, "cat file");
+}
+
+#[test]
+fn sigkill_frees_a_direct_read() {
+    freed_by(Signal::KILL, Op::Read, "dd if=file iflag=direct bs=64k");
+}
+
+#[test]
+fn sigkill_frees_a_listing() {
+    freed_by(Signal::KILL, Op::Readdirplus, "ls directory");
+}
+
+#[test]
+fn ctrl_c_frees_a_listing() {
+    freed_by(Signal::INT, Op::Readdirplus, "ls directory");
+}
+
+#[test]
+fn a_thread_of_a_killed_program_is_freed() {
+    freed_by(
+        Signal::TERM,
+        Op::Lookup,
+        "python3 -c 'import os, threading, time; threading.Thread(target=os.stat, args=(\"name\",)).start(); time.sleep(60)'",
+    );
+}
+
+#[test]
+fn a_living_reader_goes_on_waiting_and_gets_its_answer() {
+    let fixture = hanging();
+    let path = fixture.path("name");
+    let reader = std::thread::spawn(move || std::fs::metadata(path).map_err(|e| e.raw_os_error()));
+    crate::fixture::pause(600);
+    assert!(!reader.is_finished());
+    fixture.memory.release();
+    assert_eq!(reader.join().unwrap().unwrap_err(), Some(5));
+    assert_eq!(fixture.mount.counters().interrupted(), 0);
+}

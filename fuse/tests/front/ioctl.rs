@@ -1,0 +1,144 @@
+//! The ioctl ABI from Rust, C and Python: the same numbers.
+
+use crate::fixture::{Fixture, run};
+use copperfs_fuse::Ino;
+use copperfs_fuse::ioctl::client::{self, ClientError};
+use copperfs_fuse::ioctl::{self, StatsBody};
+use std::path::Path;
+use std::process::Command;
+
+fn source(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn header() -> String {
+    let fields: Vec<_> = StatsBody::FIELDS
+        .iter()
+        .map(|(field, name)| format!("    uint64_t {field}; /* {name} */\n"))
+        .collect();
+    let text = std::fs::read_to_string(source("include/copperfs_ioctl.h")).unwrap();
+    let (before, rest) = text.split_once("    /* fields */\n").unwrap();
+    let (_, after) = rest.split_once("};\n").unwrap();
+    format!("{before}    /* fields */\n{}}};\n{after}", fields.concat())
+}
+
+#[test]
+fn the_c_header_has_the_fields_of_the_rust_struct() {
+    let path = source("include/copperfs_ioctl.h");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let expected = header();
+    if text != expected && std::fs::exists(source("include/.write")).unwrap() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    assert!(
+        text == expected,
+        "copperfs_ioctl.h differs; it should be:\n{expected}"
+    );
+}
+
+/// What the three clients say, without the number of ioctl requests, which each of them changes.
+fn comparable(lines: &str) -> Vec<String> {
+    let lines = lines
+        .lines()
+        .filter(|line| !line.starts_with("fuse.requests.ioctl"));
+    lines.map(str::to_owned).collect()
+}
+
+fn rust(mountpoint: &Path) -> String {
+    let stats = client::node_stats(mountpoint).unwrap();
+    let mut lines = format!("node {}\n", stats.node.to_text());
+    for (name, value) in stats.fields() {
+        lines.push_str(&format!("{name} {value}\n"));
+    }
+    lines
+}
+
+#[test]
+fn rust_c_and_python_read_the_same() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+        memory.directory(Ino::ROOT, "d");
+    });
+    std::fs::read(fixture.path("f")).unwrap();
+    let build = tempfile::tempdir().unwrap();
+    let program = build.path().join("stats");
+    let compiled = run(Command::new("cc")
+        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o"])
+        .arg(&program)
+        .arg("-I")
+        .arg(source("include"))
+        .arg(source("examples/stats.c")));
+    let error = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{error}");
+    // The first visit asks for the root's attributes; then nothing moves but the ioctl counter.
+    rust(fixture.root());
+    for place in [fixture.root().to_owned(), fixture.path("d")] {
+        rust(&place);
+        let rust = comparable(&rust(&place));
+        assert!(rust.contains(&"coalesced 4711".to_owned()), "{rust:?}");
+        assert!(
+            rust.contains(&"fuse.requests.read 1".to_owned()),
+            "{rust:?}"
+        );
+        assert!(rust.contains(&"node memory".to_owned()), "{rust:?}");
+        let c = run(Command::new(&program).arg(&place));
+        let error = String::from_utf8_lossy(&c.stderr);
+        assert_eq!(
+            comparable(&String::from_utf8_lossy(&c.stdout)),
+            rust,
+            "{error}"
+        );
+        let python = run(Command::new("python3")
+            .arg(source("examples/stats.py"))
+            .arg(&place));
+        let error = String::from_utf8_lossy(&python.stderr);
+        let said = comparable(&String::from_utf8_lossy(&python.stdout));
+        // The script knows no names: values in the order of the ABI.
+        let values: Vec<_> = said.iter().map(String::as_str).collect();
+        assert!(
+            values.iter().any(|line| line.ends_with(" 4711")),
+            "{values:?} {error}"
+        );
+        assert_eq!(said, rust, "{error}");
+    }
+}
+
+#[test]
+fn clear_cluster_and_the_control_socket() {
+    let fixture = Fixture::new(|memory| {
+        memory.directory(Ino::ROOT, "d");
+    });
+    assert_eq!(client::cluster_stats(fixture.root()).unwrap().nodes, 2);
+    let socket = client::control_socket(&fixture.path("d")).unwrap();
+    assert_eq!(socket, Path::new("/run/copperfs/control.sock"));
+    client::clear(fixture.root(), b"", false).unwrap();
+    client::clear(fixture.root(), b"/lus/x/", true).unwrap();
+    let expected = [("".into(), false), ("lus/x".into(), true)];
+    assert_eq!(fixture.memory.state().cleared, expected);
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+    });
+    let error = client::node_stats(Path::new("/")).unwrap_err();
+    assert!(matches!(error, ClientError::NotCopperfs { .. }), "{error}");
+    let error = client::node_stats(&fixture.path("none")).unwrap_err();
+    assert!(matches!(error, ClientError::Open { .. }), "{error}");
+    // Commands that do not exist, on our mount.
+    let said = crate::fixture::python(
+        fixture.root(),
+        &format!(
+            "import fcntl, errno\n\
+             f = open('f')\n\
+             for command, size in (({}, 10), (0x5401, 100), ({}, {})):\n\
+             \x20   try: fcntl.ioctl(f, command, bytearray(size)); print('ok')\n\
+             \x20   except OSError as e: print(errno.errorcode[e.errno])\n",
+            rustix::ioctl::opcode::read::<[u8; 10]>(ioctl::GROUP, 1),
+            ioctl::CLEAR,
+            ioctl::CLEAR_BYTES,
+        ),
+    );
+    assert_eq!(said, "ENOTTY\nENOTTY\nEINVAL\n");
+}

@@ -1,0 +1,285 @@
+//! Mounting, unmounting, and what is left when a daemon dies.
+
+use crate::fixture::{Fixture, Reaped, eventually, pause, run, runtime};
+use crate::memory::Memory;
+use copperfs_fuse::{
+    Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
+};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const DAEMON: &str = "COPPERFS_TEST_DAEMON_AT";
+
+/// Mounts at a path until it is killed.
+#[test]
+#[ignore = "a daemon for other tests"]
+fn inner_daemon() {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "how the test that starts it says where"
+    )]
+    let Some(path) = std::env::var_os(DAEMON) else {
+        return;
+    };
+    let memory = Memory::new();
+    memory.file(Ino::ROOT, "f", "content");
+    let runtime = runtime();
+    let mount = mount(memory, MountOptions::new(path), runtime.handle()).unwrap();
+    // Bounded, should whoever started this have died.
+    mount.wait_closed(Duration::from_secs(60));
+}
+
+fn daemon(path: &Path) -> Reaped {
+    let child = Reaped::spawn(
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "life::inner_daemon", "--ignored"])
+            .env(DAEMON, path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
+    );
+    eventually(10, "the daemon mounts", || {
+        mount_state(path).unwrap() == MountState::Live
+    });
+    child
+}
+
+/// Leaves the mount of a killed daemon at `path`.
+pub(crate) fn make_stale(path: &Path) {
+    let mut child = daemon(path);
+    assert_eq!(std::fs::read(path.join("f")).unwrap(), b"content");
+    child.0.kill().unwrap();
+    assert!(child.ends_within(Duration::from_secs(5)).is_some());
+}
+
+struct Detached<'a>(&'a Path);
+
+impl Drop for Detached<'_> {
+    fn drop(&mut self) {
+        while mount_state(self.0).is_ok_and(|state| state != MountState::NotMounted) {
+            if detach(self.0).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
+    let above = tempfile::tempdir().unwrap();
+    let (path, beside) = (above.path().join("mnt3"), above.path().join("mnt3x"));
+    std::fs::create_dir(&path).unwrap();
+    std::fs::create_dir(&beside).unwrap();
+    let _guard = Detached(&path);
+    make_stale(&path);
+    assert_eq!(mount_state(&path).unwrap(), MountState::Stale);
+    assert_eq!(mount_state(&beside).unwrap(), MountState::NotMounted);
+    assert_eq!(mount_state(above.path()).unwrap(), MountState::NotMounted);
+    let runtime = runtime();
+    let mounted = mount(Memory::new(), MountOptions::new(&path), runtime.handle()).unwrap();
+    assert_eq!(mount_state(&path).unwrap(), MountState::Live);
+    mounted.unmount().unwrap();
+    assert_eq!(mount_state(&path).unwrap(), MountState::NotMounted);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_found_in_bounded_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let _guard = Detached(directory.path());
+    let child = daemon(directory.path());
+    let pid = rustix::process::Pid::from_child(&child.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let start = Instant::now();
+    let state = mount_state(directory.path()).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(4));
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(state, MountState::Unresponsive);
+}
+
+#[test]
+fn a_mount_that_is_alive_is_not_covered() {
+    let fixture = Fixture::new(|_| {});
+    let options = MountOptions::new(fixture.root());
+    let error = mount(Memory::new(), options, fixture.runtime.handle()).unwrap_err();
+    assert!(
+        matches!(error, MountError::AlreadyMounted { .. }),
+        "{error:?}"
+    );
+    let link = tempfile::tempdir().unwrap();
+    let link = link.path().join("link");
+    std::os::unix::fs::symlink(fixture.root(), &link).unwrap();
+    assert_eq!(mount_state(&link).unwrap(), MountState::Live);
+    let options = MountOptions::new(&link);
+    let error = mount(Memory::new(), options, fixture.runtime.handle()).unwrap_err();
+    assert!(
+        matches!(error, MountError::AlreadyMounted { .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn bad_mount_points_are_explained() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let attempt =
+        |path: &Path| mount(Memory::new(), MountOptions::new(path), runtime.handle()).unwrap_err();
+    let path = directory.path().join("missing");
+    let error = attempt(&path);
+    assert!(matches!(error, MountError::Missing { .. }), "{error:?}");
+    assert!(error.to_string().contains("mkdir -p"), "{error}");
+    let error = attempt(&directory.path().join("no/such/way"));
+    assert!(matches!(error, MountError::Missing { .. }), "{error:?}");
+    let path = directory.path().join("file");
+    std::fs::write(&path, "x").unwrap();
+    let error = attempt(&path);
+    assert!(
+        matches!(error, MountError::NotADirectory { .. }),
+        "{error:?}"
+    );
+    let error = attempt(directory.path());
+    assert!(matches!(error, MountError::NotEmpty { .. }), "{error:?}");
+    let error = attempt(Path::new("/proc"));
+    assert!(matches!(error, MountError::Foreign { .. }), "{error:?}");
+    let mut options = MountOptions::new(directory.path());
+    options.non_empty = NonEmpty::Accept;
+    mount(Memory::new(), options, runtime.handle())
+        .unwrap()
+        .unmount()
+        .unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn unmounting_cancels_what_hangs_and_ends_the_session() {
+    let fixture = Fixture::new(|memory| {
+        memory.state().hanging_names.insert("hangs".into());
+    });
+    let root = fixture.root().to_owned();
+    let path = fixture.path("hangs");
+    let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
+    eventually(5, "it hangs", || fixture.requests(Op::Lookup) == 1);
+    let closed = fixture.mount.closed();
+    let start = Instant::now();
+    let Fixture {
+        mount,
+        runtime,
+        directory,
+        ..
+    } = fixture;
+    mount.unmount().unwrap();
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(reader.join().unwrap());
+    runtime
+        .block_on(async { tokio::time::timeout(Duration::from_secs(2), closed).await })
+        .expect("the session has ended");
+    assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
+    drop(directory);
+}
+
+#[test]
+fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+    });
+    let holder = Reaped::spawn(
+        Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sleep", "30"])
+            .current_dir("/"),
+    );
+    let ours = std::fs::read_link("/proc/self/ns/mnt").unwrap();
+    let theirs = format!("/proc/{}/ns/mnt", holder.0.id());
+    eventually(5, "the namespace is made", || {
+        std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours)
+    });
+    // `unshare` makes its mounts private after the namespace: until then ours would take its along.
+    eventually(5, "sleep runs", || {
+        std::fs::read_to_string(format!("/proc/{}/comm", holder.0.id()))
+            .is_ok_and(|name| name.trim() == "sleep")
+    });
+    let closed = fixture.mount.closed();
+    let start = Instant::now();
+    let Fixture { mount, runtime, .. } = fixture;
+    mount.unmount().unwrap();
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    runtime
+        .block_on(async { tokio::time::timeout(Duration::from_secs(2), closed).await })
+        .expect("the daemon's side has ended, though the mount lives on elsewhere");
+    drop(holder);
+}
+
+#[test]
+fn a_mount_in_use_is_detached() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+    });
+    let root = fixture.root().to_owned();
+    let user = Reaped::spawn(Command::new("sleep").arg("30").current_dir(&root));
+    pause(50);
+    let Fixture { mount, .. } = fixture;
+    mount.unmount().unwrap();
+    assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
+    drop(user);
+}
+
+#[test]
+fn the_end_by_an_ordinary_umount_is_noticed() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fixture = Fixture::new(|_| {});
+    assert!(!fixture.mount.wait_closed(Duration::from_millis(50)));
+    let output = run(Command::new("umount").arg(fixture.root()));
+    assert!(output.status.success());
+    assert!(fixture.mount.wait_closed(Duration::from_secs(5)));
+    // What is mounted there next is not ours to unmount.
+    let root = fixture.root().to_owned();
+    let output = run(Command::new("mount")
+        .args(["-t", "tmpfs", "none"])
+        .arg(&root));
+    assert!(output.status.success());
+    let Fixture { mount, .. } = fixture;
+    mount.unmount().unwrap();
+    let state = mount_state(&root).unwrap();
+    assert!(run(Command::new("umount").arg(&root)).status.success());
+    assert!(matches!(state, MountState::Foreign { fstype } if fstype == "tmpfs"));
+}
+
+#[test]
+fn an_idle_daemon_does_not_wake_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let _guard = Detached(directory.path());
+    let child = daemon(directory.path());
+    assert_eq!(
+        std::fs::read(directory.path().join("f")).unwrap(),
+        b"content"
+    );
+    pause(300);
+    let before = switches(child.0.id());
+    pause(1000);
+    let woken = switches(child.0.id()) - before;
+    assert!(woken <= 2, "{woken} wake-ups in an idle second");
+}
+
+/// Voluntary context switches of all threads of a process.
+fn switches(pid: u32) -> u64 {
+    let of = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.map(of).sum()
+}

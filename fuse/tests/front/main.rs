@@ -1,0 +1,16 @@
+//! Real mounts over a filesystem in memory: what applications and the kernel see of the front.
+//!
+//! As root; the tests in `user` run themselves again as an ordinary user through fusermount3.
+
+mod fixture;
+mod interrupt;
+mod invalidate;
+mod ioctl;
+mod life;
+mod listing;
+mod memory;
+mod passthrough;
+mod push;
+mod reading;
+mod semantics;
+mod user;

@@ -1,0 +1,131 @@
+//! What reading costs, and that it never waits for somebody else's miss.
+
+use crate::fixture::{Fixture, python};
+use bytes::Bytes;
+use copperfs_fuse::{Ino, Op, OpenMode};
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+fn pattern(length: usize) -> Bytes {
+    (0..length)
+        .map(|i| (i * 31 + i / 4096) as u8)
+        .collect::<Vec<_>>()
+        .into()
+}
+
+#[test]
+fn a_second_open_read_and_close_costs_no_message() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", pattern(20_000));
+    });
+    assert_eq!(std::fs::read(fixture.path("f")).unwrap(), pattern(20_000));
+    assert_eq!(fixture.requests(Op::Open), 1, "answered ENOSYS");
+    let before = fixture.mount.counters().messages();
+    for _ in 0..10 {
+        assert_eq!(std::fs::read(fixture.path("f")).unwrap(), pattern(20_000));
+    }
+    assert_eq!(fixture.mount.counters().messages(), before);
+}
+
+#[test]
+fn tracked_opens_are_seen_and_keep_the_cache() {
+    let fixture = Fixture::with(
+        |options| options.open = OpenMode::Tracked,
+        |memory| {
+            memory.file(Ino::ROOT, "f", pattern(20_000));
+        },
+    );
+    for _ in 0..3 {
+        assert_eq!(std::fs::read(fixture.path("f")).unwrap(), pattern(20_000));
+    }
+    assert_eq!(fixture.memory.state().opened.len(), 3);
+    assert_eq!(fixture.requests(Op::Read), 1);
+    crate::fixture::eventually(5, "releases", || fixture.memory.state().released.len() == 3);
+}
+
+#[test]
+fn a_name_that_does_not_exist_is_asked_for_once() {
+    let fixture = Fixture::new(|_| {});
+    for _ in 0..20 {
+        let error = std::fs::metadata(fixture.path("no")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+    assert_eq!(fixture.requests(Op::Lookup), 1);
+}
+
+#[test]
+fn files_of_all_sizes_are_read_and_mapped() {
+    let sizes = [
+        0,
+        1,
+        4095,
+        4096,
+        4097,
+        131_072,
+        131_073,
+        1 << 20,
+        (3 << 20) + 5,
+    ];
+    let fixture = Fixture::new(|memory| {
+        for size in sizes {
+            memory.file(Ino::ROOT, format!("f{size}"), pattern(size));
+        }
+    });
+    for size in sizes {
+        let bytes = std::fs::read(fixture.path(format!("f{size}"))).unwrap();
+        assert!(bytes == pattern(size), "{size} bytes");
+    }
+    let said = python(
+        fixture.root(),
+        "import mmap\n\
+         for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):\n\
+         \x20   f = open('f131073', 'rb')\n\
+         \x20   m = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ)\n\
+         \x20   assert m[:] == open('f131073', 'rb').read()\n\
+         print('mapped')\n",
+    );
+    assert_eq!(said, "mapped\n");
+}
+
+#[test]
+fn five_hundred_hanging_misses_do_not_slow_a_hit() {
+    let fixture = Fixture::new(|memory| {
+        for index in 0..500 {
+            let ino = memory.file(Ino::ROOT, format!("hanging-read-{index}"), pattern(10_000));
+            memory.change(ino, |node| node.hang_read = true);
+            let name = format!("hanging-name-{index}");
+            memory.state().hanging_names.insert(name.into());
+            memory.file(Ino::ROOT, format!("hit-{index}"), pattern(10_000));
+        }
+    });
+    let mut readers = Vec::new();
+    for index in 0..500 {
+        for kind in ["read", "name"] {
+            let path = fixture.path(format!("hanging-{kind}-{index}"));
+            let reader = std::thread::Builder::new().stack_size(1 << 16);
+            readers.push(reader.spawn(move || std::fs::read(path).is_err()).unwrap());
+        }
+    }
+    crate::fixture::eventually(20, "everybody hangs", || {
+        fixture.requests(Op::Lookup) >= 1000 && fixture.requests(Op::Read) >= 500
+    });
+    let mut times = Vec::new();
+    for index in 0..500 {
+        let start = Instant::now();
+        assert_eq!(
+            std::fs::read(fixture.path(format!("hit-{index}")))
+                .unwrap()
+                .len(),
+            10_000
+        );
+        times.push(start.elapsed());
+    }
+    times.sort();
+    fixture.memory.release();
+    assert!(
+        readers.into_iter().all(|reader| reader.join().unwrap()),
+        "what hung has failed"
+    );
+    // A hit is a look-up and a read, some 0.2 ms; the machine may be busy.
+    assert!(times[250] < Duration::from_millis(20), "{:?}", times[250]);
+}

@@ -1,0 +1,196 @@
+//! The same as an ordinary user, through fusermount3: each test runs this binary again.
+
+use crate::fixture::{Fixture, eventually, in_path, run, runtime};
+use crate::memory::Memory;
+use copperfs_fuse::ioctl::client::{self, ClientError};
+use copperfs_fuse::{Ino, MountError, MountOptions, MountState, Op, detach, mount_state};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Runs `"$@"` as `nobody`, in a mount namespace where `/dev/fuse` is open to users, as udev makes it
+/// on most machines (some test machines keep it closed).
+const AS_NOBODY: &str = r#"
+set -e
+mknod "$1/fuse" c 10 229
+chmod 666 "$1/fuse"
+mount --bind "$1/fuse" /dev/fuse
+shift
+exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
+"#;
+
+/// Runs an ignored test of this binary as `nobody`.
+fn as_user(test: &str) {
+    let tools = ["fusermount3", "setpriv", "unshare", "mknod"];
+    if !rustix::process::geteuid().is_root() || !tools.into_iter().all(in_path) {
+        eprintln!("SKIPPED {test}: needs root (to become a user) and {tools:?}");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let output = run(Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            AS_NOBODY,
+            "sh",
+        ])
+        .arg(directory.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .current_dir("/tmp"));
+    let said = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{error}");
+    assert!(said.contains("1 passed"), "{said}\n{error}");
+}
+
+#[test]
+fn mounts_reads_and_unmounts() {
+    as_user("user::inner_mounts_reads_and_unmounts");
+}
+
+#[test]
+#[ignore = "run by user::mounts_reads_and_unmounts"]
+fn inner_mounts_reads_and_unmounts() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+        memory.state().hanging_names.insert("hangs".into());
+    });
+    let root = fixture.root().to_owned();
+    assert_eq!(std::fs::read(fixture.path("f")).unwrap(), b"content");
+    assert_eq!(mount_state(&root).unwrap(), MountState::Live);
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.contains(root.to_str().unwrap()))
+        .unwrap();
+    assert!(line.contains(" ro,nosuid,nodev,"), "{line}");
+    assert!(line.contains(" fuse.copperfs copperfs ro,"), "{line}");
+    // The push and the ioctl need no privilege.
+    std::fs::read_dir(&root).unwrap().count();
+    eventually(5, "pushed", || fixture.mount.counters().push_pending() == 0);
+    assert_eq!(client::node_stats(&root).unwrap().coalesced, 4711);
+    client::clear(&root, b"f", false).unwrap();
+    // A file that is in use: lazily, and the daemon's side ends all the same.
+    let file = std::fs::File::open(fixture.path("f")).unwrap();
+    let start = Instant::now();
+    let Fixture { mount, .. } = fixture;
+    mount.unmount().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(3));
+    assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
+    drop(file);
+}
+
+#[test]
+fn stale_mounts_are_found_and_detached() {
+    as_user("user::inner_stale_mounts_are_found_and_detached");
+}
+
+#[test]
+#[ignore = "run by user::stale_mounts_are_found_and_detached"]
+fn inner_stale_mounts_are_found_and_detached() {
+    let directory = tempfile::tempdir().unwrap();
+    crate::life::make_stale(directory.path());
+    assert_eq!(mount_state(directory.path()).unwrap(), MountState::Stale);
+    detach(directory.path()).unwrap();
+    assert_eq!(
+        mount_state(directory.path()).unwrap(),
+        MountState::NotMounted
+    );
+}
+
+#[test]
+fn allow_other_needs_leave() {
+    if std::fs::read_to_string("/etc/fuse.conf")
+        .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"))
+    {
+        eprintln!("SKIPPED: user_allow_other is set here");
+        return;
+    }
+    as_user("user::inner_allow_other_needs_leave");
+}
+
+#[test]
+#[ignore = "run by user::allow_other_needs_leave"]
+fn inner_allow_other_needs_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = MountOptions::new(directory.path());
+    options.allow_other = true;
+    let error = copperfs_fuse::mount(Memory::new(), options, runtime().handle()).unwrap_err();
+    assert!(matches!(error, MountError::AllowOtherRefused), "{error:?}");
+    assert!(error.to_string().contains("user_allow_other"), "{error}");
+}
+
+#[test]
+fn passthrough_needs_privilege() {
+    as_user("passthrough::inner_passthrough_needs_privilege");
+}
+
+#[test]
+fn a_foreign_mount_point_is_refused_with_the_helpers_words() {
+    as_user("user::inner_a_foreign_mount_point_is_refused");
+}
+
+#[test]
+#[ignore = "run by user::a_foreign_mount_point_is_refused_with_the_helpers_words"]
+fn inner_a_foreign_mount_point_is_refused() {
+    let mut options = MountOptions::new("/usr");
+    options.non_empty = copperfs_fuse::NonEmpty::Accept;
+    let error = copperfs_fuse::mount(Memory::new(), options, runtime().handle()).unwrap_err();
+    let MountError::Fusermount { message, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert!(message.contains("no write access"), "{message}");
+}
+
+/// Root mounts for all; a user may look, and may not clear.
+#[test]
+fn clear_is_for_the_owner_and_root() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fixture = Fixture::with(
+        |options| options.allow_other = true,
+        |memory| {
+            memory.file(Ino::ROOT, "f", "content");
+        },
+    );
+    // The directory above is root's alone.
+    let parent = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o755));
+    std::fs::set_permissions(fixture.directory.path(), parent).ok();
+    let said = run(Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args([python_for_all(), "-c"])
+        .arg(format!(
+            "import fcntl, os, errno\n\
+             fd = os.open({:?}, os.O_RDONLY)\n\
+             assert fcntl.ioctl(fd, {}, bytearray({})) == 0\n\
+             try: fcntl.ioctl(fd, {}, bytearray({}))\n\
+             except OSError as e: print(errno.errorcode[e.errno])\n",
+            fixture.root(),
+            copperfs_fuse::ioctl::NODE_STATS,
+            copperfs_fuse::ioctl::StatsBody::BYTES,
+            copperfs_fuse::ioctl::CLEAR,
+            copperfs_fuse::ioctl::CLEAR_BYTES,
+        )));
+    let error = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "EPERM\n", "{error}");
+    assert!(fixture.memory.state().cleared.is_empty());
+    client::clear(fixture.root(), b"", true).unwrap();
+    assert_eq!(fixture.memory.state().cleared.len(), 1);
+    assert!(fixture.requests(Op::Ioctl) >= 3);
+    assert!(matches!(
+        client::node_stats(std::path::Path::new("/proc")),
+        Err(ClientError::NotCopperfs { .. })
+    ));
+}
+
+/// A Python that other users may run: the first in PATH may lie in somebody's home.
+fn python_for_all() -> &'static str {
+    ["/usr/bin/python3", "/usr/local/bin/python3"]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists())
+        .unwrap_or("python3")
+}

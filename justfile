@@ -1,0 +1,27 @@
+# What developers run; `just` alone lists it.
+
+_default:
+    @just --list
+
+# Everything that CI checks
+check:
+    scripts/test
+
+# The quick part: formatting, lints, unit tests
+quick:
+    cargo fmt --all -- --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    cargo test --workspace --lib
+
+# Rewrites docs/cli.md and config/full.toml from the program
+snapshots:
+    UPDATE_SNAPSHOTS=1 cargo test --lib docs_cli_md_is_what_help_says
+    UPDATE_SNAPSHOTS=1 cargo test --lib the_full_example_is_what_the_table_says
+
+# The documentation of the code, with warnings as errors
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# Licences and advisories of the dependencies
+deny:
+    scripts/test --deny

@@ -1,0 +1,249 @@
+//! What the program says when it is used wrongly: every message names what failed and what to do.
+//!
+//! Runs the real binary; nothing is ever mounted here.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test ends with what it did not expect"
+)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The program with a clean environment and a runtime directory of its own.
+fn copperfs(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_copperfs"))
+        .args(args)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", dir)
+        .env("XDG_RUNTIME_DIR", dir)
+        .current_dir(dir)
+        .output()
+        .unwrap()
+}
+
+/// What it says when it fails, with status 1 and nothing on standard output.
+#[track_caller]
+fn refused(dir: &Path, args: &[&str]) -> String {
+    let output = copperfs(dir, args);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+    assert_eq!(output.stdout, b"", "{args:?}");
+    assert!(text.starts_with("copperfs: "), "{args:?}: {text}");
+    text
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    mount: String,
+    origin: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = dir.path().join("origin");
+        let mount = dir.path().join("mnt");
+        std::fs::create_dir(&origin).unwrap();
+        std::fs::create_dir(&mount).unwrap();
+        Self {
+            origin: format!("/data={}", origin.display()),
+            mount: mount.display().to_string(),
+            dir,
+        }
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    #[track_caller]
+    fn mount_refused(&self, args: &[&str]) -> String {
+        let common = ["mount", &self.mount, "--origin", &self.origin];
+        refused(self.dir.path(), &[&common[..], args].concat())
+    }
+}
+
+#[test]
+fn a_wrong_unit_shows_the_right_ones() {
+    let said = Scene::new().mount_refused(&["--memory", "10 bananas"]);
+    assert!(
+        said.contains("--memory: \"10 bananas\" is not a size"),
+        "{said}"
+    );
+    assert!(said.contains("10GiB") && said.contains("5%"), "{said}");
+}
+
+#[test]
+fn an_unknown_key_names_its_line_and_its_neighbour() {
+    let scene = Scene::new();
+    let config = scene.file("job.toml", "arity = 4\nmemroy = \"1GiB\"\n");
+    let said = scene.mount_refused(&["--config", &config]);
+    let wanted = "job.toml:2: unknown key \"memroy\"; did you mean memory?";
+    assert!(said.contains(wanted), "{said}");
+}
+
+#[test]
+fn a_missing_configuration_is_named() {
+    let said = Scene::new().mount_refused(&["--config", "gone.toml"]);
+    assert!(
+        said.contains("cannot read the configuration file"),
+        "{said}"
+    );
+    assert!(said.contains("gone.toml"), "{said}");
+}
+
+#[test]
+fn a_flag_goes_before_the_file_and_its_error_says_so() {
+    let scene = Scene::new();
+    let config = scene.file("job.toml", "arity = 0\n");
+    let said = scene.mount_refused(&["--config", &config]);
+    assert!(said.contains("job.toml:1: arity: 0 is too small"), "{said}");
+    let said = scene.mount_refused(&["--config", &config, "--arity", "none"]);
+    assert!(
+        said.contains("--arity: \"none\" is not a whole number"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_host_that_is_not_in_the_list() {
+    let scene = Scene::new();
+    let hosts = scene.file("hosts", "# rack 1\nnid001\nnid002\n");
+    let said = scene.mount_refused(&["--hosts", &hosts]);
+    assert!(
+        said.contains("is not in the host list: nid001, nid002"),
+        "{said}"
+    );
+    assert!(said.contains("--rank N"), "{said}");
+}
+
+#[test]
+fn hosts_twice_none_or_beyond() {
+    let scene = Scene::new();
+    let said = scene.mount_refused(&["--hosts", "nid001,nid002,nid001"]);
+    assert!(said.contains("names nid001 more than once"), "{said}");
+    let empty = scene.file("hosts", "# nobody\n");
+    let said = scene.mount_refused(&["--hosts", &empty]);
+    assert!(said.contains("names no host"), "{said}");
+    let said = scene.mount_refused(&["--hosts", "a,b", "--rank", "2"]);
+    assert!(said.contains("ranks 0 to 1"), "{said}");
+}
+
+#[test]
+fn a_mount_point_that_is_not_fit() {
+    let scene = Scene::new();
+    let mount = |path: &str| {
+        let args = ["mount", path, "--origin", &scene.origin];
+        refused(scene.dir.path(), &args)
+    };
+    let missing = scene.dir.path().join("missing").display().to_string();
+    let said = mount(&missing);
+    assert!(said.contains(&format!("mkdir -p {missing}")), "{said}");
+    let file = scene.file("file", "");
+    assert!(mount(&file).contains("is not a directory"));
+    // The scene's own directory has things in it.
+    let said = mount(&scene.dir.path().display().to_string());
+    assert!(said.contains("is not empty"), "{said}");
+    let said = mount("/proc");
+    assert!(
+        said.contains("a proc filesystem is mounted there"),
+        "{said}"
+    );
+}
+
+#[test]
+fn root_names_its_origins() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let said = refused(scene.dir.path(), &["mount", &scene.mount]);
+    assert!(said.contains("no --origin given"), "{said}");
+    assert!(said.contains("--origin /lus=file:///lus"), "{said}");
+}
+
+#[test]
+fn origins_that_are_not_understood() {
+    let scene = Scene::new();
+    let said = scene.mount_refused(&["--origin", "/d=s4://bucket"]);
+    assert!(said.contains("did you mean s3://?"), "{said}");
+    let said = scene.mount_refused(&["--origin", "/d=https://me:word@host/"]);
+    assert!(said.contains("show them to every user"), "{said}");
+    let said = scene.mount_refused(&["--origin", "/data=/elsewhere"]);
+    assert!(said.contains("two origins for /data"), "{said}");
+}
+
+#[test]
+fn secrets_that_are_missing_or_shown() {
+    let scene = Scene::new();
+    let with = |more: &[&str]| {
+        scene.mount_refused(&[&["--hosts", "a,b", "--rank", "1"][..], more].concat())
+    };
+    let said = with(&[]);
+    assert!(said.contains("need a job secret"), "{said}");
+    let said = with(&["--secret-file", "gone"]);
+    assert!(said.contains("gone: there is no such file"), "{said}");
+    let secret = scene.file("secret", "0123");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let said = with(&["--secret-file", "secret"]);
+    assert!(said.contains("others may read it (mode 0644)"), "{said}");
+    assert!(said.contains("chmod 600"), "{said}");
+}
+
+#[test]
+fn nothing_to_unmount_ask_or_clear() {
+    let scene = Scene::new();
+    let said = refused(scene.dir.path(), &["unmount", &scene.mount]);
+    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    let said = refused(scene.dir.path(), &["unmount", "--all", &scene.mount]);
+    assert!(said.contains("no copperfs is mounted at"), "{said}");
+    for command in ["stats", "clear"] {
+        let said = refused(scene.dir.path(), &[command, &scene.mount]);
+        assert!(said.contains("is not on a copperfs mount"), "{said}");
+    }
+}
+
+#[test]
+fn launches_that_cannot_be() {
+    let scene = Scene::new();
+    let launch = |args: &[&str]| {
+        let common = ["launch", &scene.mount, "--origin", &scene.origin];
+        refused(scene.dir.path(), &[&common[..], args].concat())
+    };
+    assert!(launch(&[]).contains("--hosts local:4"));
+    assert!(launch(&["--hosts", "local:none"]).contains("as in local:4"));
+    assert!(launch(&["--hosts", "/no/hosts"]).contains("cannot read the host list"));
+    let said = launch(&["--hosts", "h1,h2", "--ssh", "/no/such/ssh"]);
+    assert!(said.contains("2 of 2 nodes did not come up"), "{said}");
+    assert!(said.contains("h1, h2: cannot run /no/such/ssh"), "{said}");
+}
+
+#[test]
+fn wrong_words_of_clap_end_with_2() {
+    let scene = Scene::new();
+    let output = copperfs(scene.dir.path(), &["mount", "--open", "sesame"]);
+    assert_eq!(output.status.code(), Some(2));
+    let output = copperfs(scene.dir.path(), &["mount", "--memroy", "1G"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("'--memory"), "{said}");
+}
+
+#[test]
+fn doctor_speaks_json() {
+    let scene = Scene::new();
+    let output = copperfs(scene.dir.path(), &["doctor", "--json"]);
+    let checks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = checks.as_array().unwrap();
+    assert!(checks.len() >= 8);
+    let failed = checks.iter().any(|check| check["verdict"] == "fail");
+    assert_eq!(output.status.code(), Some(i32::from(failed)));
+    for check in checks {
+        let fixed = check["verdict"] == "ok" || check["fix"] != "";
+        assert!(fixed, "{check}");
+    }
+}
