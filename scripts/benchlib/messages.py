@@ -19,10 +19,8 @@ BUFFER_KIB_PER_CPU = 32768
 class Messages(Counter):
     """Messages by operation (lower case)."""
 
-    def without(self, *operations):
-        """All other messages, summed."""
-        return sum(count for name, count in self.items() if name not in operations)
-
+    def __add__(self, other):
+        return Messages(super().__add__(other))
 
 @contextmanager
 def tracefs():
