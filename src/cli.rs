@@ -12,6 +12,7 @@ pub mod start;
 pub mod stats;
 pub mod unmount;
 
+use crate::config::Machine;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
@@ -68,6 +69,12 @@ enum Command {
         /// Every node of the launch at MOUNTPOINT
         #[arg(long)]
         all: bool,
+        /// Succeed if nothing is there: one node of a launch that is taken down
+        #[arg(long, hide = true)]
+        if_mounted: bool,
+        /// Only what the launch with this id has started, if it has: a launch that gives up
+        #[arg(long, hide = true, value_name = "ID")]
+        of_launch: Option<String>,
     },
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
@@ -126,7 +133,15 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
-        Command::Unmount { mountpoint, all } => unmount::unmount(&mountpoint, all),
+        Command::Unmount {
+            mountpoint,
+            all,
+            if_mounted,
+            of_launch,
+        } => match of_launch {
+            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()),
+            None => unmount::unmount(&mountpoint, all, if_mounted),
+        },
         Command::Stats {
             mountpoint,
             cluster,
@@ -152,7 +167,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            fail(format_args!("{error:#}"));
+            fail(explained(&error));
             ExitCode::FAILURE
         }
     }
@@ -166,6 +181,21 @@ fn say(line: impl Display) {
 /// Prints a line on standard error.
 fn fail(line: impl Display) {
     let _closed = writeln!(std::io::stderr(), "copperfs: {line}");
+}
+
+/// An error and its causes in one line. A cause that the text before it already tells is left out: some
+/// errors show theirs.
+fn explained(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Aligned columns: the first row is the head; numbers to the right, words to the left.

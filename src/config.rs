@@ -2,7 +2,7 @@
 //!
 //! The only module that reads the environment. Flags go before `COPPERFS_*` variables, those before
 //! the file, and the file before the defaults in [`keys`]. What each source says is kept as text
-//! ([`layer`]) until all are laid on one another; [`resolve`] then checks every value once and names
+//! ([`layer`]) until all are laid on one another; [`mod@resolve`] then checks every value once and names
 //! the place it was written at.
 
 pub mod file;
@@ -10,7 +10,8 @@ pub mod hosts;
 pub mod keys;
 pub mod layer;
 pub mod machine;
-mod origins;
+pub mod network;
+pub mod origins;
 pub mod resolve;
 mod settings;
 pub mod units;

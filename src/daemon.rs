@@ -70,14 +70,14 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     }
     make_way(&settings.mountpoint)?;
     let mount = settings.mountpoint.clone();
-    let socket = settings.control_socket.clone();
-    // A launch leaves the secret here; another place is the user's own.
-    let secret = settings
-        .secret_file
-        .clone()
-        .filter(|path| path.starts_with(&settings.runtime_dir));
-    // A socket left by a killed daemon; the lock says that it is nobody's.
-    let _absent = std::fs::remove_file(&socket);
+    // What a launch has left here; a secret in another place is the user's own.
+    let secret = settings.secret_file.clone();
+    let left = secret
+        .into_iter()
+        .chain([settings.runtime_dir.join(runtime_dir::LAUNCH_FILE)]);
+    let left: Vec<PathBuf> = left
+        .filter(|path| path.starts_with(&settings.runtime_dir))
+        .collect();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
@@ -92,7 +92,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     if let Err(error) = mountpoint::detach_all(&mount) {
         tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
     }
-    for path in secret.iter().chain([&socket]) {
+    for path in left {
         let _absent = std::fs::remove_file(path);
     }
     drop(pid_file);

@@ -4,24 +4,23 @@
 //! along to the runtime ([`Pending`]). No handler blocks, so two threads serve any number of readers.
 //! What would change the filesystem is answered EROFS here and never reaches the backend.
 
-use crate::attr::{bare_attr, file_attr};
-use crate::backend::{Answer, Attr, Backend, FileKind, FsError, Ino, Lookup, Reader};
+use crate::backend::{Answer, Backend, FsError, Ino, Reader};
 use crate::counters::{Counters, Op};
 use crate::device::Device;
 use crate::dirplus;
 use crate::errno::{READ_ONLY, errno};
 use crate::interrupt::Pending;
-use crate::ioctl::{self, StatsBody};
+use crate::ioctl;
 use crate::passthrough::Opens;
 use crate::policy::{Granted, OpenMode, Policy};
 use crate::push::PushQueue;
+use crate::reply;
 use bytes::Bytes;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -120,57 +119,42 @@ impl Adapter {
     }
 }
 
+impl Adapter {
+    fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
+        match command {
+            ioctl::NODE_STATS => {
+                let mut stats = self.backend().node_stats();
+                self.counters().fill(&mut stats);
+                reply::stats(reply, Ok(stats));
+            }
+            ioctl::CLUSTER_STATS => {
+                let answer = self.backend().cluster_stats();
+                self.send(request, answer, reply, reply::stats);
+            }
+            ioctl::CLEAR => {
+                if request.uid() != 0 && request.uid() != self.shared.owner {
+                    return reply.error(errno(FsError::NotOwner));
+                }
+                let Some((path, cluster)) = ioctl::decode_clear(argument) else {
+                    return reply.error(errno(FsError::InvalidArgument));
+                };
+                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
+                self.send(request, answer, reply, reply::done);
+            }
+            ioctl::CONTROL => match ioctl::encode_control(&self.backend().control_socket()) {
+                Some(bytes) => reply.ioctl(0, &bytes),
+                None => reply.error(errno(FsError::NameTooLong)),
+            },
+            _ => reply.error(Errno::ENOTTY),
+        }
+    }
+}
+
 fn reader(request: &Request) -> Reader {
     Reader {
         pid: request.pid(),
         uid: request.uid(),
         gid: request.gid(),
-    }
-}
-
-fn send_lookup(reply: ReplyEntry, result: Result<Lookup, FsError>) {
-    match result {
-        Ok(Lookup::Found { attr, entry_ttl }) => {
-            reply.entry_with_ttls(&attr.ttl, &entry_ttl, &file_attr(&attr), Generation(0));
-        }
-        // Inode 0 is "does not exist, and you may remember that".
-        Ok(Lookup::Absent { ttl }) => {
-            reply.entry(&ttl, &bare_attr(Ino(0), FileKind::File), Generation(0));
-        }
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn send_attr(reply: ReplyAttr, result: Result<Attr, FsError>) {
-    match result {
-        Ok(attr) => reply.attr(&attr.ttl, &file_attr(&attr)),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn send_data(reply: ReplyData, result: Result<Bytes, FsError>) {
-    match result {
-        Ok(bytes) => reply.data(&bytes),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-/// Size 0 asks how much room is needed.
-fn send_xattr(reply: ReplyXattr, result: Result<Bytes, FsError>, room: u32) {
-    match result {
-        Err(error) => reply.error(errno(error)),
-        Ok(bytes) => match u32::try_from(bytes.len()) {
-            Ok(length) if room == 0 => reply.size(length),
-            Ok(length) if length <= room => reply.data(&bytes),
-            _ => reply.error(Errno::ERANGE),
-        },
-    }
-}
-
-fn send_stats(reply: ReplyIoctl, result: Result<StatsBody, FsError>) {
-    match result {
-        Ok(stats) => reply.ioctl(0, &stats.encode()),
-        Err(error) => reply.error(errno(error)),
     }
 }
 
@@ -187,7 +171,7 @@ impl Filesystem for Adapter {
             return reply.error(errno(FsError::NameTooLong));
         }
         let answer = self.backend().lookup(reader(request), Ino(parent.0), name);
-        self.send(request, answer, reply, send_lookup);
+        self.send(request, answer, reply, reply::lookup);
     }
 
     // fuser takes BATCH_FORGET apart and calls this for each.
@@ -206,13 +190,13 @@ impl Filesystem for Adapter {
     ) {
         let _in_hand = self.counters().begin(Op::Getattr);
         let answer = self.backend().getattr(Ino(ino.0));
-        self.send(request, answer, reply, send_attr);
+        self.send(request, answer, reply, reply::attr);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let _in_hand = self.counters().begin(Op::Readlink);
         let answer = self.backend().readlink(Ino(ino.0));
-        self.send(request, answer, reply, send_data);
+        self.send(request, answer, reply, reply::data);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -293,7 +277,7 @@ impl Filesystem for Adapter {
                     .bytes_read
                     .fetch_add(bytes.len() as u64, Ordering::Relaxed);
             }
-            send_data(reply, result);
+            reply::data(reply, result);
         });
     }
 
@@ -394,19 +378,7 @@ impl Filesystem for Adapter {
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let _in_hand = self.counters().begin(Op::Statfs);
         let answer = self.backend().statfs(Ino(ino.0));
-        self.send(request, answer, reply, |reply, result| match result {
-            Ok(usage) => reply.statfs(
-                usage.blocks,
-                usage.blocks_free,
-                usage.blocks_available,
-                usage.files,
-                usage.files_free,
-                usage.block_size,
-                usage.name_max,
-                usage.block_size,
-            ),
-            Err(error) => reply.error(errno(error)),
-        });
+        self.send(request, answer, reply, reply::usage);
     }
 
     // With `default_permissions` the kernel checks by itself and does not ask.
@@ -426,7 +398,7 @@ impl Filesystem for Adapter {
         let _in_hand = self.counters().begin(Op::Getxattr);
         let answer = self.backend().getxattr(Ino(ino.0), name);
         self.send(request, answer, reply, move |reply, result| {
-            send_xattr(reply, result, size);
+            reply::xattr(reply, result, size);
         });
     }
 
@@ -434,7 +406,7 @@ impl Filesystem for Adapter {
         let _in_hand = self.counters().begin(Op::Listxattr);
         let answer = self.backend().listxattr(Ino(ino.0));
         self.send(request, answer, reply, move |reply, result| {
-            send_xattr(reply, result, size);
+            reply::xattr(reply, result, size);
         });
     }
 
@@ -458,13 +430,7 @@ impl Filesystem for Adapter {
             return reply.error(errno(FsError::BeyondEnd));
         };
         let answer = self.backend().lseek(Ino(ino.0), offset, hole);
-        self.send(request, answer, reply, |reply, result| {
-            match result.map(i64::try_from) {
-                Ok(Ok(offset)) => reply.offset(offset),
-                Ok(Err(_)) => reply.error(Errno::EOVERFLOW),
-                Err(error) => reply.error(errno(error)),
-            }
-        });
+        self.send(request, answer, reply, reply::offset);
     }
 
     // The kernel grants locks by itself, since POSIX_LOCKS and FLOCK_LOCKS are not asked for.
@@ -513,35 +479,7 @@ impl Filesystem for Adapter {
         reply: ReplyIoctl,
     ) {
         let _in_hand = self.counters().begin(Op::Ioctl);
-        match command {
-            ioctl::NODE_STATS => {
-                let mut stats = self.backend().node_stats();
-                self.counters().fill(&mut stats);
-                send_stats(reply, Ok(stats));
-            }
-            ioctl::CLUSTER_STATS => {
-                let answer = self.backend().cluster_stats();
-                self.send(request, answer, reply, send_stats);
-            }
-            ioctl::CLEAR => {
-                if request.uid() != 0 && request.uid() != self.shared.owner {
-                    return reply.error(errno(FsError::NotOwner));
-                }
-                let Some((path, cluster)) = ioctl::decode_clear(argument) else {
-                    return reply.error(errno(FsError::InvalidArgument));
-                };
-                let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
-                self.send(request, answer, reply, |reply, result| match result {
-                    Ok(()) => reply.ioctl(0, &[]),
-                    Err(error) => reply.error(errno(error)),
-                });
-            }
-            ioctl::CONTROL => match ioctl::encode_control(&self.backend().control_socket()) {
-                Some(bytes) => reply.ioctl(0, &bytes),
-                None => reply.error(errno(FsError::NameTooLong)),
-            },
-            _ => reply.error(Errno::ENOTTY),
-        }
+        self.ioctl_answer(request, command, argument, reply);
     }
 
     // Everything that would write. The mount is read-only, so the kernel refuses most of it before

@@ -234,7 +234,7 @@ pub struct Usage {
 
 /// Answers the FUSE front. Methods are called on FUSE threads, several at a time: they never block.
 pub trait Backend: Send + Sync + 'static {
-    /// Finds `name` in directory `parent`. A `Found` counts as one kernel reference on the inode.
+    /// Finds `name` (255 bytes at most) in directory `parent`. A `Found` counts as one kernel reference on the inode.
     fn lookup(&self, reader: Reader, parent: Ino, name: &OsStr) -> Answer<Lookup>;
 
     /// The kernel drops `count` references on `ino`.

@@ -65,6 +65,7 @@ pub(crate) fn answer_plus(
         .iter()
         .filter_map(|slot| slot.known.map(|(attr, _)| attr.ino))
         .collect();
+    shared.push.offer(&learned);
     let mixed = slots
         .iter()
         .any(|slot| slot.known.is_none() && !is_dot(&slot.entry.name));
@@ -80,7 +81,7 @@ pub(crate) fn answer_plus(
     } else {
         reply.ok();
     }
-    shared.push.offer(&learned);
+    shared.push.start();
 }
 
 /// Takes entries until the page ends or the reply is full, in fuser's buffer too: it knows how much

@@ -7,6 +7,9 @@
 //! deadly signal becomes one: Ctrl-C, SIGTERM) cancels the request: its future is dropped and the
 //! answer is EINTR, which nobody sees.
 //!
+//! Several processes that look up the same name wait for the first one's request inside the kernel;
+//! when that is cancelled the next one asks, and if it has been killed too, gives up by itself.
+//!
 //! Cost: nothing wakes up while nothing waits; one small file per waiting request every [`TICK`], at
 //! most [`CHECKS_MAX`] of them, in turn. A reader outside the daemon's pid namespace has pid 0 and
 //! cannot be looked at: it is freed when its request is answered.
@@ -155,6 +158,13 @@ impl Pending {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // The watching task holds no reference: it sees that there is nothing left.
+        self.stirred.notify_one();
     }
 }
 

@@ -26,6 +26,7 @@ pub mod notifier;
 mod passthrough;
 pub mod policy;
 pub mod push;
+mod reply;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, Reader,

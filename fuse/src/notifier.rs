@@ -16,6 +16,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     Flush(oneshot::Sender<()>),
     /// The push queue is no longer empty.
     Push,
+    /// The flag says so.
     Stop,
 }
 
@@ -50,6 +52,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug)]
 pub struct Notifier {
     commands: mpsc::Sender<Command>,
+    stopped: Arc<AtomicBool>,
 }
 
 impl Notifier {
@@ -96,16 +99,11 @@ impl Notifier {
         self.commands.try_send(Command::Push).unwrap_or(());
     }
 
-    /// Ends the thread after what is queued; does not wait.
+    /// Ends the thread after the command that it is at; does not wait.
     pub(crate) fn stop(&self) {
-        match self.commands.try_send(Command::Stop) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
-            // Full: from a mount that has ended the kernel takes everything at once (ENODEV), so
-            // there is room in no time.
-            Err(mpsc::error::TrySendError::Full(stop)) => {
-                self.commands.blocking_send(stop).unwrap_or(());
-            }
-        }
+        self.stopped.store(true, Ordering::Release);
+        // A full queue means that the thread is awake, and it looks at the flag.
+        self.commands.try_send(Command::Stop).unwrap_or(());
     }
 
     async fn send(&self, command: Command) {
@@ -115,15 +113,29 @@ impl Notifier {
     }
 }
 
+/// The thread's end of the queue.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    receiver: mpsc::Receiver<Command>,
+    stopped: Arc<AtomicBool>,
+}
+
 /// A queue for the notifier thread, before it runs.
-pub(crate) fn queue() -> (Notifier, mpsc::Receiver<Command>) {
+pub(crate) fn queue() -> (Notifier, Commands) {
     let (commands, receiver) = mpsc::channel(QUEUE_MAX);
-    (Notifier { commands }, receiver)
+    let stopped = Arc::new(AtomicBool::new(false));
+    (
+        Notifier {
+            commands,
+            stopped: Arc::clone(&stopped),
+        },
+        Commands { receiver, stopped },
+    )
 }
 
 /// Starts the thread. It ends on [`Notifier::stop`].
 pub(crate) fn start(
-    receiver: mpsc::Receiver<Command>,
+    commands: Commands,
     device: Arc<Device>,
     backend: Arc<dyn Backend>,
     push: Arc<PushQueue>,
@@ -133,7 +145,7 @@ pub(crate) fn start(
         .spawn(move || {
             step_back();
             let pusher = Pusher::new(Arc::clone(&device), backend, push);
-            run(receiver, &device, &pusher);
+            run(commands, &device, &pusher);
         })
 }
 
@@ -145,19 +157,20 @@ fn step_back() {
     }
 }
 
-fn run(mut receiver: mpsc::Receiver<Command>, device: &Device, pusher: &Pusher) {
+fn run(commands: Commands, device: &Device, pusher: &Pusher) {
+    let Commands {
+        mut receiver,
+        stopped,
+    } = commands;
     while let Some(command) = receiver.blocking_recv() {
-        if !obey(command, device) {
-            return;
-        }
+        obey(command, device);
         // Invalidations first, then one batch of pushes, then look again.
         loop {
+            if stopped.load(Ordering::Acquire) {
+                return;
+            }
             match receiver.try_recv() {
-                Ok(command) => {
-                    if !obey(command, device) {
-                        return;
-                    }
-                }
+                Ok(command) => obey(command, device),
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
                     if !pusher.push_some() {
@@ -169,8 +182,8 @@ fn run(mut receiver: mpsc::Receiver<Command>, device: &Device, pusher: &Pusher) 
     }
 }
 
-/// Carries out one command; `false` to stop.
-fn obey(command: Command, device: &Device) -> bool {
+/// Carries out one command.
+fn obey(command: Command, device: &Device) {
     match command {
         Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
         Command::Inode(ino) => report(device.invalidate_inode(ino)),
@@ -179,10 +192,9 @@ fn obey(command: Command, device: &Device) -> bool {
             done.send(result.is_ok()).unwrap_or(());
         }
         Command::Flush(done) => done.send(()).unwrap_or(()),
-        Command::Push => {}
-        Command::Stop => return false,
+        // What these announce is looked at after every command.
+        Command::Push | Command::Stop => {}
     }
-    true
 }
 
 fn report(result: Result<(), Errno>) {

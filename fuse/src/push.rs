@@ -6,10 +6,11 @@
 //!
 //! Rules
 //! - A version is an inode: bytes stored late can only complete the version that they belong to.
-//! - Never ahead of a reader: the thread steps aside while a request is in hand (bounded: see
-//!   [`YIELDS_MAX`]), and a file that is read meanwhile is no longer pushed.
+//! - Never ahead of a reader: the thread steps aside while a request is in hand (20 × 50 µs
+//!   at most), and a file that is read meanwhile is no longer pushed.
 //! - The kernel learns of an inode only when the *reader* has parsed the READDIRPLUS reply, some time
-//!   after it was sent. A store before that fails with ENOENT and is tried again ([`ATTEMPTS_MAX`]).
+//!   after it was sent. A store before that fails with ENOENT and is tried again, for
+//!   some 50 ms.
 //! - Bounded: [`PushLimits::queue_max`] inodes wait at most, and what does not fit is dropped (the
 //!   file is then read by READ, as without push); [`PushLimits::bytes_max`] bytes of inodes that the
 //!   kernel still knows are pushed at most.
@@ -95,7 +96,8 @@ impl PushQueue {
         }
     }
 
-    /// A READDIRPLUS reply carried these.
+    /// A READDIRPLUS reply will carry these. Before it is sent, so that whoever has read the listing
+    /// finds them counted as pending; [`start`](Self::start) follows when it is sent.
     pub(crate) fn offer(&self, inos: &[Ino]) {
         if !self.limits.enabled || inos.is_empty() {
             return;
@@ -111,14 +113,22 @@ impl PushQueue {
             }
         }
         self.publish(&state);
-        drop(state);
-        self.notifier.wake_for_push();
+    }
+
+    /// Sets the notifier thread to work on what was offered.
+    pub(crate) fn start(&self) {
+        if self.in_use.load(Ordering::Acquire) {
+            self.notifier.wake_for_push();
+        }
     }
 
     /// A reader asks for the inode's bytes itself.
     pub(crate) fn was_read(&self, ino: Ino) {
         if self.in_use.load(Ordering::Acquire) {
-            self.lock().waiting.remove(&ino);
+            // A reader never waits for the notifier thread: at worst a file is pushed in vain.
+            if let Ok(mut state) = self.state.try_lock() {
+                state.waiting.remove(&ino);
+            }
         }
     }
 
@@ -164,8 +174,8 @@ impl PushQueue {
     fn done(&self, batch: &[Ino], pushed: &[(Ino, u64)]) {
         let mut state = self.lock();
         for &(ino, bytes) in pushed {
-            // Forgotten or read meanwhile: not waiting any more. Read: its pages count all the same,
-            // and a FORGET will come. Forgotten: FORGET has been, so do not keep it.
+            // Not waiting any more: read meanwhile, and then its pages would be there without us, or
+            // forgotten, and its pages with it. Neither is held against the bound.
             if state.waiting.contains(&ino) {
                 let before = state.held.insert(ino, bytes).unwrap_or(0);
                 state.held_bytes = state.held_bytes + bytes - before;

@@ -5,13 +5,13 @@
 
 mod local;
 pub(super) mod remote;
+mod summary;
 
 use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{fail, say, start, unmount};
-use crate::config::units::Bytes;
-use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, resolve};
+use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, origins, resolve};
 use crate::daemon::{mountpoint, runtime_dir};
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Nodes that are being started or ended at a time.
-const PARALLEL: usize = 32;
+const PARALLEL: usize = 64;
 
 /// How long the tree may take to find together once every mount answers.
 const TREE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -52,6 +52,8 @@ pub struct LaunchArgs {
 /// What one node is started with, as it goes over the pipe.
 #[derive(Serialize, Deserialize)]
 pub struct Bundle {
+    /// Which launch this is.
+    launch: String,
     /// Its options, as the text of a configuration file.
     options: String,
     /// The content of the secret file.
@@ -79,7 +81,14 @@ pub struct Answer {
 /// A launch before it happens.
 struct Plan {
     record: Record,
-    bundles: Vec<Bundle>,
+    /// What all nodes are told.
+    layer: Layer,
+    /// The host list.
+    hosts: String,
+    /// Where each node listens, if that is decided here.
+    listen: Vec<String>,
+    secret: String,
+    environment: BTreeMap<String, String>,
 }
 
 /// Starts all nodes.
@@ -117,12 +126,12 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        say(serde_json::to_string_pretty(&summary_json(
+        say(serde_json::to_string_pretty(&summary::json(
             &plan.record,
             &answers,
         ))?);
     } else {
-        say(summary(&plan.record, &answers, &reports));
+        say(summary::text(&plan.record, &answers, &reports));
     }
     Ok(())
 }
@@ -155,98 +164,114 @@ impl Plan {
             }
         };
         let secret = new_secret(machine)?;
-        let local_files = layer.get("origin").is_some_and(|given| {
-            given
-                .values
-                .iter()
-                .all(|origin| !origin.text.contains("://") || origin.text.contains("file://"))
-        });
-        let environment = if local_files {
-            BTreeMap::new()
-        } else {
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        // The comma marks a list even if it has one entry.
+        let hosts = names.join(",") + ",";
+        let id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
+        let environment = if reads_objects(&layer) {
             machine.storage_environment()
+        } else {
+            BTreeMap::new()
         };
-        let list = nodes
-            .iter()
-            .map(|node| node.name.as_str())
-            .collect::<Vec<_>>()
-            .join(",")
-            + ",";
-        let bundles = nodes
-            .iter()
-            .enumerate()
-            .map(|(rank, node)| {
-                let mut layer = layer.clone();
-                let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
-                set("hosts", list.clone());
-                set("rank", rank.to_string());
-                set("mountpoint", node.mountpoint.display().to_string());
-                if let Some(listen) = listen.get(rank) {
-                    set("listen", listen.clone());
-                }
-                Bundle {
-                    options: file::render(&layer),
-                    secret: secret.clone(),
-                    environment: environment.clone(),
-                }
-            })
-            .collect();
         Ok(Self {
             record: Record {
+                id,
                 kind,
                 mountpoint: base,
                 nodes,
                 ssh,
                 program,
             },
-            bundles,
+            layer,
+            hosts,
+            listen,
+            secret,
+            environment,
         })
     }
 
-    /// Starts all, or takes down those that came up.
+    /// What the node of rank `rank` is started with. Made one by one: each holds the whole host list.
+    fn bundle(&self, rank: usize) -> Bundle {
+        let mut layer = self.layer.clone();
+        let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
+        set("hosts", self.hosts.clone());
+        set("rank", rank.to_string());
+        let mountpoint = &self.record.nodes[rank].mountpoint;
+        set("mountpoint", mountpoint.display().to_string());
+        if let Some(listen) = self.listen.get(rank) {
+            set("listen", listen.clone());
+        }
+        Bundle {
+            launch: self.record.id.clone(),
+            options: file::render(&layer),
+            secret: self.secret.clone(),
+            environment: self.environment.clone(),
+        }
+    }
+
+    /// Starts all, or takes down what came up. After the first failure the others are not waited for:
+    /// below a parent that is not there they would only run into their timeouts.
     fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
-        let up = AtomicUsize::new(0);
-        let progress = std::io::stderr().is_terminal();
-        let outcomes = in_parallel(nodes.len(), |rank| {
-            let outcome = match self.record.kind {
-                Kind::Local => start_here(&self.bundles[rank], machine),
-                Kind::Remote => remote::start(&self.record, rank, &self.bundles[rank]),
-            };
-            if progress {
-                let count = up.fetch_add(1, Ordering::Relaxed) + 1;
-                let _no_terminal = write!(std::io::stderr(), "\r{count} of {} nodes", nodes.len());
-            }
-            outcome
-        });
-        if progress {
-            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
-        }
-        let mut answers = Vec::with_capacity(nodes.len());
-        let mut started = Vec::new();
+        let mut answers: Vec<Option<Answer>> = vec![None; nodes.len()];
         let mut failed = Vec::new();
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            match outcome {
-                Ok(answer) => {
-                    started.push(rank);
-                    answers.push(answer);
+        let given_up = AtomicBool::new(false);
+        let (sender, outcomes) = mpsc::sync_channel(nodes.len());
+        std::thread::scope(|scope| {
+            let given_up = &given_up;
+            scope.spawn(move || {
+                in_parallel(nodes.len(), |rank| {
+                    if !given_up.load(Ordering::Relaxed) {
+                        // The receiver is there until all have sent.
+                        let _received = sender.send((rank, self.start(rank, machine)));
+                    }
+                    Ok(())
+                })
+            });
+            let mut progress = Progress::new(nodes.len());
+            while let Some((rank, outcome)) = next(&outcomes, !failed.is_empty()) {
+                match outcome {
+                    Ok(answer) => answers[rank] = Some(answer),
+                    Err(error) => failed.push((rank, error)),
                 }
-                Err(error) => failed.push((rank, error)),
+                progress.step();
             }
-        }
+            drop(progress);
+            if failed.is_empty() {
+                return;
+            }
+            given_up.store(true, Ordering::Relaxed);
+            // Ends also those that are still starting (what they say then is our own doing), and
+            // nothing that this launch has not started.
+            let is_down = |rank: &usize| failed.iter().any(|(failed, _)| failed == rank);
+            let others: Vec<usize> = (0..nodes.len()).filter(|rank| !is_down(rank)).collect();
+            self.take_down(&others, machine);
+            let late: Vec<usize> = outcomes
+                .iter()
+                .filter_map(|(rank, outcome)| outcome.is_ok().then_some(rank))
+                .collect();
+            self.take_down(&late, machine);
+        });
         if failed.is_empty() {
-            return Ok(answers);
+            return Ok(answers.into_iter().flatten().collect());
         }
-        self.take_down(&started, machine);
-        Err(self.explain(failed, started.len()))
+        failed.sort_by_key(|(rank, _)| *rank);
+        Err(self.explain(failed))
+    }
+
+    fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
+        match self.record.kind {
+            Kind::Local => start_here(&self.bundle(rank), machine),
+            Kind::Remote => remote::start(&self.record, rank, &self.bundle(rank)),
+        }
     }
 
     /// The first failures by name; equal ones together.
-    fn explain(&self, failed: Vec<(usize, anyhow::Error)>, taken_down: usize) -> anyhow::Error {
+    fn explain(&self, failed: Vec<(usize, anyhow::Error)>) -> anyhow::Error {
         let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
         let count = failed.len();
         for (rank, error) in failed {
-            let text = format!("{error:#}");
+            let text = super::explained(&error);
             match by_text.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => by_text.push((text, vec![rank])),
@@ -268,7 +293,7 @@ impl Plan {
             };
             message.push_str(&format!("\n  {}{more}: {text}", names.join(", ")));
         }
-        if taken_down > 0 {
+        if count < nodes.len() {
             message.push_str("\nthe others have been taken down again");
         }
         anyhow::Error::msg(message)
@@ -279,17 +304,69 @@ impl Plan {
         let outcomes = in_parallel(ranks.len(), |index| {
             let node = &nodes[ranks[index]];
             match self.record.kind {
-                Kind::Local => unmount::one(&node.mountpoint, machine).map(drop),
-                Kind::Remote => remote::unmount(&self.record, node).map(drop),
+                Kind::Local => unmount::of_launch(&node.mountpoint, &self.record.id, machine),
+                Kind::Remote => remote::unmount_own(&self.record, node),
             }
         });
         for (index, outcome) in outcomes.into_iter().enumerate() {
             if let Err(error) = outcome {
                 let name = &nodes[ranks[index]].name;
-                fail(format_args!("warning: {name} is left behind: {error:#}"));
+                fail(format_args!(
+                    "warning: {name} is left behind: {}",
+                    super::explained(&error)
+                ));
             }
         }
     }
+}
+
+/// The next outcome; `None` when there are no more, or, after a failure, when no other one follows
+/// closely (a mistake in the options fails everywhere at once).
+fn next<T>(outcomes: &mpsc::Receiver<T>, failed: bool) -> Option<T> {
+    const CLOSELY: Duration = Duration::from_millis(500);
+    if failed {
+        outcomes.recv_timeout(CLOSELY).ok()
+    } else {
+        outcomes.recv().ok()
+    }
+}
+
+/// A line on the terminal that counts, if there is a terminal; gone when dropped.
+struct Progress {
+    shown: bool,
+    done: usize,
+    of: usize,
+}
+
+impl Progress {
+    fn new(of: usize) -> Self {
+        let shown = std::io::stderr().is_terminal();
+        Self { shown, done: 0, of }
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        if self.shown {
+            let (done, of) = (self.done, self.of);
+            let _no_terminal = write!(std::io::stderr(), "\r{done} of {of} nodes");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            let _no_terminal = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Whether an origin is an object store, whose credentials the nodes need.
+fn reads_objects(layer: &Layer) -> bool {
+    let origins = layer.get("origin").map_or(&[][..], |given| &given.values);
+    origins
+        .iter()
+        .any(|origin| !origins::split(&origin.text).1.starts_with("file://"))
 }
 
 /// A new secret, as the content of its file. It is only ever written to files of mode 0600.
@@ -332,6 +409,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         );
     }
     let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
+    runtime_dir::write_private(&dir, runtime_dir::LAUNCH_FILE, bundle.launch.as_bytes())?;
     layer.set(
         "secret_file",
         Source::Flag,
@@ -393,7 +471,7 @@ fn in_parallel<T: Send>(
 fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
     let wanted = record.nodes.len();
     let root = &record.nodes[0];
-    let (_never, pause) = std::sync::mpsc::sync_channel::<()>(0);
+    let (_never, pause) = mpsc::sync_channel::<()>(0);
     let tries = TREE_TIMEOUT.as_millis() / 200;
     let mut last = None;
     for _ in 0..tries {
@@ -424,73 +502,6 @@ fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
         Some(Err(error)) => Err(error).context("the root does not say which nodes it has"),
         None => bail!("the root was never asked"),
     }
-}
-
-fn summary(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {
-    /// More nodes than this do not fit one screen.
-    const SHOWN: usize = 20;
-    let nodes = &record.nodes;
-    let mut rows = vec![
-        [
-            "rank",
-            "node",
-            "role",
-            "parent",
-            "pid",
-            "memory",
-            "mount point",
-        ]
-        .map(String::from),
-    ];
-    for (rank, (node, answer)) in nodes.iter().zip(answers).take(SHOWN).enumerate() {
-        let report = reports
-            .nodes
-            .iter()
-            .find(|report| report.rank() == u64::try_from(rank).ok());
-        rows.push([
-            rank.to_string(),
-            node.name.clone(),
-            report.map_or("?", |report| report.role()).to_owned(),
-            report
-                .and_then(|report| report.parent())
-                .map_or("-".into(), |p| p.to_string()),
-            answer.pid.to_string(),
-            report.map_or("?".into(), |report| {
-                Bytes(report.counter("rss_bytes")).to_string()
-            }),
-            node.mountpoint.display().to_string(),
-        ]);
-    }
-    let mut text = super::table(&rows);
-    if nodes.len() > SHOWN {
-        text.push_str(&format!("... and {} more\n", nodes.len() - SHOWN));
-    }
-    text.push_str(&format!(
-        "{} nodes are up. End them: copperfs unmount --all {}",
-        nodes.len(),
-        record.mountpoint.display()
-    ));
-    text
-}
-
-fn summary_json(record: &Record, answers: &[Answer]) -> serde_json::Value {
-    let nodes: Vec<serde_json::Value> = record
-        .nodes
-        .iter()
-        .zip(answers)
-        .enumerate()
-        .map(|(rank, (node, answer))| {
-            serde_json::json!({
-                "rank": rank,
-                "node": node.name,
-                "host": node.host,
-                "mountpoint": node.mountpoint,
-                "pid": answer.pid,
-                "log": answer.log,
-            })
-        })
-        .collect();
-    serde_json::json!({ "mountpoint": record.mountpoint, "nodes": nodes })
 }
 
 /// The members of a list for ssh: names for people, hosts to reach.

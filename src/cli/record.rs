@@ -20,6 +20,8 @@ pub enum Kind {
 /// A launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    /// Tells this launch from others at the same place.
+    pub id: String,
     /// How the nodes are reached.
     pub kind: Kind,
     /// The mount point that was asked for.

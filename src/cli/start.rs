@@ -21,8 +21,8 @@ use std::time::Duration;
 /// What the daemon says when its mount answers.
 const READY: &str = "ready\n";
 
-/// How long a daemon may take to say something.
-const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a daemon may take to say something, over what its own requests may take.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The most that a daemon says.
 const MESSAGE_BYTES_MAX: u64 = 64 << 10;
@@ -63,7 +63,8 @@ pub fn background(
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let pid = child.id();
-    let outcome = converse(&mut child, &file::render(layer));
+    let patience = settings.request_timeout + START_TIMEOUT;
+    let outcome = converse(&mut child, &file::render(layer), patience);
     match outcome {
         Ok(text) if text == READY => Ok(Started { pid, log }),
         Ok(text) => {
@@ -86,7 +87,7 @@ pub fn background(
 }
 
 /// Hands the options over and reads what the daemon says, up to `ready` or its end.
-fn converse(child: &mut Child, options: &str) -> anyhow::Result<String> {
+fn converse(child: &mut Child, options: &str, patience: Duration) -> anyhow::Result<String> {
     let mut input = child.stdin.take().context("no pipe to the daemon")?;
     match input.write_all(options.as_bytes()) {
         // It died before it read: what it says, or that it says nothing, tells more.
@@ -95,13 +96,13 @@ fn converse(child: &mut Child, options: &str) -> anyhow::Result<String> {
     }
     drop(input);
     let output = child.stdout.take().context("no pipe from the daemon")?;
-    let timeout = rustix::event::Timespec::try_from(START_TIMEOUT)?;
+    let timeout = rustix::event::Timespec::try_from(patience)?;
     let mut fds = [rustix::event::PollFd::new(
         &output,
         rustix::event::PollFlags::IN,
     )];
     if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-        bail!("nothing heard from it within {START_TIMEOUT:?}");
+        bail!("nothing heard from it within {patience:?}");
     }
     let mut text = String::new();
     let mut reader = io::BufReader::new(output.take(MESSAGE_BYTES_MAX));
@@ -135,9 +136,10 @@ pub fn daemon(mountpoint: &Path) -> anyhow::Result<()> {
     let _already_leader = rustix::process::setsid();
     let outcome = become_daemon(mountpoint);
     if let Err(error) = &outcome {
-        tracing::error!("{error:#}");
+        let why = super::explained(error);
+        tracing::error!("{why}");
         // After `ready` the pipe is /dev/null.
-        let _starter_gone = write!(io::stdout(), "{error:#}").and_then(|()| io::stdout().flush());
+        let _starter_gone = write!(io::stdout(), "{why}").and_then(|()| io::stdout().flush());
     }
     outcome
 }

@@ -85,3 +85,12 @@ fn wrapping_breaks_at_blanks() {
     assert_eq!(wrapped("aa bb cc", 5), "aa bb\ncc");
     assert_eq!(wrapped("abcdefgh i", 3), "abcdefgh\ni");
 }
+
+#[test]
+fn a_cause_is_told_once() {
+    let cause = std::io::Error::other("no space");
+    let shows = anyhow::Error::new(cause).context("cannot write x: no space");
+    assert_eq!(explained(&shows), "cannot write x: no space");
+    let hides = anyhow::anyhow!("no space").context("cannot write x");
+    assert_eq!(explained(&hides), "cannot write x: no space");
+}

@@ -37,11 +37,12 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// Unmounts `path`; with `all`, every node of the launch there.
+/// Unmounts `path`; with `all`, every node of the launch there. With `if_mounted`, nothing there is
+/// fine too.
 ///
 /// # Errors
 /// Nothing is mounted there, or something could not be taken away.
-pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
+pub fn unmount(path: &Path, all: bool, if_mounted: bool) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     let path = mountpoint::canonical(path);
     if all {
@@ -49,6 +50,7 @@ pub fn unmount(path: &Path, all: bool) -> anyhow::Result<()> {
     }
     match one(&path, &machine)? {
         Some(done) => say(format_args!("{}: {done}", path.display())),
+        None if if_mounted => {}
         None => bail!("{}", nothing_at(&path)?),
     }
     Ok(())
@@ -89,8 +91,9 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
             count += 1;
             failures += usize::from(outcome.is_err());
             match outcome {
+                Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
                 Ok(text) => say(format_args!("{node}: {text}")),
-                Err(error) => super::fail(format_args!("{node}: {error:#}")),
+                Err(error) => super::fail(format_args!("{node}: {}", super::explained(&error))),
             }
         }
     } else {
@@ -110,7 +113,8 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
                 Ok(None) => continue,
                 Err(error) => {
                     failures += 1;
-                    super::fail(format_args!("{}: {error:#}", mount.display()));
+                    let why = super::explained(&error);
+                    super::fail(format_args!("{}: {why}", mount.display()));
                 }
             }
             count += 1;
@@ -123,6 +127,23 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
         record.remove(machine);
     } else if count == 0 {
         bail!("{}", nothing_at(path)?);
+    }
+    Ok(())
+}
+
+/// Takes away what the launch `id` has started at `path`, if it has.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<()> {
+    let path = mountpoint::canonical(path);
+    let name = instance_name(&path, machine.host_name());
+    let file = machine
+        .runtime_base(machine.uid)
+        .join(name)
+        .join(runtime_dir::LAUNCH_FILE);
+    if std::fs::read_to_string(file).is_ok_and(|found| found == id) {
+        one(&path, machine)?;
     }
     Ok(())
 }

@@ -172,9 +172,9 @@ pub const KEYS: &[Key] = &[
             "PATH",
             "",
             Group::Namespace,
-            "Do not serve PATH of a POSIX origin; may be repeated. Replaces the default list /proc, \
-             /sys, /dev, /run, /tmp, /var: directories that differ from node to node are not shared \
-             storage. An empty value excludes nothing.",
+            "Do not serve PATH of a POSIX origin; may be repeated. Replaces the default list of an \
+             origin file:///, which is /proc, /sys, /dev, /run, /tmp, /var: directories that differ \
+             from node to node are not shared storage. An empty value excludes nothing.",
         )
     },
     choice(

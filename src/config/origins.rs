@@ -10,7 +10,8 @@ const SCHEMES: [&str; 8] = ["file", "s3", "az", "gs", "http", "https", "abfs", "
 
 /// Splits `PREFIX=URI` and its short forms: a lone URI is served from `/`, a lone path below itself,
 /// a path after the prefix is a `file` URI.
-pub(super) fn split(text: &str) -> (String, String) {
+#[must_use]
+pub fn split(text: &str) -> (String, String) {
     let uri = |text: &str| {
         if text.starts_with('/') {
             format!("file://{text}")

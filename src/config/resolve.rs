@@ -1,27 +1,30 @@
 //! From texts to [`Settings`]: every value parsed, checked, and completed from the machine's facts.
 //!
-//! Reads the host list and looks at the secret file's owner and mode; touches nothing else.
+//! Looks at the secret file's owner and mode, and reads the host list ([`super::network`]); touches
+//! nothing else.
 
-use super::hosts::{self, DEFAULT_PORT};
 use super::keys::{find, nearest};
 use super::layer::{Layer, Source};
 use super::machine::Machine;
+use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, PushSettings,
-    ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, PushSettings, ReaddirPlus,
+    Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size};
 use super::{ConfigError, origins};
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The least memory that a node can work with: a few blocks in flight and the names of a job.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+
+/// The longest path of a Unix socket (`sun_path` without its NUL).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// The share of the memory bound that attributes get, and listings too: one part in so many.
 const METADATA_SHARE: u64 = 20;
@@ -61,6 +64,15 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
+    let control_socket = runtime_dir.join("control.sock");
+    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let why = format!(
+            "{} is too long for a Unix socket in it; at most {} bytes",
+            runtime_dir.display(),
+            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+        );
+        return Err(reader.wrong("runtime_dir", why));
+    }
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
@@ -96,7 +108,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         fuse_threads: reader.count("fuse_threads", 1)?,
         max_background: reader.parsed("max_background", number_at_least(1))?,
         worker_threads: reader.count("worker_threads", 1)?,
-        control_socket: runtime_dir.join("control.sock"),
+        control_socket,
         runtime_dir,
         log: LogSettings {
             level: reader.parsed("log_level", log_filter)?,
@@ -164,27 +176,27 @@ pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
 
 /// A single value as text, with defaults from the table of keys.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     layer: &'a Layer,
 }
 
 impl<'a> Reader<'a> {
     /// The value or its default; `None` if both are unset.
-    fn text(self, key: &'static str) -> Option<&'a str> {
+    pub(super) fn text(self, key: &'static str) -> Option<&'a str> {
         self.layer
             .text(key)
             .or_else(|| find(key).map(|key| key.default))
             .filter(|text| !text.is_empty())
     }
 
-    fn wrong(self, key: &'static str, why: impl Display) -> ConfigError {
+    pub(super) fn wrong(self, key: &'static str, why: impl Display) -> ConfigError {
         ConfigError::Value {
             place: self.layer.place(key),
             why: why.to_string(),
         }
     }
 
-    fn optional<T, E: Display>(
+    pub(super) fn optional<T, E: Display>(
         self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
@@ -208,7 +220,7 @@ impl<'a> Reader<'a> {
         self.parsed(key, number_at_least(min))
     }
 
-    fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+    pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
         self.optional(key, |text| {
             if text.starts_with('/') {
                 Ok(PathBuf::from(text))
@@ -348,195 +360,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// This node among the others.
-struct Network {
-    members: Vec<Member>,
-    rank: usize,
-    listen: Option<SocketAddr>,
-    secret_file: Option<PathBuf>,
-}
-
-impl Network {
-    fn resolve(reader: Reader<'_>, machine: &Machine) -> Result<Self, ConfigError> {
-        let listen = reader.optional("listen", parse_listen)?;
-        let default_port = match listen {
-            Some((_, Some(port))) if port > 0 => port,
-            _ => DEFAULT_PORT,
-        };
-        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
-        let listed = reader.text("hosts").is_some();
-        let members = match reader.text("hosts") {
-            Some(text) => read_hosts(reader, text, default_port)?,
-            None => vec![Member {
-                name: machine.host_name().to_owned(),
-                address: format!("{}:{default_port}", machine.host_name()),
-            }],
-        };
-        let rank = if listed {
-            hosts::rank(&members, given_rank, &machine.host_names)
-        } else {
-            hosts::rank(&members, given_rank.or(Some(0)), &[])
-        }
-        .map_err(|error| {
-            let key = if given_rank.is_some() {
-                "rank"
-            } else {
-                "hosts"
-            };
-            reader.wrong(key, error)
-        })?;
-        let secret_file = reader.path("secret_file")?;
-        let alone = members.len() == 1;
-        if alone && listen.is_none() && secret_file.is_none() {
-            return Ok(Self {
-                members,
-                rank,
-                listen: None,
-                secret_file: None,
-            });
-        }
-        let Some(secret) = &secret_file else {
-            return Err(ConfigError::NoSecret);
-        };
-        check_secret_file(secret, machine.uid)?;
-        let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
-        let own_port = members[rank]
-            .address
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse().ok());
-        let port = listen
-            .and_then(|(_, port)| port)
-            .or(own_port)
-            .unwrap_or(DEFAULT_PORT);
-        Ok(Self {
-            members,
-            rank,
-            listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
-            secret_file,
-        })
-    }
-}
-
-/// The address to listen on: as given, else that of the interface, else all.
-fn local_address(
-    reader: Reader<'_>,
-    machine: &Machine,
-    given: Option<IpAddr>,
-) -> Result<IpAddr, ConfigError> {
-    let Some(interface) = reader.text("interface") else {
-        return Ok(given.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
-    };
-    if let Some(given) = given.filter(|address| !address.is_unspecified()) {
-        let why = format!("--listen already says {given}; give one of the two");
-        return Err(reader.wrong("interface", why));
-    }
-    let on_it: Vec<IpAddr> = match parse_network(interface) {
-        Some(network) => {
-            let network = network.map_err(|why| reader.wrong("interface", why))?;
-            let addresses = machine.addresses.iter().map(|(_, address)| *address);
-            addresses
-                .filter(|address| network.holds(*address))
-                .collect()
-        }
-        None => {
-            let named = machine
-                .addresses
-                .iter()
-                .filter(|(name, _)| name == interface);
-            named.map(|(_, address)| *address).collect()
-        }
-    };
-    // A link-local IPv6 address would need its zone: the last choice.
-    let rank_of = |address: &IpAddr| match address {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) if !v6.is_unicast_link_local() => 1,
-        IpAddr::V6(_) => 2,
-    };
-    on_it.into_iter().min_by_key(rank_of).ok_or_else(|| {
-        let known: Vec<String> = machine
-            .addresses
-            .iter()
-            .map(|(name, address)| format!("{name} {address}"))
-            .collect();
-        let why = format!(
-            "no address of this host is on {interface:?}; it has {}",
-            known.join(", ")
-        );
-        reader.wrong("interface", why)
-    })
-}
-
-struct NetworkPrefix {
-    address: IpAddr,
-    bits: u32,
-}
-
-impl NetworkPrefix {
-    fn holds(&self, address: IpAddr) -> bool {
-        let keep = |width: u32| width.saturating_sub(self.bits);
-        match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = u32::from(a) ^ u32::from(b);
-                differ.checked_shr(keep(32)).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = u128::from(a) ^ u128::from(b);
-                differ.checked_shr(keep(128)).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-}
-
-/// `None`: not a CIDR, so the name of an interface.
-fn parse_network(text: &str) -> Option<Result<NetworkPrefix, String>> {
-    let (address, bits) = text.split_once('/')?;
-    let network = (|| {
-        let address: IpAddr = address.parse().ok()?;
-        let width = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.parse().ok().filter(|bits| *bits <= width)?;
-        Some(NetworkPrefix { address, bits })
-    })();
-    let form = || format!("{text:?} is not a network; write it as 10.12.0.0/16");
-    Some(network.ok_or_else(form))
-}
-
-/// `ADDR:PORT`, `ADDR`, `:PORT`.
-fn parse_listen(text: &str) -> Result<(Option<IpAddr>, Option<u16>), String> {
-    if let Ok(address) = SocketAddr::from_str(text) {
-        return Ok((Some(address.ip()), Some(address.port())));
-    }
-    if let Ok(address) = IpAddr::from_str(text) {
-        return Ok((Some(address), None));
-    }
-    text.strip_prefix(':')
-        .and_then(|port| port.parse().ok())
-        .map(|port| (None, Some(port)))
-        .ok_or_else(|| {
-            format!("{text:?} is not an address; write 0.0.0.0:7470, 10.1.2.3, [::]:7470 or :7470")
-        })
-}
-
-/// A file if it is the path of one, else a list.
-fn read_hosts(
-    reader: Reader<'_>,
-    text: &str,
-    default_port: u16,
-) -> Result<Vec<Member>, ConfigError> {
-    let path = Path::new(text);
-    let list = if !text.contains(',') && (text.contains('/') || path.is_file()) {
-        std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
-            what: "host list",
-            path: path.to_owned(),
-            source,
-        })?
-    } else {
-        text.to_owned()
-    };
-    hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))
-}
-
-fn number_at_least<T: FromStr + PartialOrd + Display + Copy>(
+pub(super) fn number_at_least<T: FromStr + PartialOrd + Display + Copy>(
     min: T,
 ) -> impl Fn(&str) -> Result<T, String> {
     move |text| {

@@ -19,6 +19,9 @@ const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
 /// Directories that are looked at when one daemon starts.
 const SWEPT_MAX: usize = 1000;
 
+/// The file that says which launch started the daemon, if one did.
+pub const LAUNCH_FILE: &str = "launch";
+
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {

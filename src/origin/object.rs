@@ -161,8 +161,15 @@ impl ObjectOrigin {
         };
         match result.map_err(|failure| inner.failure("reach", &root, &failure)) {
             Ok(()) => Ok(()),
-            // A web server may refuse the index of its top and still serve the files below.
-            Err(failure) if inner.names.probed && failure.kind == FailureKind::PermissionDenied => {
+            // A web server may have no index of its top and still serve the files below.
+            Err(failure)
+                if inner.names.probed
+                    && matches!(
+                        failure.kind,
+                        FailureKind::PermissionDenied | FailureKind::NotFound
+                    ) =>
+            {
+                tracing::warn!(detail = failure.detail, "the server shows no top directory");
                 Ok(())
             }
             Err(failure) => Err(OriginError::Store {
@@ -184,10 +191,10 @@ impl Inner {
                 "no object has such a name",
             )
         };
-        let below = std::str::from_utf8(path.as_bytes()).map_err(|_| missing())?;
-        if below.contains(|c: char| c.is_ascii_control()) {
-            return Err(missing());
-        }
+        let below = match std::str::from_utf8(path.as_bytes()) {
+            Ok(below) if !below.contains(|c: char| c.is_ascii_control()) => below,
+            _ => return Err(missing()),
+        };
         Ok(match (self.prefix.as_str(), below) {
             ("", below) => below.to_owned(),
             (prefix, "") => prefix.to_owned(),

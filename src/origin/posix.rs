@@ -32,7 +32,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -62,15 +62,21 @@ struct Shared {
     /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
     /// refused open costs a second one.
     atime_only: AtomicBool,
-    /// Paths that a thread has been busy with for too long. Guards itself; held for look-ups only, and
-    /// taken after a batch's lock where both are.
-    hanging: Mutex<HashSet<ItemPath>>,
+    /// What threads are busy with that nobody waits for any more. Guards itself; held for look-ups only,
+    /// and taken after a batch's lock where both are.
+    hanging: Mutex<HashSet<Subject>>,
     /// Told whenever `hanging` shrinks.
     released: Notify,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
 }
+
+/// An action and the path that it is about.
+type Subject = (&'static str, ItemPath);
+
+/// The action whose hanging means that nothing below the path can be reached either.
+const STAT: &str = "stat";
 
 impl PosixOrigin {
     /// Opens directory `root`.
@@ -186,22 +192,25 @@ impl Shared {
         )
     }
 
-    /// Whether `path` lies at or below a path that hangs.
-    fn hangs(&self, path: &ItemPath) -> bool {
+    /// Whether somebody hangs in `action` on `path`, or on a directory on the way to it.
+    fn hangs(&self, action: &str, path: &ItemPath) -> bool {
         let hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        hanging.iter().any(|other| path.is_within(other))
+        hanging.iter().any(|(other, subject)| {
+            let on_the_way = *other == STAT && !subject.is_root() && path.is_within(subject);
+            on_the_way || (*other == action && subject == path)
+        })
     }
 
-    fn set_hanging(&self, path: ItemPath) {
+    fn set_hanging(&self, action: &'static str, path: ItemPath) {
         self.hanging
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(path);
+            .insert((action, path));
     }
 
-    fn release(&self, path: &ItemPath) {
+    fn release(&self, action: &'static str, path: &ItemPath) {
         let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        if hanging.remove(path) {
+        if !hanging.is_empty() && hanging.remove(&(action, path.clone())) {
             drop(hanging);
             self.released.notify_waiters();
         }
@@ -219,7 +228,7 @@ impl Shared {
             loop {
                 let mut released = std::pin::pin!(self.released.notified());
                 released.as_mut().enable();
-                if !self.hangs(path) {
+                if !self.hangs(action, path) {
                     break;
                 }
                 released.await;
@@ -241,31 +250,50 @@ impl Shared {
     ) -> Result<T, Failure> {
         let deadline = Instant::now() + self.hang_timeout;
         let permit = self.admit(action, &path, deadline).await?;
+        let returned = Arc::new(AtomicBool::new(false));
+        // Dropped when the asker has waited too long, and also when it goes away.
+        let _abandon = Abandon {
+            shared: &self,
+            action,
+            path: &path,
+            returned: Arc::clone(&returned),
+        };
         let (shared, subject) = (Arc::clone(&self), path.clone());
-        let mut task = tokio::task::spawn_blocking(move || {
+        let task = tokio::task::spawn_blocking(move || {
             let result = call(&shared, &subject);
-            // Also when nobody waits any more: the path may have been given up.
-            shared.release(&subject);
+            returned.store(true, Ordering::SeqCst);
+            shared.release(action, &subject);
             drop(permit);
             result
         });
-        match timeout_at(deadline, &mut task).await {
+        match timeout_at(deadline, task).await {
             Ok(Ok(result)) => result,
-            Ok(Err(join)) => Err(worded(
-                FailureKind::Unavailable,
-                &self.label,
-                action,
-                &path,
-                &join,
-                "",
-            )),
-            Err(_) => {
-                self.set_hanging(path.clone());
-                if task.is_finished() {
-                    self.release(&path);
-                }
-                Err(self.too_slow(action, &path))
+            Ok(Err(join)) => {
+                let kind = FailureKind::Unavailable;
+                Err(worded(kind, &self.label, action, &path, &join, ""))
             }
+            Err(_) => Err(self.too_slow(action, &path)),
+        }
+    }
+}
+
+/// Leaves a call to itself: while its thread is busy, it counts as hanging.
+struct Abandon<'a> {
+    shared: &'a Shared,
+    action: &'static str,
+    path: &'a ItemPath,
+    returned: Arc<AtomicBool>,
+}
+
+impl Drop for Abandon<'_> {
+    fn drop(&mut self) {
+        if self.returned.load(Ordering::SeqCst) {
+            return;
+        }
+        self.shared.set_hanging(self.action, self.path.clone());
+        // It may have returned just before, and found nothing to release.
+        if self.returned.load(Ordering::SeqCst) {
+            self.shared.release(self.action, self.path);
         }
     }
 }

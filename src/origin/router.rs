@@ -9,7 +9,7 @@ mod links;
 mod open;
 
 use super::counters::{OriginCounters, OriginSnapshot};
-use super::exclusion::Exclusion;
+use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
@@ -99,6 +99,14 @@ impl Shared {
             Some((mount, below)) if !mount.exclusion.now().covers(&below) => Ok((mount, below)),
             _ => Err(Failure::not_found(path)),
         }
+    }
+
+    /// What the origin that answers for directory `dir` hides, as it stands now.
+    fn view(&self, dir: &ItemPath) -> View<'_> {
+        View(
+            self.route(dir)
+                .map(|(mount, _)| (&mount.prefix, mount.exclusion.now())),
+        )
     }
 
     /// Names directly below `dir` that lead to a prefix.
@@ -194,6 +202,7 @@ impl Shared {
             },
             Err(failure) => return self.counted(Err(failure)),
         };
+        let view = self.view(&path);
         for mut entry in listing.entries {
             if made_up.binary_search(&entry.name).is_ok() {
                 continue;
@@ -201,7 +210,7 @@ impl Shared {
             let Ok(child) = path.join(&entry.name) else {
                 continue;
             };
-            if self.resolve(&child).is_err() {
+            if view.hides(&child) {
                 continue;
             }
             if let Some(attributes) = &mut entry.attributes {
@@ -255,6 +264,7 @@ impl Shared {
         let made_up = self.names_to_prefixes(&parent);
         let mut answers: Vec<Option<Result<Attributes, Failure>>> = vec![None; names.len()];
         let mut asked = Vec::new();
+        let view = self.view(&parent);
         for (index, name) in names.iter().enumerate() {
             if name.is_empty() {
                 if !made_up.is_empty() || self.is_prefix(&parent) {
@@ -276,8 +286,8 @@ impl Shared {
                     answers[index] = Some(self.prefix_attributes(&path).await);
                     continue;
                 }
-                if let Err(failure) = self.resolve(&path) {
-                    answers[index] = Some(Err(failure));
+                if view.hides(&path) {
+                    answers[index] = Some(Err(Failure::not_found(&path)));
                     continue;
                 }
             }
@@ -313,10 +323,10 @@ impl Shared {
         match result {
             Ok(found) => {
                 for (&index, mut answer) in asked.iter().zip(found) {
-                    if let (Ok(attributes), false) = (&mut answer, names[index].is_empty()) {
-                        if let Ok(path) = parent.join(&names[index]) {
-                            self.rewrite(&path, attributes);
-                        }
+                    if let Ok(attributes) = &mut answer
+                        && let Ok(path) = parent.join(&names[index])
+                    {
+                        self.rewrite(&path, attributes);
                     }
                     answers[index] = Some(answer);
                 }
@@ -341,6 +351,21 @@ impl Shared {
         let bytes = self.counted(mount.origin.open(range).await)?;
         let counters = Arc::clone(&self.counters);
         Ok(blocks::hashed(bytes, request.path, length, counters))
+    }
+}
+
+/// The exclusions for one directory, looked up once for all its names.
+struct View<'a>(Option<(&'a ItemPath, Hidden<'a>)>);
+
+impl View<'_> {
+    /// Whether `child`, a path in the namespace below no further prefix, is hidden.
+    fn hides(&self, child: &ItemPath) -> bool {
+        match &self.0 {
+            Some((prefix, hidden)) => child
+                .strip_prefix(prefix)
+                .is_none_or(|below| hidden.covers(&below)),
+            None => true,
+        }
     }
 }
 

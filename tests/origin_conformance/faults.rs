@@ -115,6 +115,14 @@ async fn a_server_that_is_down_says_so() {
 }
 
 #[tokio::test]
+async fn a_server_without_tls_is_not_spoken_to_in_the_clear() {
+    let server = Server::start(|_| status(200)).await;
+    let failure = stat(&at(&format!("https://{}/base", server.address)), "a").await;
+    let failure = failure.expect_err("no TLS there");
+    assert_eq!(failure.kind, FailureKind::Unavailable, "{}", failure.detail);
+}
+
+#[tokio::test]
 async fn a_silent_server_is_given_up() {
     let server = Server::start(|_| Reply::Silence).await;
     let begin = Instant::now();

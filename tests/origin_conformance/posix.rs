@@ -155,7 +155,7 @@ async fn a_change_while_reading_is_stale_and_never_short_or_mixed() {
                 .open(file)
                 .expect("it")
                 .set_len(2 << 20)
-                .expect("cut")
+                .expect("cut");
         },
         |file| {
             let mut file = File::options().append(true).open(file).expect("it");
@@ -359,13 +359,13 @@ fn permissions_are_those_of_the_daemons_user() {
 }
 
 /// A mounted filesystem that never answers: a FUSE device that nobody reads.
-struct Hanging {
+pub(crate) struct Hanging {
     point: PathBuf,
     device: Option<File>,
 }
 
 impl Hanging {
-    fn mount(point: PathBuf) -> Option<Self> {
+    pub(crate) fn mount(point: PathBuf, kind: &str) -> Option<Self> {
         let device = File::options()
             .read(true)
             .write(true)
@@ -377,7 +377,7 @@ impl Hanging {
         );
         let data = CString::new(data).expect("text");
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        mount("hanging", &point, "fuse", flags, data.as_c_str()).ok()?;
+        mount("hanging", &point, kind, flags, data.as_c_str()).ok()?;
         Some(Self {
             point,
             device: Some(device),
@@ -403,7 +403,7 @@ async fn an_entry_that_hangs_costs_its_attributes_only() {
     });
     posix.fill("d", 50).await;
     std::fs::create_dir(posix.file("d/hang")).expect("a directory");
-    let Some(hanging) = Hanging::mount(posix.file("d/hang")) else {
+    let Some(hanging) = Hanging::mount(posix.file("d/hang"), "fuse") else {
         return; // needs privilege
     };
     let origin = posix.origin();

@@ -1,6 +1,7 @@
 //! Several origins as one namespace.
 
 use crate::fixtures::{path, pattern};
+use crate::posix::Hanging;
 use bytes::Bytes;
 use copperfs::origin::{OriginError, OriginOptions, OriginSpec, Origins, SymlinkPolicy};
 use copperfs_overlay::{
@@ -263,6 +264,36 @@ async fn excluded_paths_do_not_exist_and_their_neighbours_do() {
     // A link to what is not served keeps its text.
     let link = stat(&files, "d/link").await.expect("a link");
     assert_eq!(link.link_target.expect("a target")[0], b'/');
+}
+
+#[tokio::test]
+async fn copperfs_mounts_are_recognised_while_they_are_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir_all(dir.path().join("with space/inside")).expect("a directory");
+    std::fs::create_dir(dir.path().join("with space2")).expect("a directory");
+    let files = open(&[spec("d", dir.path())]);
+    stat(&files, "d/with space/inside")
+        .await
+        .expect("not yet a mount");
+    // Of copperfs's type, and hanging: whoever asks it anything waits for ever.
+    let Some(mount) = Hanging::mount(dir.path().join("with space"), "fuse.copperfs") else {
+        return; // needs privilege
+    };
+    let asked = async {
+        assert_eq!(names(&files, "d", 9).await.expect("names"), ["with space2"]);
+        for hidden in ["d/with space", "d/with space/inside"] {
+            let failure = stat(&files, hidden).await.expect_err(hidden);
+            assert_eq!(failure.kind, FailureKind::NotFound);
+        }
+    };
+    let limit = std::time::Duration::from_secs(10);
+    tokio::time::timeout(limit, asked)
+        .await
+        .expect("nothing asks the mount");
+    drop(mount);
+    stat(&files, "d/with space/inside")
+        .await
+        .expect("no mount any more");
 }
 
 #[tokio::test]

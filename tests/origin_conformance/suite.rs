@@ -130,7 +130,8 @@ async fn reads_any_range(backend: &dyn Backend) {
         let bytes = read(origin, "read/big", &attributes, offset, length)
             .await
             .expect("bytes");
-        let (from, to) = (offset as usize, (offset + length) as usize);
+        let index = |at: u64| usize::try_from(at).expect("an index");
+        let (from, to) = (index(offset), index(offset + length));
         assert!(bytes == content[from..to], "range {offset}+{length}");
     }
     backend.put("read/empty", Vec::new()).await;

@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, Reaped, eventually};
 use copperfs_fuse::{Ino, Op};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn hanging() -> Fixture {
     Fixture::new(|memory| {
@@ -84,6 +84,26 @@ fn a_thread_of_a_killed_program_is_freed() {
         Op::Lookup,
         "python3 -c 'import os, threading, time; threading.Thread(target=os.stat, args=(\"name\",)).start(); time.sleep(60)'",
     );
+}
+
+#[test]
+fn all_of_many_that_wait_for_the_same_name_are_freed() {
+    let fixture = hanging();
+    let path = fixture.path("name");
+    let mut children: Vec<_> = (0..16)
+        .map(|_| Reaped::spawn(Command::new("stat").arg(&path).stderr(Stdio::null())))
+        .collect();
+    eventually(10, "one of them hangs", || fixture.memory.state().hung > 0);
+    crate::fixture::pause(300);
+    for child in &children {
+        kill_process(Pid::from_child(&child.0), Signal::KILL).unwrap();
+    }
+    let start = Instant::now();
+    for child in &mut children {
+        assert!(child.ends_within(Duration::from_secs(5)).is_some());
+    }
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 #[test]

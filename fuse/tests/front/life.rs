@@ -181,6 +181,32 @@ fn unmounting_cancels_what_hangs_and_ends_the_session() {
 }
 
 #[test]
+fn a_full_notifier_does_not_hold_the_end() {
+    let fixture = Fixture::new(|memory| {
+        memory.file(Ino::ROOT, "f", "content");
+        memory.state().hanging_names.insert("hangs".into());
+    });
+    let path = fixture.path("hangs");
+    let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
+    eventually(5, "it hangs", || fixture.requests(Op::Lookup) == 1);
+    let notifier = fixture.mount.notifier();
+    let Fixture { mount, runtime, .. } = fixture;
+    runtime.block_on(async {
+        let flood = async {
+            loop {
+                notifier.invalidate_entry(Ino::ROOT, "f".into()).await;
+            }
+        };
+        let flood = tokio::time::timeout(Duration::from_millis(300), flood);
+        assert!(flood.await.is_err());
+        // Also from within a runtime, where it should not be called.
+        mount.unmount().unwrap();
+        notifier.flush().await;
+    });
+    assert!(reader.join().unwrap());
+}
+
+#[test]
 fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
     if !rustix::process::geteuid().is_root() {
         return;

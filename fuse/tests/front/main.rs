@@ -2,6 +2,13 @@
 //!
 //! As root; the tests in `user` run themselves again as an ordinary user through fusermount3.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests: a failure is the test's, and what is skipped must be seen"
+)]
+
 mod fixture;
 mod interrupt;
 mod invalidate;

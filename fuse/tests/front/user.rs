@@ -157,9 +157,6 @@ fn clear_is_for_the_owner_and_root() {
             memory.file(Ino::ROOT, "f", "content");
         },
     );
-    // The directory above is root's alone.
-    let parent = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o755));
-    std::fs::set_permissions(fixture.directory.path(), parent).ok();
     let said = run(Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
         .args([python_for_all(), "-c"])
@@ -185,6 +182,57 @@ fn clear_is_for_the_owner_and_root() {
         client::node_stats(std::path::Path::new("/proc")),
         Err(ClientError::NotCopperfs { .. })
     ));
+}
+
+/// `user::rw- user:1000:r-- group::--- mask::r-- other::---`: the mode shows the mask as the group's
+/// right (0640), and only the ACL says that the group has none.
+fn acl() -> Vec<u8> {
+    let entries: [(u16, u16, u32); 5] = [
+        (0x01, 6, u32::MAX),
+        (0x02, 4, 1000),
+        (0x04, 0, u32::MAX),
+        (0x10, 4, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ];
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(permissions.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn the_mask_of_an_acl_is_not_the_groups_right() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for posix_acl in [false, true] {
+        let fixture = Fixture::with(
+            |options| {
+                options.allow_other = true;
+                options.posix_acl = posix_acl;
+            },
+            |memory| {
+                let ino = memory.file(Ino::ROOT, "f", "content");
+                memory.change(ino, |node| {
+                    node.attr.mode = 0o640;
+                    node.attr.gid = 65534;
+                    node.xattrs = vec![("system.posix_acl_access".into(), acl().into())];
+                });
+            },
+        );
+        let reads_as = |user: &str| {
+            let output = run(Command::new("setpriv")
+                .args(["--reuid", user, "--regid", user, "--clear-groups", "cat"])
+                .arg(fixture.path("f")));
+            output.status.success()
+        };
+        assert_eq!(reads_as("65534"), !posix_acl, "a member of the group");
+        assert_eq!(reads_as("1000"), posix_acl, "the user that the ACL names");
+        assert!(!reads_as("1001"));
+    }
 }
 
 /// A Python that other users may run: the first in PATH may lie in somebody's home.

@@ -7,6 +7,7 @@ use super::super::record::{Kind, Node, Record};
 use super::super::stats::ClusterReports;
 use super::{Answer, Bundle, in_parallel, members};
 use crate::config::ConfigError;
+use crate::config::network::read_host_list;
 use crate::daemon::process::Process;
 use anyhow::{Context, bail};
 use std::io::{self, Write};
@@ -26,15 +27,7 @@ pub(super) fn nodes(
     base: &Path,
     wrong: impl Fn(String) -> ConfigError,
 ) -> anyhow::Result<(Kind, Vec<Node>, Vec<String>)> {
-    let list = if !given.contains(',') && given.contains('/') {
-        std::fs::read_to_string(given).map_err(|source| ConfigError::Unreadable {
-            what: "host list",
-            path: given.into(),
-            source,
-        })?
-    } else {
-        given.to_owned()
-    };
+    let list = read_host_list(given)?;
     let nodes = members(&list, wrong)?
         .into_iter()
         .map(|(name, host)| Node {
@@ -54,11 +47,19 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
         .with_context(|| format!("its answer is not understood: {}", shown(&output)))
 }
 
-/// Ends one node; what it says.
+/// Ends one node, if it is there; what it says.
 pub(super) fn unmount(record: &Record, node: &Node) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
-    let output = run(record, &node.host, &["unmount", "--", &mount], &[])?;
+    let args = ["unmount", "--if-mounted", "--", &mount];
+    let output = run(record, &node.host, &args, &[])?;
     Ok(shown(&output))
+}
+
+/// Ends one node if this launch has started it.
+pub(super) fn unmount_own(record: &Record, node: &Node) -> anyhow::Result<()> {
+    let mount = node.mountpoint.display().to_string();
+    let args = ["unmount", "--of-launch", &record.id, "--", &mount];
+    run(record, &node.host, &args, &[]).map(drop)
 }
 
 /// Ends every node of a launch, leaves first; the outcomes by name.
@@ -165,6 +166,7 @@ mod tests {
     /// A "remote shell" that runs the line here: the last argument, as sshd does.
     fn record(script: &str) -> Record {
         Record {
+            id: "0123".into(),
             kind: Kind::Remote,
             mountpoint: "/m".into(),
             nodes: vec![Node {

@@ -209,6 +209,14 @@ fn one_host_is_a_single_node() {
 }
 
 #[test]
+fn a_runtime_directory_has_room_for_a_socket() {
+    let dir = format!("/{}", "x".repeat(93));
+    assert!(settings(&[("runtime_dir", &dir)]).is_ok());
+    let error = refused(&[("runtime_dir", &format!("{dir}x"))]);
+    assert!(error.contains("at most 94 bytes"), "{error}");
+}
+
+#[test]
 fn instance_names_differ_by_path_and_host() {
     let name = |path: &str, host: &str| instance_name(Path::new(path), host);
     assert_ne!(name("/a/mnt", "h1"), name("/b/mnt", "h1"));

@@ -11,12 +11,28 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{
-    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
-};
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStoreScheme, RetryConfig};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
+
+/// The store that builder `$builder` makes for `$url` with `$keys`: the builders have no trait in common.
+macro_rules! configured {
+    ($builder:ty, $url:expr, $keys:expr, $options:expr) => {
+        $keys
+            .into_iter()
+            .fold(
+                <$builder>::new()
+                    .with_url($url)
+                    .with_client_options(client_options($options))
+                    .with_http_connector(Connector)
+                    .with_retry(retry_config($options)),
+                |builder, (key, value)| builder.with_config(key, value),
+            )
+            .build()
+            .map(Arc::new)
+    };
+}
 
 /// A store's client for `spec`. Nothing is sent yet.
 pub(super) fn connect(
@@ -34,82 +50,42 @@ pub(super) fn connect(
         .map_err(|e: url::ParseError| bad_uri(e.to_string()))?;
     let (scheme, prefix) =
         ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
-    let failed = |error: object_store::Error| OriginError::Store {
-        uri: uri.clone(),
-        reason: error.to_string(),
-    };
-    let client = client_options(options);
-    let retry = retry_config(options);
-    let names: Names = match scheme {
+    let url_text = spec.uri.as_str();
+    let names = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let builder = AmazonS3Builder::new()
-                .with_url(spec.uri.as_str())
-                .with_client_options(client)
-                .with_http_connector(Connector)
-                .with_retry(retry);
             let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
-            let store = keys
-                .into_iter()
-                .fold(builder, |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .build()
-                .map_err(failed)?;
-            Names::paged(Arc::new(store))
+            configured!(AmazonS3Builder, url_text, keys, options).map(Names::paged)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let builder = GoogleCloudStorageBuilder::new()
-                .with_url(spec.uri.as_str())
-                .with_client_options(client)
-                .with_http_connector(Connector)
-                .with_retry(retry);
             let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
-            let store = keys
-                .into_iter()
-                .fold(builder, |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .build()
-                .map_err(failed)?;
-            Names::paged(Arc::new(store))
+            configured!(GoogleCloudStorageBuilder, url_text, keys, options).map(Names::paged)
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let builder = MicrosoftAzureBuilder::new()
-                .with_url(spec.uri.as_str())
-                .with_client_options(client)
-                .with_http_connector(Connector)
-                .with_retry(retry);
             let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
-            let store = keys
-                .into_iter()
-                .fold(builder, |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .build()
-                .map_err(failed)?;
-            Names::paged(Arc::new(store))
+            configured!(MicrosoftAzureBuilder, url_text, keys, options).map(Names::paged)
         }
         ObjectStoreScheme::Http => {
-            let builder = HttpBuilder::new()
-                .with_url(&url[..url::Position::BeforePath])
-                .with_client_options(client.with_allow_http(url.scheme() == "http"))
-                .with_http_connector(Connector)
-                .with_retry(retry);
-            let keys = settings::<ClientConfigKey>("", spec, &BTreeMap::new())?;
-            let store = keys
-                .into_iter()
-                .fold(builder, |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .build()
-                .map_err(failed)?;
-            let store: Arc<dyn ObjectStore> = Arc::new(store);
-            Names::probed(store)
+            // Whoever writes http:// has allowed it.
+            let allowed = (ClientConfigKey::AllowHttp, "true".to_owned());
+            let mut keys = vec![allowed];
+            keys.extend(settings("", spec, &BTreeMap::new())?);
+            let server = &url[..url::Position::BeforePath];
+            configured!(HttpBuilder, server, keys, options).map(|store| Names::probed(store))
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
+    let names = names.map_err(|error| OriginError::Store {
+        uri: uri.clone(),
+        reason: error.to_string(),
+    })?;
     Ok(ObjectOrigin::new(names, &prefix, &uri, options))
 }
+
+/// Variables that carry another name than their key, as in `object_store`'s own `from_env`.
+const ALIASES: [(&str, &str); 2] = [
+    ("SERVICE_ACCOUNT", "google_service_account"),
+    ("IDENTITY_ENDPOINT", "azure_msi_endpoint"),
+];
 
 /// Environment variables of the store's family, and over them the origin's own options.
 fn settings<K: FromStr>(
@@ -119,19 +95,19 @@ fn settings<K: FromStr>(
 ) -> Result<Vec<(K, String)>, OriginError> {
     let mut settings = Vec::new();
     for (name, value) in env {
-        let name = name.to_ascii_lowercase();
+        let alias = ALIASES.iter().find(|(alias, _)| alias == name);
+        let name = alias.map_or_else(|| name.to_ascii_lowercase(), |(_, key)| (*key).to_owned());
         if let (true, Ok(key)) = (name.starts_with(family), name.parse()) {
             settings.push((key, value.clone()));
         }
     }
     for (name, value) in &spec.options {
-        let key = name
-            .to_ascii_lowercase()
-            .parse()
-            .map_err(|_: K::Err| OriginError::Option {
+        let Ok(key) = name.to_ascii_lowercase().parse() else {
+            return Err(OriginError::Option {
                 uri: redacted(&spec.uri),
                 key: name.clone(),
-            })?;
+            });
+        };
         settings.push((key, value.clone()));
     }
     Ok(settings)
@@ -154,5 +130,69 @@ fn retry_config(options: &OriginOptions) -> RetryConfig {
         },
         max_retries: options.retries.max,
         retry_timeout: options.retries.timeout,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_overlay::ItemPath;
+
+    fn spec(uri: &str, options: &[(&str, &str)]) -> OriginSpec {
+        let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        OriginSpec {
+            prefix: ItemPath::root(),
+            uri: uri.to_owned(),
+            options: options.iter().map(text).collect(),
+        }
+    }
+
+    #[test]
+    fn every_scheme_makes_a_client() {
+        let account = [("account_name", "acc"), ("access_key", "c2VjcmV0")];
+        for (uri, options) in [
+            (
+                "s3://bucket/a/b",
+                &[("region", "eu-west-1"), ("skip_signature", "true")][..],
+            ),
+            ("az://container/a", &account[..]),
+            ("abfss://fs@acc.dfs.core.windows.net/a", &account[1..]),
+            ("gs://bucket/a", &[("skip_signature", "true")][..]),
+            ("http://host/base", &[][..]),
+            ("https://host:1/base", &[("timeout", "3s")][..]),
+        ] {
+            connect(&spec(uri, options), &OriginOptions::default())
+                .unwrap_or_else(|error| panic!("{uri}: {error}"));
+        }
+    }
+
+    #[test]
+    fn options_come_after_the_environment_and_foreign_variables_are_ignored() {
+        let variables = [
+            ("AWS_REGION", "one"),
+            ("AWS_NOT_A_KEY", "x"),
+            ("GOOGLE_BUCKET", "y"),
+            ("PATH", "/bin"),
+        ];
+        let env = variables.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let s3 = spec("s3://b", &[("Region", "two")]);
+        let found = settings::<AmazonS3ConfigKey>("aws_", &s3, &env.into()).unwrap();
+        let values: Vec<&str> = found.iter().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values, ["one", "two"]);
+        let env = BTreeMap::from([("SERVICE_ACCOUNT".to_owned(), "file".to_owned())]);
+        let gcs = spec("gs://b", &[]);
+        assert_eq!(
+            settings::<GoogleConfigKey>("google_", &gcs, &env)
+                .unwrap()
+                .len(),
+            1
+        );
+        let env = BTreeMap::from([("IDENTITY_ENDPOINT".to_owned(), "url".to_owned())]);
+        assert_eq!(
+            settings::<AzureConfigKey>("azure_", &gcs, &env)
+                .unwrap()
+                .len(),
+            1
+        );
     }
 }

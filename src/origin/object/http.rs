@@ -54,13 +54,13 @@ impl HttpService for Client {
             }
             let ranged = request.headers().contains_key("range");
             let mut response = self.inner.execute(request).await?;
+            let says_range = response.headers().contains_key("content-range");
             if ranged
+                && says_range
                 && response.status() == 200
-                && response.headers().contains_key("content-range")
+                && let Ok(partial) = 206_u16.try_into()
             {
-                if let Ok(partial) = 206_u16.try_into() {
-                    *response.status_mut() = partial;
-                }
+                *response.status_mut() = partial;
             }
             if probe && response.status().is_success() {
                 // A generated index often comes without a length, which is of no interest here.

@@ -112,7 +112,7 @@ impl Reading {
         let failed = |errno| shared.failure(ACTION, path, errno);
         let left = self.range.length - self.done;
         let start = self.range.offset + self.done;
-        let wanted = usize::try_from(left.min(limit)).map_err(|_| failed(Errno::OVERFLOW))?;
+        let wanted = usize::try_from(left.min(limit)).unwrap_or(usize::MAX);
         let bytes = read_exactly(&self.file, start, wanted)
             .map_err(failed)?
             .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
@@ -157,7 +157,7 @@ fn reopen(shared: &Shared, found: &OwnedFd) -> Result<OwnedFd, Errno> {
 fn read_exactly(file: &OwnedFd, offset: u64, len: usize) -> Result<Option<Bytes>, Errno> {
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
-        let at = offset + u64::try_from(bytes.len()).map_err(|_| Errno::OVERFLOW)?;
+        let at = offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX - offset);
         match pread(file, spare_capacity(&mut bytes), at) {
             Ok(0) => return Ok(None),
             Ok(_) | Err(Errno::INTR) => {}

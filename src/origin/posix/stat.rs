@@ -4,8 +4,8 @@
 //! a small number: a local directory needs one thread, a parallel filesystem answers eight at once. A
 //! name that hangs holds up its own worker only; the others take the remaining names.
 
-use super::Shared;
 use super::attributes::attributes;
+use super::{STAT as ACTION, Shared};
 use crate::origin::StatAnswers;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FailureKind, ItemPath};
@@ -15,8 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
-
-const ACTION: &str = "stat";
 
 /// Most workers of one batch.
 const WORKERS_MAX: usize = 8;
@@ -118,7 +116,7 @@ impl Batch {
             Err(failure) => {
                 let mut state = self.state();
                 if state.given_up {
-                    shared.release(&self.parent);
+                    shared.release(ACTION, &self.parent);
                 }
                 state.failure = Some(failure);
                 drop(state);
@@ -134,7 +132,7 @@ impl Batch {
                 state.busy[worker] = None;
                 state.missing -= 1;
                 if state.given_up {
-                    shared.release(&self.path(index));
+                    shared.release(ACTION, &self.path(index));
                 }
                 if state.missing == 0 {
                     self.finished.notify_one();
@@ -161,7 +159,7 @@ impl Batch {
         let dir = Arc::new(dir);
         let mut state = self.state();
         if state.given_up {
-            shared.release(&self.parent);
+            shared.release(ACTION, &self.parent);
         }
         state.dir = Some(Arc::clone(&dir));
         Ok(dir)
@@ -182,7 +180,7 @@ impl Batch {
                 Failure::new(kind, format!("origin {}: {invalid}", shared.label))
             })?
         };
-        if shared.hangs(&path) {
+        if shared.hangs(ACTION, &path) {
             return Err(shared.too_slow(ACTION, &path));
         }
         attributes(dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
@@ -203,10 +201,10 @@ impl Drop for GiveUp<'_> {
             return;
         }
         if state.dir.is_none() && !state.busy.is_empty() {
-            self.shared.set_hanging(self.batch.parent.clone());
+            self.shared.set_hanging(ACTION, self.batch.parent.clone());
         }
         for index in state.busy.iter().flatten() {
-            self.shared.set_hanging(self.batch.path(*index));
+            self.shared.set_hanging(ACTION, self.batch.path(*index));
         }
     }
 }

@@ -143,4 +143,33 @@ mod tests {
         assert_eq!(shown("a/b/link", "/"), "../..");
         assert_eq!(shown("link", "/"), ".");
     }
+
+    proptest::proptest! {
+        /// Whatever the target's text: the new link, followed inside the mount, never climbs above
+        /// its top and ends where the target is served.
+        #[test]
+        fn a_rewritten_link_ends_inside(
+            link in "[ab]/([ab]/){0,3}[ab]",
+            target in "/(lus|data|[ab.]|[.][.])(/(lus|[ab.]|[.][.]|)){0,6}",
+        ) {
+            let served = [
+                Served { host: path("/lus"), prefix: path("/a") },
+                Served { host: path("/data/b"), prefix: path("/b/a") },
+            ];
+            if let Some(text) = relative(&path(&link), target.as_bytes(), &served, |_| false) {
+                let (directory, _) = path(&link).split().unwrap();
+                let mut names: Vec<Vec<u8>> = directory.components().map(<[u8]>::to_vec).collect();
+                for name in text.split(|&b| b == b'/') {
+                    match name {
+                        b"" | b"." => {}
+                        b".." => proptest::prop_assert!(names.pop().is_some(), "above the top"),
+                        name => names.push(name.to_vec()),
+                    }
+                }
+                let end = ItemPath::parse(&names.join(&b'/')).unwrap();
+                let below = |prefix: &str| end.strip_prefix(&path(prefix)).is_some();
+                proptest::prop_assert!(below("/a") || below("/b/a"));
+            }
+        }
+    }
 }

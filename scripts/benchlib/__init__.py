@@ -1,0 +1,1 @@
+"""What scripts/bench is made of: data, mounts, clocks, rows and the report."""

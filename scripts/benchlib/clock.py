@@ -1,0 +1,130 @@
+"""Time, CPU time and the kernel's caches."""
+
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+TICK_S = 0.05
+
+
+def cpu_seconds(pid):
+    """CPU seconds that process `pid` has used, ended threads included, to the nanosecond.
+
+    The kernel's clock of another process (clock_getcpuclockid): /proc/PID/stat counts in ticks of
+    10 ms, which is more than a daemon uses in a warm run.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@dataclass
+class Cost:
+    """What one run took."""
+
+    ops: float
+    wall: float
+    cpu: float
+    bytes: int = 0
+
+    @property
+    def cpu_rate(self):
+        """Operations per CPU-second of client and daemons."""
+        return self.ops / self.cpu
+
+    @property
+    def wall_rate(self):
+        """Operations per second."""
+        return self.ops / self.wall
+
+
+class DaemonClock:
+    """The CPU time that a set of daemons uses while a block runs, and the wall time."""
+
+    def __init__(self, pids):
+        self.pids = pids
+        self.cpu = self.wall = 0.0
+
+    def __enter__(self):
+        self._cpu = [cpu_seconds(pid) for pid in self.pids]
+        self._wall = time.monotonic()
+        return self
+
+    def __exit__(self, *_):
+        self.wall = time.monotonic() - self._wall
+        after = [cpu_seconds(pid) for pid in self.pids]
+        self.cpu = sum(after) - sum(self._cpu)
+
+
+def drop_caches(what):
+    """Empties kernel caches: 1 pages, 2 dentries and inodes without pages, 3 both."""
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write(str(what))
+    # The inodes' FORGETs travel after the write returns.
+    time.sleep(0.3)
+
+
+def drops():
+    """How often anyone on this machine emptied the kernel's caches since it started."""
+    with open("/proc/vmstat") as file:
+        counts = dict(line.split() for line in file)
+    return int(counts["drop_pagecache"]) + int(counts["drop_slab"])
+
+
+def undisturbed(run, again=None, attempts=5):
+    """The result of a `run` during which nobody emptied the kernel's caches; `again` comes before
+    each further attempt."""
+    start = drops()
+    for attempt in range(attempts):
+        if attempt > 0 and again is not None:
+            start = drops()
+            again()
+        result = run()
+        if drops() == start:
+            return result
+        print("bench: somebody emptied the kernel's caches; once more", file=sys.stderr)
+    raise RuntimeError("somebody keeps emptying the kernel's caches: no warm figure can be had")
+
+
+def status_kb(pid, key):
+    """A line of /proc/PID/status, in KiB."""
+    with open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith(key + ":"):
+                return int(line.split()[1])
+    raise KeyError(key)
+
+
+def switches(pid):
+    """Context switches of all threads, by thread name: (voluntary, involuntary)."""
+    counts = {}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/status") as file:
+                fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        voluntary = int(fields["voluntary_ctxt_switches"])
+        counts[thread] = (fields["Name"], voluntary, int(fields["nonvoluntary_ctxt_switches"]))
+    return counts
+
+
+def wait_until(condition, timeout_s, what):
+    """Polls `condition` until it holds; TimeoutError names `what`."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not happen within {timeout_s} s")
+        time.sleep(TICK_S)
+
+
+def median(values):
+    """The median, nan of nothing."""
+    values = list(values)
+    return statistics.median(values) if values else float("nan")
+
+
+def load_average():
+    """The one-minute load: how quiet the machine was."""
+    return os.getloadavg()[0]

@@ -1,0 +1,92 @@
+"""Results: what was measured, against which bar, as JSON and as Markdown."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field
+
+from .clock import load_average
+
+
+@dataclass
+class Result:
+    """One figure against its bar."""
+
+    row: str
+    what: str
+    bar: str
+    figure: str
+    bindfs: str = ""
+    met: bool | None = None
+    detail: dict = field(default_factory=dict)
+
+    @property
+    def verdict(self):
+        return {True: "met", False: "**missed**", None: "reported"}[self.met]
+
+
+def at_least(row, what, bar, ratio, bindfs=math.nan, **detail):
+    """A ratio to native that should not be lower than `bar`."""
+    other = "" if math.isnan(bindfs) else f"{bindfs:.2f}"
+    return Result(row, what, f"≥ {bar}", f"{ratio:.2f}", other, bool(ratio >= bar), detail)
+
+
+def at_most(row, what, bar, value, unit="", bindfs=math.nan, **detail):
+    """A figure that should not be higher than `bar`."""
+    other = "" if math.isnan(bindfs) else f"{bindfs:.2f}{unit}"
+    return Result(row, what, f"≤ {bar}{unit}", f"{value:.2f}{unit}", other, bool(value <= bar), detail)
+
+
+def exactly(row, what, expected, value, **detail):
+    """A count that should be this one."""
+    return Result(row, what, f"= {expected:,}", f"{value:,}", "", value == expected, detail)
+
+
+def reported(row, what, figure, bindfs="", bar="reported", **detail):
+    """A figure without a bar."""
+    return Result(row, what, bar, figure, bindfs, None, detail)
+
+
+def machine(copperfs):
+    """What was measured on, and what."""
+    cpu = "unknown"
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+    version = subprocess.run([copperfs, "--version"], capture_output=True, text=True, check=False)
+    return {
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "copperfs": version.stdout.strip(),
+        "load_before": round(load_average(), 2),
+    }
+
+
+def markdown(results):
+    """A table, rows in order."""
+    lines = ["| row | what | bar | copperfs | bindfs | verdict |", "| --- | --- | --- | --- | --- | --- |"]
+    for result in sorted(results, key=lambda result: result.row):
+        cells = [result.row, result.what, result.bar, result.figure, result.bindfs, result.verdict]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def save(directory, about, results):
+    """Writes results.json and results.md; earlier results of rows that were not run stay."""
+    path = directory / "results.json"
+    kept = []
+    if path.exists():
+        old = json.loads(path.read_text())
+        rows = {result.row.split(".")[0] for result in results}
+        kept = [Result(**old) for old in old["results"] if old["row"].split(".")[0] not in rows]
+    merged = sorted(kept + results, key=lambda result: result.row)
+    out = {"machine": about, "results": [asdict(result) for result in merged]}
+    path.write_text(json.dumps(out, indent=1, ensure_ascii=False) + "\n")
+    (directory / "results.md").write_text(markdown(merged))
+    return merged

@@ -1,0 +1,62 @@
+"""Row 8: a leaf two hops below the root, everything cold but the origin's page cache."""
+
+from . import mounts, report
+from .clock import drop_caches, median
+from .data import IMPORT_LEAF
+
+NODES, ARITY = 4, 2  # rank 3's parent is rank 1, whose parent is the root
+
+
+def row8(bench):
+    data, clients = bench.data, bench.clients
+    small = data.list("small", data.small())
+    missing = data.list("missing", data.missing())
+    native = mounts.native(data)
+    walls, requests = {}, {"files": [], "missing": []}
+
+    def timed(key, cost):
+        walls.setdefault(key, []).append(cost.wall)
+
+    def tree():
+        return mounts.cluster(bench.copperfs, data, NODES, "--arity", ARITY)
+
+    clients.loop(native, "read", small)
+    clients.python(native, IMPORT_LEAF)
+    for _ in range(bench.runs):
+        with tree() as cluster:
+            leaf = cluster.nodes[3]
+            assert leaf.stats()["parent"] == 1, "rank 3 is below rank 1"
+            drop_caches(2)
+            before = leaf.stats()["upstream.requests"]
+            timed("files", clients.loop(leaf, "read", small))
+            after = leaf.stats()["upstream.requests"]
+            requests["files"].append(after - before)
+            drop_caches(2)
+            timed("missing once", clients.loop(leaf, "missing", missing))
+            timed("missing again", clients.loop(leaf, "missing", missing))
+            requests["missing"].append(leaf.stats()["upstream.requests"] - after)
+        drop_caches(2)
+        timed("native files", clients.loop(native, "read", small))
+        drop_caches(2)
+        timed("native missing once", clients.loop(native, "missing", missing))
+        timed("native missing again", clients.loop(native, "missing", missing))
+        with tree() as cluster:
+            drop_caches(2)
+            timed("import", clients.python(cluster.nodes[3], IMPORT_LEAF))
+        drop_caches(2)
+        timed("native import", clients.python(native, IMPORT_LEAF))
+
+    def times(key):
+        return median(walls[key]) / median(walls[f"native {key}"])
+
+    count, names = data.sizes.small_files, data.sizes.missing_names
+    directories = len(data.directories())
+    each = (max(requests["files"]) - directories) / count
+    return [
+        report.at_most("8a", f"leaf at depth 2: {count:,} × 20 KB, one after another, wall", 8, times("files"), " ×", wall_s=walls),
+        report.at_most("8b", f"… requests a file, beside {directories} listings", 1.0, each, upstream=requests),
+        report.at_most("8c", f"… python: {IMPORT_LEAF}, wall", 2.5, times("import"), " ×"),
+        report.exactly("8d", f"… {names:,} names that do not exist: upstream requests", 0, max(requests["missing"])),
+        report.at_most("8e", "… wall, once", 25, times("missing once"), " ×"),
+        report.at_most("8f", "… wall, again", 1.5, times("missing again"), " ×"),
+    ]

@@ -1,0 +1,196 @@
+//! Who the other nodes are, and where this one listens.
+
+use super::ConfigError;
+use super::hosts::{self, DEFAULT_PORT};
+use super::machine::Machine;
+use super::resolve::{Reader, check_secret_file, number_at_least};
+use super::settings::Member;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// This node among the others.
+pub(super) struct Network {
+    pub(super) members: Vec<Member>,
+    pub(super) rank: usize,
+    pub(super) listen: Option<SocketAddr>,
+    pub(super) secret_file: Option<PathBuf>,
+}
+
+impl Network {
+    pub(super) fn resolve(reader: Reader<'_>, machine: &Machine) -> Result<Self, ConfigError> {
+        let listen = reader.optional("listen", parse_listen)?;
+        let default_port = match listen {
+            Some((_, Some(port))) if port > 0 => port,
+            _ => DEFAULT_PORT,
+        };
+        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
+        let listed = reader.text("hosts").is_some();
+        let members = match reader.text("hosts") {
+            Some(text) => hosts::parse(&read_host_list(text)?, default_port)
+                .map_err(|error| reader.wrong("hosts", error))?,
+            None => vec![Member {
+                name: machine.host_name().to_owned(),
+                address: format!("{}:{default_port}", machine.host_name()),
+            }],
+        };
+        let rank = if listed {
+            hosts::rank(&members, given_rank, &machine.host_names)
+        } else {
+            hosts::rank(&members, given_rank.or(Some(0)), &[])
+        }
+        .map_err(|error| {
+            let key = if given_rank.is_some() {
+                "rank"
+            } else {
+                "hosts"
+            };
+            reader.wrong(key, error)
+        })?;
+        let secret_file = reader.path("secret_file")?;
+        let alone = members.len() == 1;
+        if alone && listen.is_none() && secret_file.is_none() {
+            return Ok(Self {
+                members,
+                rank,
+                listen: None,
+                secret_file: None,
+            });
+        }
+        let Some(secret) = &secret_file else {
+            return Err(ConfigError::NoSecret);
+        };
+        check_secret_file(secret, machine.uid)?;
+        let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
+        let own_port = members[rank]
+            .address
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        let port = listen
+            .and_then(|(_, port)| port)
+            .or(own_port)
+            .unwrap_or(DEFAULT_PORT);
+        Ok(Self {
+            members,
+            rank,
+            listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
+            secret_file,
+        })
+    }
+}
+
+/// The address to listen on: as given, else that of the interface, else all.
+fn local_address(
+    reader: Reader<'_>,
+    machine: &Machine,
+    given: Option<IpAddr>,
+) -> Result<IpAddr, ConfigError> {
+    let Some(interface) = reader.text("interface") else {
+        return Ok(given.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+    };
+    if let Some(given) = given.filter(|address| !address.is_unspecified()) {
+        let why = format!("--listen already says {given}; give one of the two");
+        return Err(reader.wrong("interface", why));
+    }
+    let on_it: Vec<IpAddr> = match parse_network(interface) {
+        Some(network) => {
+            let network = network.map_err(|why| reader.wrong("interface", why))?;
+            let addresses = machine.addresses.iter().map(|(_, address)| *address);
+            addresses
+                .filter(|address| network.holds(*address))
+                .collect()
+        }
+        None => {
+            let named = machine
+                .addresses
+                .iter()
+                .filter(|(name, _)| name == interface);
+            named.map(|(_, address)| *address).collect()
+        }
+    };
+    // A link-local IPv6 address would need its zone: the last choice.
+    let rank_of = |address: &IpAddr| match address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if !v6.is_unicast_link_local() => 1,
+        IpAddr::V6(_) => 2,
+    };
+    on_it.into_iter().min_by_key(rank_of).ok_or_else(|| {
+        let known: Vec<String> = machine
+            .addresses
+            .iter()
+            .map(|(name, address)| format!("{name} {address}"))
+            .collect();
+        let why = format!(
+            "no address of this host is on {interface:?}; it has {}",
+            known.join(", ")
+        );
+        reader.wrong("interface", why)
+    })
+}
+
+struct NetworkPrefix {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl NetworkPrefix {
+    fn holds(&self, address: IpAddr) -> bool {
+        let keep = |width: u32| width.saturating_sub(self.bits);
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = u32::from(a) ^ u32::from(b);
+                differ.checked_shr(keep(32)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = u128::from(a) ^ u128::from(b);
+                differ.checked_shr(keep(128)).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+/// `None`: not a CIDR, so the name of an interface.
+fn parse_network(text: &str) -> Option<Result<NetworkPrefix, String>> {
+    let (address, bits) = text.split_once('/')?;
+    let network = (|| {
+        let address: IpAddr = address.parse().ok()?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.parse().ok().filter(|bits| *bits <= width)?;
+        Some(NetworkPrefix { address, bits })
+    })();
+    let form = || format!("{text:?} is not a network; write it as 10.12.0.0/16");
+    Some(network.ok_or_else(form))
+}
+
+/// `ADDR:PORT`, `ADDR`, `:PORT`.
+fn parse_listen(text: &str) -> Result<(Option<IpAddr>, Option<u16>), String> {
+    if let Ok(address) = SocketAddr::from_str(text) {
+        return Ok((Some(address.ip()), Some(address.port())));
+    }
+    if let Ok(address) = IpAddr::from_str(text) {
+        return Ok((Some(address), None));
+    }
+    text.strip_prefix(':')
+        .and_then(|port| port.parse().ok())
+        .map(|port| (None, Some(port)))
+        .ok_or_else(|| {
+            format!("{text:?} is not an address; write 0.0.0.0:7470, 10.1.2.3, [::]:7470 or :7470")
+        })
+}
+
+/// The text of a host list: of the file that `given` names, or `given` itself. What has a slash and
+/// no comma names a file ([`super::Layer::absolute`] has seen to it).
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_host_list(given: &str) -> Result<String, ConfigError> {
+    if given.contains(',') || !given.contains('/') {
+        return Ok(given.to_owned());
+    }
+    std::fs::read_to_string(given).map_err(|source| ConfigError::Unreadable {
+        what: "host list",
+        path: given.into(),
+        source,
+    })
+}

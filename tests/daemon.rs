@@ -1,0 +1,441 @@
+//! The life of real daemons: mounted, asked, killed, stopped, launched together, taken down.
+//!
+//! Needs `/dev/fuse`; what a test starts, its guard ends, whatever happens.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test ends with what it did not expect"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const CONTENT: &[u8] = b"the bytes of the origin\n";
+
+/// A directory with an origin, and a guard over every mount below it.
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("copperfs-test-")
+            .tempdir()
+            .unwrap();
+        fs::create_dir(dir.path().join("origin")).unwrap();
+        fs::write(dir.path().join("origin/file"), CONTENT).unwrap();
+        fs::create_dir(dir.path().join("mnt")).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn mnt(&self) -> String {
+        self.path("mnt").display().to_string()
+    }
+
+    fn origin(&self) -> String {
+        format!("/data={}", self.path("origin").display())
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_copperfs"));
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .current_dir(self.dir.path());
+        command
+    }
+
+    /// Runs the program; what it prints, if it succeeds.
+    #[track_caller]
+    fn run(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs the program; what it says, if it fails.
+    #[track_caller]
+    fn refused(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// Mounts; the daemon's process id.
+    #[track_caller]
+    fn mount(&self, more: &[&str]) -> u32 {
+        let (mnt, origin) = (self.mnt(), self.origin());
+        let common = ["mount", &mnt, "--origin", &origin, "--memory", "64MiB"];
+        pid_in(&self.run(&[&common[..], more].concat()))
+    }
+
+    fn mounts(&self) -> Vec<String> {
+        let base = self.mnt();
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let paths = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        paths
+            .filter(|path| path.starts_with(&base))
+            .map(ToOwned::to_owned)
+            .collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _already_gone = self.command(&["unmount", "--all", &self.mnt()]).output();
+    }
+}
+
+/// A process that is ended with the test.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn pid_in(said: &str) -> u32 {
+    let (_, rest) = said.split_once("(pid ").unwrap();
+    rest.split_once(',').unwrap().0.parse().unwrap()
+}
+
+/// Whether process `pid` runs (a zombie that nobody has reaped does not).
+fn runs(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or("Z").starts_with('Z'))
+}
+
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill")
+        .args(["-s", name, &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn a_mount_answers_and_an_unmount_ends_it() {
+    let scene = Scene::new();
+    let pid = scene.mount(&[]);
+    assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);
+    let said = scene.refused(&["mount", &scene.mnt(), "--origin", &scene.origin()]);
+    assert!(
+        said.contains("already mounted there; copperfs unmount"),
+        "{said}"
+    );
+    let stats: serde_json::Value =
+        serde_json::from_str(&scene.run(&["stats", "--json", &scene.mnt()])).unwrap();
+    assert_eq!(stats["pid"], pid);
+    assert_eq!(stats["role"], "single");
+    assert_eq!(stats["origin"]["opens"], 1);
+    assert!(scene.run(&["stats", &scene.mnt()]).contains("from origin"));
+    assert!(runs(pid));
+    let said = scene.run(&["unmount", &scene.mnt()]);
+    assert!(said.contains(&format!("daemon {pid} ended")), "{said}");
+    assert!(!runs(pid));
+    assert!(scene.mounts().is_empty());
+}
+
+#[test]
+fn options_come_from_variables_and_the_file() {
+    let scene = Scene::new();
+    let config = scene.path("job.toml");
+    fs::write(
+        &config,
+        format!("origin = [\"{}\"]\nmemory = \"64MiB\"\n", scene.origin()),
+    )
+    .unwrap();
+    let output = scene
+        .command(&["mount"])
+        .env("COPPERFS_MOUNTPOINT", "mnt")
+        .env("COPPERFS_CONFIG", "job.toml")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);
+}
+
+#[test]
+fn a_dead_daemons_mount_is_cleaned_by_the_next() {
+    let scene = Scene::new();
+    let pid = scene.mount(&[]);
+    signal(pid, "KILL");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fs::metadata(scene.path("mnt")).is_ok() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let said = scene.refused(&["stats", &scene.mnt()]);
+    assert!(said.contains("is gone and left its mount behind"), "{said}");
+    let second = scene.mount(&[]);
+    assert_ne!(second, pid);
+    assert_eq!(scene.mounts().len(), 1);
+    assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);
+    signal(second, "KILL");
+    let said = scene.run(&["unmount", &scene.mnt()]);
+    assert!(said.contains("unmounted"), "{said}");
+    assert!(scene.mounts().is_empty());
+}
+
+#[test]
+fn a_daemon_that_hangs_is_ended() {
+    let scene = Scene::new();
+    let pid = scene.mount(&[]);
+    signal(pid, "STOP");
+    let said = scene.refused(&["mount", &scene.mnt(), "--origin", &scene.origin()]);
+    assert!(said.contains("does not answer; copperfs unmount"), "{said}");
+    let said = scene.run(&["unmount", &scene.mnt()]);
+    assert!(said.contains("was killed"), "{said}");
+    assert!(!runs(pid));
+    assert!(scene.mounts().is_empty());
+}
+
+#[test]
+fn readers_inside_do_not_keep_a_daemon() {
+    let scene = Scene::new();
+    let pid = scene.mount(&[]);
+    let mut inside = Command::new("sh");
+    inside
+        .args(["-c", "exec 3<data/file; echo in; exec sleep 60"])
+        .current_dir(scene.path("mnt"))
+        .stdout(Stdio::piped());
+    let mut inside = Guard(inside.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(inside.0.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "in\n");
+    let start = Instant::now();
+    let said = scene.run(&["unmount", &scene.mnt()]);
+    assert!(said.contains(&format!("daemon {pid} ended")), "{said}");
+    assert!(start.elapsed() < Duration::from_secs(8));
+    assert!(!runs(pid) && scene.mounts().is_empty());
+}
+
+#[test]
+fn in_the_foreground_until_told() {
+    let scene = Scene::new();
+    let (mnt, origin) = (scene.mnt(), scene.origin());
+    let mut command = scene.command(&[
+        "mount",
+        &mnt,
+        "--origin",
+        &origin,
+        "--memory=64MiB",
+        "--foreground",
+    ]);
+    let mut child = Guard(
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert!(line.contains("is mounted; Ctrl-C ends it"), "{line}");
+    assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);
+    signal(child.0.id(), "INT");
+    assert!(child.0.wait().unwrap().success());
+    assert!(scene.mounts().is_empty());
+}
+
+#[test]
+fn what_the_daemon_finds_wrong_is_said_by_mount() {
+    let scene = Scene::new();
+    let missing = format!("/gone={}", scene.path("gone").display());
+    let said = scene.refused(&["mount", &scene.mnt(), "--origin", &missing]);
+    assert!(
+        said.contains(&scene.path("gone").display().to_string()),
+        "{said}"
+    );
+    assert!(said.starts_with("copperfs: "), "{said}");
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    let secret = scene.path("secret");
+    fs::write(&secret, "0".repeat(64) + "\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let said = scene.refused(&[
+        "mount",
+        &scene.mnt(),
+        "--origin",
+        &scene.origin(),
+        "--hosts",
+        "a,b",
+        "--rank",
+        "0",
+        "--listen",
+        &listen,
+        "--secret-file",
+        "secret",
+    ]);
+    assert!(
+        said.contains(&format!("cannot listen on {listen}")),
+        "{said}"
+    );
+    assert!(scene.mounts().is_empty());
+}
+
+/// The daemons of a local launch, from its JSON summary.
+fn daemons(summary: &str) -> Vec<(u32, PathBuf)> {
+    let summary: serde_json::Value = serde_json::from_str(summary).unwrap();
+    let nodes = summary["nodes"].as_array().unwrap().iter();
+    nodes
+        .map(|node| {
+            let pid = u32::try_from(node["pid"].as_u64().unwrap()).unwrap();
+            (pid, PathBuf::from(node["log"].as_str().unwrap()))
+        })
+        .collect()
+}
+
+fn launch_args<'a>(mnt: &'a str, origin: &'a str) -> Vec<&'a str> {
+    let hosts = ["launch", mnt, "--hosts", "local:3", "--arity", "1"];
+    [&hosts[..], &["--origin", origin, "--memory", "32MiB"]].concat()
+}
+
+#[test]
+fn a_local_launch_is_one_tree_with_one_secret() {
+    let scene = Scene::new();
+    let (mnt, origin) = (scene.mnt(), scene.origin());
+    let args = launch_args(&mnt, &origin);
+    let nodes = daemons(&scene.run(&[&args[..], &["--json"]].concat()));
+    assert_eq!(nodes.len(), 3);
+    assert_eq!(fs::read(scene.path("mnt/2/data/file")).unwrap(), CONTENT);
+    let stats = scene.run(&["stats", "--cluster", "--json", &format!("{mnt}/1")]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    let seen = stats["nodes"].as_array().unwrap();
+    assert_eq!(
+        seen.iter().map(|n| &n["rank"]).collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
+    assert_eq!(seen[2]["parent"], 1);
+    assert_eq!(stats["total"]["origin"]["opens"], 1);
+    assert_eq!(stats["missing"], serde_json::json!([]));
+
+    let mut secrets = Vec::new();
+    for (pid, log) in &nodes {
+        let secret = log.with_file_name("secret");
+        assert_eq!(
+            fs::metadata(&secret).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let value = fs::read_to_string(&secret).unwrap();
+        for shown in ["cmdline", "environ"] {
+            let shown = fs::read(format!("/proc/{pid}/{shown}")).unwrap();
+            assert!(!String::from_utf8_lossy(&shown).contains(value.trim()));
+        }
+        secrets.push((secret, value));
+    }
+    assert!(secrets.iter().all(|(_, value)| *value == secrets[0].1));
+
+    let said = scene.refused(&args);
+    assert!(said.contains("3 of 3 nodes did not come up"), "{said}");
+    assert!(said.contains("already mounted at"), "{said}");
+    assert_eq!(scene.mounts().len(), 3, "the first launch stays");
+
+    let said = scene.run(&["unmount", "--all", &mnt]);
+    assert_eq!(said.lines().count(), 3, "{said}");
+    assert!(nodes.iter().all(|(pid, _)| !runs(*pid)));
+    assert!(secrets.iter().all(|(path, _)| !path.exists()));
+    assert!(scene.mounts().is_empty());
+}
+
+#[test]
+fn one_node_that_fails_takes_the_launch_down() {
+    let scene = Scene::new();
+    fs::create_dir(scene.path("mnt/1")).unwrap();
+    fs::write(scene.path("mnt/1/in-the-way"), "").unwrap();
+    let said = scene.refused(&launch_args(&scene.mnt(), &scene.origin()));
+    assert!(said.contains("1 of 3 nodes did not come up"), "{said}");
+    assert!(said.contains("mnt/1: the directory is not empty"), "{said}");
+    assert!(said.contains("the others have been taken down"), "{said}");
+    assert!(scene.mounts().is_empty());
+}
+
+/// Hosts of their own (`scripts/hosts.sh`), taken away with the test.
+struct Hosts;
+
+impl Hosts {
+    const PREFIX: &str = "ct";
+
+    fn script(args: &[&str]) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/hosts.sh");
+        let mut command = Command::new(script);
+        command
+            .args(args)
+            .env("HOSTS_PREFIX", Self::PREFIX)
+            .env("HOSTS_NET", "10.79.0");
+        command.output().unwrap()
+    }
+
+    fn up(count: &str) -> Self {
+        let hosts = Self;
+        let output = Self::script(&["up", count]);
+        assert!(output.status.success(), "{}", text(&output));
+        hosts
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let _already_down = Self::script(&["down"]);
+    }
+}
+
+#[test]
+fn a_remote_launch_reaches_every_host() {
+    if !rustix::process::geteuid().is_root() {
+        return; // Hosts need root.
+    }
+    let scene = Scene::new();
+    let _hosts = Hosts::up("3");
+    // Reaches a host as ssh does: its name, and one line for the shell there.
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/hosts.sh");
+    let rsh = scene.path("rsh");
+    let line = format!(
+        "#!/bin/sh\nHOSTS_PREFIX={} exec {} exec \"${{1#h}}\" sh -c \"$2\"\n",
+        Hosts::PREFIX,
+        script.display()
+    );
+    fs::write(&rsh, line).unwrap();
+    fs::set_permissions(&rsh, fs::Permissions::from_mode(0o755)).unwrap();
+    let (mnt, origin, rsh) = (scene.mnt(), scene.origin(), rsh.display().to_string());
+    fs::write(scene.path("hosts"), "# one rack\nh1\nh2\nh3\n").unwrap();
+    let launch = [
+        "launch", &mnt, "--hosts", "./hosts", "--ssh", &rsh, "--origin", &origin,
+    ];
+    let said = scene.run(&[&launch[..], &["--memory", "32MiB"]].concat());
+    assert!(said.contains("3 nodes are up"), "{said}");
+    let read = Hosts::script(&["exec", "3", "cat", &format!("{mnt}/data/file")]);
+    assert_eq!(read.stdout, CONTENT, "{}", text(&read));
+    let said = scene.run(&["unmount", "--all", &mnt]);
+    assert_eq!(said.lines().count(), 3, "{said}");
+    let said = scene.refused(&["unmount", "--all", &mnt]);
+    assert!(said.contains("no copperfs is mounted at"), "{said}");
+
+    Hosts::script(&["crash", "2"]);
+    let said = scene.refused(&[&launch[..], &["--memory", "32MiB"]].concat());
+    assert!(said.contains("1 of 3 nodes did not come up"), "{said}");
+    assert!(said.contains("h2: "), "{said}");
+    let mounts = Hosts::script(&["exec", "3", "cat", "/proc/mounts"]);
+    assert!(!String::from_utf8_lossy(&mounts.stdout).contains(&mnt));
+}
