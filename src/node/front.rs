@@ -96,13 +96,16 @@ impl Front {
             notifier.invalidate_inode(Ino(inode.number)).await;
             self.inodes.unpush(inode.number);
             self.inodes.outdate(inode.number);
+            if !path.is_root() {
+                self.invalidate_name(notifier, inode.path()).await;
+            }
         }
         match path.split() {
-            // A directory takes every name below it along, present or absent.
-            Some((parent, name)) => {
+            Some((parent, _)) => {
+                // A directory takes the names below it along, present or absent, but for those in
+                // use (an open file, a working directory): these have been taken above.
+                self.invalidate_name(notifier, path).await;
                 if let Some(parent) = self.inodes.number_at(&parent) {
-                    let name = Bytes::copy_from_slice(name);
-                    notifier.invalidate_entry(Ino(parent), name).await;
                     notifier.invalidate_inode(Ino(parent)).await;
                 }
             }
@@ -111,23 +114,31 @@ impl Front {
         notifier.flush().await;
     }
 
-    /// Lets the kernel forget every name at the top of the mount, and with them all names.
+    /// Lets the kernel forget what `path` is, if it holds the directory.
+    async fn invalidate_name(&self, notifier: &fuse::Notifier, path: &ItemPath) {
+        if let Some((parent, name)) = path.split()
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            let name = Bytes::copy_from_slice(name);
+            notifier.invalidate_entry(Ino(parent), name).await;
+        }
+    }
+
+    /// Lets the kernel forget every name of the mount.
     async fn invalidate_top(&self, notifier: &fuse::Notifier) {
         if notifier.expire_all_entries().await {
             return;
         }
-        let known = self.inodes.below(&ItemPath::root());
-        let present = known.iter().filter_map(|inode| match inode.path().split() {
-            Some((parent, name)) if parent.is_root() => Some(Bytes::copy_from_slice(name)),
-            _ => None,
-        });
+        for inode in self.inodes.below(&ItemPath::root()) {
+            self.invalidate_name(notifier, inode.path()).await;
+        }
         let absent: Vec<Bytes> = self
             .absent_at_root
             .iter()
             .map(|name| name.clone())
             .collect();
         self.absent_at_root.clear();
-        for name in present.chain(absent) {
+        for name in absent {
             notifier.invalidate_entry(Ino::ROOT, name).await;
         }
     }
