@@ -63,7 +63,11 @@ fn origin() -> Scratch {
 }
 
 fn read_all(top: &Path) {
-    check(Command::new("find").arg(top).args(["-type", "f", "-exec", "cat", "{}", "+"]));
+    check(
+        Command::new("find")
+            .arg(top)
+            .args(["-type", "f", "-exec", "cat", "{}", "+"]),
+    );
 }
 
 #[test]
@@ -79,18 +83,36 @@ fn every_documented_key_is_there() {
     for (rank, (node, started)) in nodes.iter().zip(&tree.nodes).enumerate() {
         KEYS.iter().for_each(|key| drop(node.get(key)));
         assert_eq!(node.get("rank"), rank as u64);
-        assert_eq!(node.get("pid"), u64::from(started.pid.as_raw_nonzero().get().cast_unsigned()));
+        assert_eq!(
+            node.get("pid"),
+            u64::from(started.pid.as_raw_nonzero().get().cast_unsigned())
+        );
         let text = |key: &str| node.0[key].as_str().map(ToOwned::to_owned);
         assert_eq!(text("role").unwrap(), ["root", "inner", "leaf"][rank]);
         assert!(text("node").unwrap().starts_with("127.0.0.1:"));
         assert_eq!(node.0["parent"].as_u64(), (rank as u64).checked_sub(1));
         assert!(node.get("rss_bytes") > 1 << 20);
     }
-    for key in KEYS.iter().filter(|key| key.contains('.') || **key == "coalesced") {
-        assert!(total.get(key) >= nodes.iter().map(|node| node.get(key)).max().unwrap(), "{key}");
+    for key in KEYS
+        .iter()
+        .filter(|key| key.contains('.') || **key == "coalesced")
+    {
+        assert!(
+            total.get(key) >= nodes.iter().map(|node| node.get(key)).max().unwrap(),
+            "{key}"
+        );
     }
-    for key in ["origin.opens", "cache.data.bytes", "upstream.requests", "verify.blocks"] {
-        assert_eq!(total.get(key), nodes.iter().map(|node| node.get(key)).sum::<u64>(), "{key}");
+    for key in [
+        "origin.opens",
+        "cache.data.bytes",
+        "upstream.requests",
+        "verify.blocks",
+    ] {
+        assert_eq!(
+            total.get(key),
+            nodes.iter().map(|node| node.get(key)).sum::<u64>(),
+            "{key}"
+        );
     }
     assert_eq!(total.get("origin.opens"), 19, "one of the twenty is empty");
 }
@@ -109,7 +131,9 @@ fn parse(text: &str) -> BTreeMap<String, u64> {
 fn assert_equal(printed: &BTreeMap<String, u64>, stats: &Stats) {
     const MOVES: [&str; 3] = ["fuse.requests.ioctl", "uptime_s", "rss_bytes"];
     for key in KEYS.iter().filter(|key| !MOVES.contains(key)) {
-        let value = printed.get(*key).unwrap_or_else(|| panic!("no {key} in {printed:?}"));
+        let value = printed
+            .get(*key)
+            .unwrap_or_else(|| panic!("no {key} in {printed:?}"));
         assert_eq!(*value, stats.get(key), "{key}");
     }
 }
@@ -126,8 +150,13 @@ fn the_c_header_and_the_c_example_work() {
     let build = Scratch::new();
     let program = build.path().join("stats");
     let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11", "-o"]).arg(&program);
-    check(cc.arg("-I").arg(fuse.join("include")).arg(fuse.join("examples/stats.c")));
+    cc.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11", "-o"])
+        .arg(&program);
+    check(
+        cc.arg("-I")
+            .arg(fuse.join("include"))
+            .arg(fuse.join("examples/stats.c")),
+    );
     let origin = origin();
     let mount = Mount::of(origin.path());
     read_all(&mount.node.point);
@@ -136,7 +165,10 @@ fn the_c_header_and_the_c_example_work() {
     assert_equal(&printed, &stats);
     assert_eq!(stats.get("origin.opens"), 19);
     // On a file of the mount as well as on a directory.
-    assert_equal(&parse(&check(Command::new(&program).arg(mount.path("dir/f3")))), &mount.stats());
+    assert_equal(
+        &parse(&check(Command::new(&program).arg(mount.path("dir/f3")))),
+        &mount.stats(),
+    );
 }
 
 #[test]
@@ -179,7 +211,11 @@ fn the_control_socket_is_the_owners_alone() {
 #[test]
 fn stats_and_clear_say_when_there_is_no_mount() {
     let dir = Scratch::new();
-    for arguments in [["stats", "--json"].as_slice(), &["stats", "--cluster"], &["clear"]] {
+    for arguments in [
+        ["stats", "--json"].as_slice(),
+        &["stats", "--cluster"],
+        &["clear"],
+    ] {
         let finished = crate::support::run(copperfs(arguments).arg(dir.path()));
         assert!(finished.refused().contains("copperfs"), "{finished:?}");
         assert_eq!(finished.text(), "");

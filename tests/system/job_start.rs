@@ -27,7 +27,9 @@ fn import_on_all(tree: &Tree, script: &str) -> Vec<String> {
         .map(|process| {
             let mut said = String::new();
             std::io::Read::read_to_string(&mut process.stdout(), &mut said).unwrap();
-            let status = process.exit_within(Duration::from_secs(60)).expect("an end");
+            let status = process
+                .exit_within(Duration::from_secs(60))
+                .expect("an end");
             assert!(status.success(), "{status}");
             said.trim_end().to_owned()
         })
@@ -37,7 +39,9 @@ fn import_on_all(tree: &Tree, script: &str) -> Vec<String> {
 /// A Python that imports from `path` and from nowhere else but its own library.
 fn import(path: &Path, script: &str) -> Command {
     let mut command = python();
-    command.args(["-S", "-s", "-c", script]).env("PYTHONPATH", path);
+    command
+        .args(["-S", "-s", "-c", script])
+        .env("PYTHONPATH", path);
     command
 }
 
@@ -55,7 +59,10 @@ fn eight_nodes_import_a_tree_and_storage_sees_each_file_once() {
     let _kernel = KernelCache::undisturbed();
 
     let said = import_on_all(&tree, script);
-    assert!(said.iter().all(|total| *total == packages_total()), "{said:?}");
+    assert!(
+        said.iter().all(|total| *total == packages_total()),
+        "{said:?}"
+    );
     let first = tree.stats();
     let (nodes, total) = tree.leaf().cluster_stats();
     assert_eq!(nodes.len(), 8);
@@ -65,11 +72,18 @@ fn eight_nodes_import_a_tree_and_storage_sees_each_file_once() {
     assert_eq!(total.get("origin.errors"), 0);
     assert_eq!(total.get("verify.failures"), 0);
     for node in &first[1..] {
-        assert_eq!(node.get("origin.opens") + node.get("origin.listings"), 0, "only the root reads");
+        assert_eq!(
+            node.get("origin.opens") + node.get("origin.listings"),
+            0,
+            "only the root reads"
+        );
     }
 
     let said = import_on_all(&tree, script);
-    assert!(said.iter().all(|total| *total == packages_total()), "{said:?}");
+    assert!(
+        said.iter().all(|total| *total == packages_total()),
+        "{said:?}"
+    );
     for (now, before) in tree.stats().iter().zip(&first) {
         now.assert_nothing_upstream(before);
     }
@@ -92,15 +106,27 @@ fn a_cold_import_sends_no_more_messages_than_it_touches_things() {
     check(&mut import(&tree.leaf().point, "import everything"));
     let after = tree.leaf().stats();
     let requests = after.requests_since(&before[1]);
-    eprintln!("cold import of {} files in {} directories: {requests:?}", files.modules, files.directories);
+    eprintln!(
+        "cold import of {} files in {} directories: {requests:?}",
+        files.modules, files.directories
+    );
     let count = |name: &str| requests.get(name).copied().unwrap_or(0);
     // A package is looked for as a directory, and `__pycache__` in each, beside the modules.
-    assert!(count("lookup") <= files.modules + 4 * files.directories, "{requests:?}");
+    assert!(
+        count("lookup") <= files.modules + 4 * files.directories,
+        "{requests:?}"
+    );
     assert!(count("read") <= files.modules, "{requests:?}");
-    assert!(count("readdir") + count("readdirplus") <= 3 * files.directories, "{requests:?}");
+    assert!(
+        count("readdir") + count("readdirplus") <= 3 * files.directories,
+        "{requests:?}"
+    );
     assert!(count("open") <= 1 && count("opendir") <= 1, "{requests:?}");
     let upstream = after.since(&before[1], "upstream.requests");
-    assert!(upstream <= files.modules + files.directories, "{upstream} requests upstream");
+    assert!(
+        upstream <= files.modules + files.directories,
+        "{upstream} requests upstream"
+    );
 }
 
 /// Names that do not exist cost no request upstream, and when asked for again no message at all.
@@ -140,7 +166,9 @@ fn trace(top: &Path, script: &str) -> Touched {
     let log = scratch.path().join("log");
     let program = import(top, script);
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-qq", "--seccomp-bpf", "-e", "trace=%file", "-o"]).arg(&log);
+    strace
+        .args(["-f", "-qq", "--seccomp-bpf", "-e", "trace=%file", "-o"])
+        .arg(&log);
     strace.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
@@ -151,9 +179,15 @@ fn trace(top: &Path, script: &str) -> Touched {
     check(&mut strace);
     let mut touched = Touched::default();
     for line in std::fs::read_to_string(&log).unwrap().lines() {
-        let Some(path) = line.split('"').nth(1) else { continue };
-        let Some(path) = normal(Path::new(path)) else { continue };
-        let Ok(inside) = path.strip_prefix(top) else { continue };
+        let Some(path) = line.split('"').nth(1) else {
+            continue;
+        };
+        let Some(path) = normal(Path::new(path)) else {
+            continue;
+        };
+        let Ok(inside) = path.strip_prefix(top) else {
+            continue;
+        };
         for directory in inside.ancestors().skip(1) {
             if top.join(directory).is_dir() {
                 touched.directories.insert(directory.to_owned());
@@ -199,7 +233,8 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
         Ok(top) => top,
         Err(reason) => skip!("{reason}"),
     };
-    let script = "import numpy, networkx; print(numpy.arange(10).sum(), networkx.path_graph(5).size())";
+    let script =
+        "import numpy, networkx; print(numpy.arange(10).sum(), networkx.path_graph(5).size())";
     check(&mut import(top, script));
     let touched = trace(top, script);
     assert!(touched.files.len() > 300, "{} files", touched.files.len());
@@ -209,9 +244,19 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     let said = import_on_all(&tree, script);
     assert!(said.iter().all(|line| line == "45 4"), "{said:?}");
     let (_, total) = tree.leaf().cluster_stats();
-    eprintln!("{} files in {} directories", touched.files.len(), touched.directories.len());
+    eprintln!(
+        "{} files in {} directories",
+        touched.files.len(),
+        touched.directories.len()
+    );
     assert_eq!(total.get("origin.opens"), touched.files.len() as u64);
-    assert_eq!(total.get("origin.bytes_read"), touched.files.values().sum::<u64>());
-    assert_eq!(total.get("origin.listings"), touched.directories.len() as u64);
+    assert_eq!(
+        total.get("origin.bytes_read"),
+        touched.files.values().sum::<u64>()
+    );
+    assert_eq!(
+        total.get("origin.listings"),
+        touched.directories.len() as u64
+    );
     assert_eq!(total.get("verify.failures"), 0);
 }

@@ -40,21 +40,38 @@ fn names_are_bytes() {
         fs::write(origin.path().join(name).join(name), name.as_bytes()).unwrap();
     }
     let mount = Mount::of(origin.path());
-    let listed: HashSet<OsString> =
-        fs::read_dir(&mount.node.point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let listed: HashSet<OsString> = fs::read_dir(&mount.node.point)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(listed, names.iter().cloned().collect());
     for name in &names {
         let inside = mount.path(name).join(name);
         assert_eq!(fs::read(&inside).unwrap(), name.as_bytes(), "{name:?}");
-        assert_eq!(errno(fs::read(mount.path(name).join("no such"))), Errno::NOENT);
+        assert_eq!(
+            errno(fs::read(mount.path(name).join("no such"))),
+            Errno::NOENT
+        );
     }
-    assert_eq!(errno(fs::metadata(mount.path("n".repeat(256)))), Errno::NAMETOOLONG);
-    assert_eq!(errno(fs::metadata(mount.path("...").join("..."))
-        .and_then(|_| fs::metadata(mount.path("...").join("...").join("x")))), Errno::NOTDIR);
+    assert_eq!(
+        errno(fs::metadata(mount.path("n".repeat(256)))),
+        Errno::NAMETOOLONG
+    );
+    assert_eq!(
+        errno(
+            fs::metadata(mount.path("...").join("..."))
+                .and_then(|_| fs::metadata(mount.path("...").join("...").join("x")))
+        ),
+        Errno::NOTDIR
+    );
     for name in &names {
         let mut clear = crate::support::copperfs(["clear"]);
         check(clear.arg(&mount.node.point).arg(mount.path(name)));
-        assert_eq!(fs::read(mount.path(name).join(name)).unwrap(), name.as_bytes(), "{name:?}");
+        assert_eq!(
+            fs::read(mount.path(name).join(name)).unwrap(),
+            name.as_bytes(),
+            "{name:?}"
+        );
     }
 }
 
@@ -84,18 +101,39 @@ fn links_lead_where_they_say() {
     let text = |path: &Path| fs::read_link(path).unwrap();
 
     let mount = Mount::of(origin.path());
-    for name in ["relative", "lib/up/target", "absolute", "lib/deep/absolute", "absolute_dir/deep/target", "winding"] {
+    for name in [
+        "relative",
+        "lib/up/target",
+        "absolute",
+        "lib/deep/absolute",
+        "absolute_dir/deep/target",
+        "winding",
+    ] {
         assert_eq!(fs::read(mount.path(name)).unwrap(), b"target", "{name}");
     }
     for name in ["relative", "lib/up", "leaving", "loop_a"] {
-        assert_eq!(text(&mount.path(name)), text(&origin.path().join(name)), "{name}");
+        assert_eq!(
+            text(&mount.path(name)),
+            text(&origin.path().join(name)),
+            "{name}"
+        );
     }
     assert_eq!(text(&mount.path("absolute")), Path::new("lib/deep/target"));
     assert_eq!(text(&mount.path("lib/deep/absolute")), Path::new("target"));
     assert_eq!(text(&mount.path("dangling")), Path::new("nothing"));
-    for name in ["relative", "absolute", "winding", "leaving", "lib/deep/absolute"] {
+    for name in [
+        "relative",
+        "absolute",
+        "winding",
+        "leaving",
+        "lib/deep/absolute",
+    ] {
         let size = fs::symlink_metadata(mount.path(name)).unwrap().size();
-        assert_eq!(size, text(&mount.path(name)).as_os_str().len() as u64, "{name}");
+        assert_eq!(
+            size,
+            text(&mount.path(name)).as_os_str().len() as u64,
+            "{name}"
+        );
     }
     assert_eq!(errno(fs::read(mount.path("dangling"))), Errno::NOENT);
     for name in ["loop_a", "self"] {
@@ -106,7 +144,11 @@ fn links_lead_where_they_say() {
 
     let kept = Mount::with(origin.path(), &["--symlinks", "keep"]);
     for name in ["relative", "absolute", "absolute_dir", "leaving"] {
-        assert_eq!(text(&kept.path(name)), text(&origin.path().join(name)), "{name}");
+        assert_eq!(
+            text(&kept.path(name)),
+            text(&origin.path().join(name)),
+            "{name}"
+        );
     }
 }
 
@@ -118,7 +160,14 @@ fn special_files_are_shown_and_not_opened() {
     }
     let origin = Scratch::new();
     let node = |name: &str, kind: FileType, device: u64| {
-        mknodat(CWD, origin.path().join(name), kind, Mode::from_raw_mode(0o666), device).unwrap();
+        mknodat(
+            CWD,
+            origin.path().join(name),
+            kind,
+            Mode::from_raw_mode(0o666),
+            device,
+        )
+        .unwrap();
     };
     node("fifo", FileType::Fifo, 0);
     node("zero", FileType::CharacterDevice, makedev(1, 5));
@@ -133,7 +182,11 @@ fn special_files_are_shown_and_not_opened() {
     assert_eq!(meta("zero").rdev(), makedev(1, 5));
     assert_eq!(meta("block").rdev(), makedev(7, 300));
     for name in ["zero", "block"] {
-        assert_eq!(errno(fs::File::open(mount.path(name))), Errno::ACCESS, "{name}");
+        assert_eq!(
+            errno(fs::File::open(mount.path(name))),
+            Errno::ACCESS,
+            "{name}"
+        );
     }
     assert!(std::os::unix::net::UnixStream::connect(mount.path("socket")).is_err());
     // The kernel opens a FIFO itself, as one of this node's; the origin's own must not notice.
@@ -141,8 +194,16 @@ fn special_files_are_shown_and_not_opened() {
     let opened = within(Duration::from_secs(5), move || {
         open(fifo, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())
     });
-    let far_end = open(origin.path().join("fifo"), OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
-    assert_eq!(far_end.unwrap_err(), Errno::NXIO, "somebody reads the origin's FIFO ({opened:?})");
+    let far_end = open(
+        origin.path().join("fifo"),
+        OFlags::WRONLY | OFlags::NONBLOCK,
+        Mode::empty(),
+    );
+    assert_eq!(
+        far_end.unwrap_err(),
+        Errno::NXIO,
+        "somebody reads the origin's FIFO ({opened:?})"
+    );
     assert_eq!(mount.stats().get("origin.opens"), 0);
 }
 
@@ -167,12 +228,19 @@ fn a_directory_of_200_000_entries() {
     let mount = Mount::of(&origin);
     let crowd = mount.path("crowd");
     assert_eq!(fs::read(crowd.join("entry-77")).unwrap(), b"content");
-    assert_eq!(errno(fs::metadata(crowd.join("entry-200001"))), Errno::NOENT);
+    assert_eq!(
+        errno(fs::metadata(crowd.join("entry-200001"))),
+        Errno::NOENT
+    );
     let list = || {
-        let names: HashSet<OsString> =
-            fs::read_dir(&crowd).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: HashSet<OsString> = fs::read_dir(&crowd)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(names.len(), COUNT);
-        assert!(names.contains(OsStr::new("entry-0")) && names.contains(OsStr::new("entry-199999")));
+        assert!(
+            names.contains(OsStr::new("entry-0")) && names.contains(OsStr::new("entry-199999"))
+        );
     };
     list();
     let listed = mount.stats();
@@ -180,15 +248,28 @@ fn a_directory_of_200_000_entries() {
     assert_eq!(counted.trim(), COUNT.to_string());
     for number in (0..COUNT).step_by(COUNT / 50) {
         fs::metadata(crowd.join(format!("entry-{number}"))).unwrap();
-        assert_eq!(errno(fs::metadata(crowd.join(format!("entry-{number}x")))), Errno::NOENT);
+        assert_eq!(
+            errno(fs::metadata(crowd.join(format!("entry-{number}x")))),
+            Errno::NOENT
+        );
     }
     let stats = mount.stats();
     let asked = stats.since(&listed, "origin.stats");
-    assert!(asked <= 200, "100 names were asked for, {asked} asked at the origin");
+    assert!(
+        asked <= 200,
+        "100 names were asked for, {asked} asked at the origin"
+    );
     for number in (0..COUNT).step_by(COUNT / 50) {
-        assert_eq!(errno(fs::metadata(crowd.join(format!("entry-{number}x")))), Errno::NOENT);
+        assert_eq!(
+            errno(fs::metadata(crowd.join(format!("entry-{number}x")))),
+            Errno::NOENT
+        );
     }
-    assert_eq!(mount.stats().since(&stats, "origin.stats"), 0, "what does not exist is remembered");
+    assert_eq!(
+        mount.stats().since(&stats, "origin.stats"),
+        0,
+        "what does not exist is remembered"
+    );
 }
 
 /// A mount point below its own origin: it does not serve itself, and what merely begins with its
@@ -204,7 +285,10 @@ fn a_mount_below_its_own_origin_does_not_serve_itself() {
     origin.file("mnt/file", &content);
     let point = origin.dir("mnt3");
     let flag = format!("/=file://{}", origin.path().display());
-    let mount = Mount::at(&point, &mut crate::support::copperfs(["mount", "--origin", &flag]));
+    let mount = Mount::at(
+        &point,
+        &mut crate::support::copperfs(["mount", "--origin", &flag]),
+    );
     let top = mount.node.point.clone();
     within(Duration::from_secs(20), move || {
         assert_eq!(fs::read(top.join("mnt3x/file")).unwrap(), content);

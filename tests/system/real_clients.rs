@@ -14,13 +14,32 @@ const OPEN_MODES: [&str; 3] = ["zero-message", "tracked", "passthrough"];
 /// A tree with files of many sizes, programs, links and nested directories.
 fn mixed_tree() -> Scratch {
     let scratch = Scratch::new();
-    for (seed, size) in [0_usize, 1, 4095, 4096, 4097, 20_000, 131_072, 1 << 20, 3_333_333].iter().enumerate() {
+    for (seed, size) in [
+        0_usize,
+        1,
+        4095,
+        4096,
+        4097,
+        20_000,
+        131_072,
+        1 << 20,
+        3_333_333,
+    ]
+    .iter()
+    .enumerate()
+    {
         scratch.file(&format!("sizes/{size}"), noise(seed as u64, *size));
     }
     for number in 0..200 {
-        scratch.file(&format!("many/d{}/f{number}", number % 7), noise(number, 500));
+        scratch.file(
+            &format!("many/d{}/f{number}", number % 7),
+            noise(number, 500),
+        );
     }
-    let script = scratch.file("bin/hello.sh", "#!/bin/bash\necho hello \"$@\" from $(basename \"$0\")\n");
+    let script = scratch.file(
+        "bin/hello.sh",
+        "#!/bin/bash\necho hello \"$@\" from $(basename \"$0\")\n",
+    );
     std::fs::set_permissions(script, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::copy("/bin/ls", scratch.path().join("bin/ls")).unwrap();
     symlink("../sizes/4096", scratch.path().join("many/link")).unwrap();
@@ -47,7 +66,10 @@ fn find_ls_tar_and_rsync_see_no_difference() {
     both("du -a --apparent-size | sort");
     both("cat many/link dirlink/20000 | md5sum");
     if has_program("rsync") {
-        let differences = sh("rsync -naic \"$1/\" \"$2/\"", &[&origin.path(), &mount.node.point]);
+        let differences = sh(
+            "rsync -naic \"$1/\" \"$2/\"",
+            &[&origin.path(), &mount.node.point],
+        );
         assert_eq!(differences, "");
     } else {
         crate::support::skipped("rsync is not installed");
@@ -71,9 +93,17 @@ fn checksums_are_the_origins_in_every_open_mode() {
     for mode in OPEN_MODES {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         for round in ["first", "second"] {
-            assert_same(&format!("{mode}, {round}"), &expected, &checksums(&mount.node.point));
+            assert_same(
+                &format!("{mode}, {round}"),
+                &expected,
+                &checksums(&mount.node.point),
+            );
         }
-        assert_eq!(mount.stats().get("origin.opens"), 210, "{mode}: every file that has bytes, once");
+        assert_eq!(
+            mount.stats().get("origin.opens"),
+            210,
+            "{mode}: every file that has bytes, once"
+        );
     }
 }
 
@@ -105,18 +135,37 @@ fn a_program_links_against_a_library_in_the_mount() {
     let origin = Scratch::new();
     let source = origin.file("src/answer.c", "int answer(void) { return 42; }\n");
     let library = origin.dir("lib").join("libanswer.so");
-    check(Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]));
+    check(
+        Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source]),
+    );
     let build = Scratch::new();
-    let main = build.file("main.c", "int answer(void); int main(void) { return answer(); }\n");
+    let main = build.file(
+        "main.c",
+        "int answer(void); int main(void) { return answer(); }\n",
+    );
     let program = build.path().join("main");
     for mode in OPEN_MODES {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         let libraries = mount.path("lib");
-        check(Command::new("cc").arg("-o").args([&program, &main]).arg("-L").arg(&libraries).arg("-lanswer"));
+        check(
+            Command::new("cc")
+                .arg("-o")
+                .args([&program, &main])
+                .arg("-L")
+                .arg(&libraries)
+                .arg("-lanswer"),
+        );
         for _ in 0..2 {
             let mut run = Command::new(&program);
             let finished = crate::support::run(run.env("LD_LIBRARY_PATH", &libraries));
-            assert_eq!(finished.status.code(), Some(42), "{mode}: {}", finished.stderr);
+            assert_eq!(
+                finished.status.code(),
+                Some(42),
+                "{mode}: {}",
+                finished.stderr
+            );
         }
     }
 }
@@ -138,7 +187,9 @@ fn git_finds_a_repository_clean() {
     let mount = Mount::of(origin.path());
     let git = |arguments: &[&str]| {
         let mut git = Command::new("git");
-        git.env("GIT_CONFIG_GLOBAL", "/dev/null").arg("-C").arg(mount.path("repo"));
+        git.env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .arg("-C")
+            .arg(mount.path("repo"));
         check(git.args(arguments))
     };
     assert_eq!(git(&["status", "--porcelain"]), "");
@@ -161,7 +212,11 @@ db = sqlite3.connect(sys.argv[1])
 db.execute('create table t(a integer, b text)')
 db.executemany('insert into t values(?, ?)', [(i, 'x' * (i % 300)) for i in range(20000)])
 db.commit()";
-    check(python().args(["-c", make]).arg(origin.path().join("data.db")));
+    check(
+        python()
+            .args(["-c", make])
+            .arg(origin.path().join("data.db")),
+    );
     let mount = Mount::of(origin.path());
     let ask = "import sqlite3, sys
 db = sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True)
@@ -173,8 +228,16 @@ except sqlite3.OperationalError as e: print('refused')";
     assert_eq!(said, "20000 199990000\nok\nrefused\n");
     if has_program("sqlite3") {
         let query = "select sum(length(b)) from t";
-        let said = check(Command::new("sqlite3").arg("-readonly").arg(mount.path("data.db")).arg(query));
-        assert_eq!(said.trim().parse::<u64>().unwrap(), (0..20_000_u64).map(|i| i % 300).sum::<u64>());
+        let said = check(
+            Command::new("sqlite3")
+                .arg("-readonly")
+                .arg(mount.path("data.db"))
+                .arg(query),
+        );
+        assert_eq!(
+            said.trim().parse::<u64>().unwrap(),
+            (0..20_000_u64).map(|i| i % 300).sum::<u64>()
+        );
     }
 }
 
@@ -225,15 +288,25 @@ fn sixty_four_processes_read_a_tree_at_once_and_storage_sees_it_once() {
         .map(|number| {
             let file = std::fs::File::create(out.path().join(number.to_string())).unwrap();
             let mut reader = Command::new("sh");
-            reader.args(["-c", "cat \"$1\"/* | md5sum", "sh"]).arg(mount.path("package_03"));
+            reader
+                .args(["-c", "cat \"$1\"/* | md5sum", "sh"])
+                .arg(mount.path("package_03"));
             Background::spawn(reader.stdin(Stdio::null()).stdout(file))
         })
         .collect();
     for reader in &mut readers {
-        assert!(reader.exit_within(Duration::from_secs(60)).expect("an end").success());
+        assert!(
+            reader
+                .exit_within(Duration::from_secs(60))
+                .expect("an end")
+                .success()
+        );
     }
     for number in 0..64 {
-        assert_eq!(std::fs::read_to_string(out.path().join(number.to_string())).unwrap(), native);
+        assert_eq!(
+            std::fs::read_to_string(out.path().join(number.to_string())).unwrap(),
+            native
+        );
     }
     assert_eq!(mount.stats().get("origin.opens"), 50);
 }
@@ -256,7 +329,9 @@ print(pandas.DataFrame({'a': [1, 2, 3]}).a.sum())
 x = sympy.Symbol('x'); print(sympy.integrate(2 * x, x))";
     for _ in 0..2 {
         let mut run = python();
-        run.args(["-S", "-c", script]).arg(&mount.node.point).env("PYTHONPATH", &mount.node.point);
+        run.args(["-S", "-c", script])
+            .arg(&mount.node.point)
+            .env("PYTHONPATH", &mount.node.point);
         assert_eq!(check(&mut run), "1.0\n6\nx**2\n");
     }
 }
@@ -280,7 +355,8 @@ assert any(sys.argv[1] in line and 'libtorch' in line for line in maps.splitline
     let mut run = Command::new("/usr/bin/python3");
     run.args(["-S", "-c", script]).arg(&mount.node.point);
     run.env("LD_LIBRARY_PATH", mount.path("usr/lib/x86_64-linux-gnu"));
-    run.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
+    run.env("PYTHONDONTWRITEBYTECODE", "1")
+        .env_remove("PYTHONPATH");
     let finished = run_within(&mut run, Duration::from_secs(180));
     assert!(finished.status.success(), "{}", finished.stderr);
     assert_eq!(finished.text(), "12.0\n");

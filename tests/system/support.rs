@@ -50,21 +50,16 @@ pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut
 
 /// Runs `work` on a thread of its own and fails if it is not done after `limit`: for what may hang in
 /// the kernel.
-pub fn within<T: Send + 'static>(
-    limit: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let worker = std::thread::spawn(move || drop(sender.send(work())));
     match receiver.recv_timeout(limit) {
         Ok(value) => value,
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {limit:?}"),
-        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-            match worker.join() {
-                Err(panic) => std::panic::resume_unwind(panic),
-                Ok(()) => unreachable!("the worker sends before it ends"),
-            }
-        }
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the worker sends before it ends"),
+        },
     }
 }
 

@@ -21,13 +21,20 @@ fn as_user(user: u32, group: u32, program: &str) -> Command {
 
 fn reads(user: u32, group: u32, path: &Path) -> Result<String, String> {
     let finished = run(as_user(user, group, "cat").arg(path));
-    if finished.status.success() { Ok(finished.text()) } else { Err(finished.stderr) }
+    if finished.status.success() {
+        Ok(finished.text())
+    } else {
+        Err(finished.stderr)
+    }
 }
 
 #[track_caller]
 fn denied(user: u32, group: u32, path: &Path) {
     let outcome = reads(user, group, path);
-    assert!(matches!(&outcome, Err(why) if why.contains("Permission denied")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(why) if why.contains("Permission denied")),
+        "{outcome:?}"
+    );
 }
 
 /// The kernel checks the origin's modes for every user, as on the origin.
@@ -49,8 +56,16 @@ fn the_origins_modes_hold_for_other_users() {
     make("not_the_owner", 0o044, (NOBODY, 0));
     make("closed/inside", 0o644, (0, 0));
     make("search/inside", 0o644, (0, 0));
-    fs::set_permissions(origin.path().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
-    fs::set_permissions(origin.path().join("search"), fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(
+        origin.path().join("closed"),
+        fs::Permissions::from_mode(0o700),
+    )
+    .unwrap();
+    fs::set_permissions(
+        origin.path().join("search"),
+        fs::Permissions::from_mode(0o711),
+    )
+    .unwrap();
     let mount = Mount::with(origin.path(), &["--allow-other"]);
     for warm in [false, true] {
         let may = |name: &str| reads(NOBODY, NOBODY, &mount.path(name));
@@ -64,7 +79,10 @@ fn the_origins_modes_hold_for_other_users() {
         denied(NOBODY, 0, &mount.path("not_the_owner"));
         let list = run(as_user(NOBODY, NOBODY, "ls").arg(mount.path("search")));
         assert!(list.refused().contains("Permission denied"), "{list:?}");
-        assert_eq!(fs::read_to_string(mount.path("root_only")).unwrap(), "root_only");
+        assert_eq!(
+            fs::read_to_string(mount.path("root_only")).unwrap(),
+            "root_only"
+        );
     }
 }
 
@@ -98,11 +116,16 @@ fn a_mask_is_not_a_groups_right() {
     let file = origin.file("file", "for one user");
     chown(&file, Some(0), Some(GROUP)).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-    let set = run(Command::new("setfacl").args(["-n", "-m", &format!("u:{NAMED}:r--,m::r--")]).arg(&file));
+    let set = run(Command::new("setfacl")
+        .args(["-n", "-m", &format!("u:{NAMED}:r--,m::r--")])
+        .arg(&file));
     if !set.status.success() {
         skip!("the temporary directory has no ACLs: {}", set.stderr);
     }
-    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
     // What the origin's own kernel says.
     assert!(reads(NAMED, NAMED, &file).is_ok());
     denied(MEMBER, GROUP, &file);
@@ -130,12 +153,18 @@ fn clear_is_refused_to_other_users() {
     let program = programs.path().join("copperfs");
     fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
     let mount = Mount::with(origin.path(), &["--allow-other"]);
-    assert_eq!(reads(NOBODY, NOBODY, &mount.path("all")).as_deref(), Ok("all"));
+    assert_eq!(
+        reads(NOBODY, NOBODY, &mount.path("all")).as_deref(),
+        Ok("all")
+    );
     let cached = mount.stats().get("cache.data.entries");
     assert_eq!(cached, 1);
     let command = |verb: &str| {
         let mut command = as_user(NOBODY, NOBODY, program.to_str().unwrap());
-        command.arg(verb).arg(&mount.node.point).env("COPPERFS_MEMORY", "64MiB");
+        command
+            .arg(verb)
+            .arg(&mount.node.point)
+            .env("COPPERFS_MEMORY", "64MiB");
         run(&mut command)
     };
     let refused = command("clear");

@@ -47,7 +47,9 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Finished {
     let mut stdout = tempfile::tempfile().unwrap();
     let mut stderr = tempfile::tempfile().unwrap();
     command.stdin(Stdio::null());
-    command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
+    command
+        .stdout(stdout.try_clone().unwrap())
+        .stderr(stderr.try_clone().unwrap());
     let mut child = Background::spawn(command);
     let status = child.exit_within(limit);
     drop(child);
@@ -63,7 +65,11 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Finished {
         let said = String::from_utf8_lossy(&stdout).into_owned();
         panic!("not done after {limit:?}: {command:?}\n{said}{stderr}");
     };
-    Finished { status, stdout, stderr }
+    Finished {
+        status,
+        stdout,
+        stderr,
+    }
 }
 
 /// Runs `command` and fails unless it succeeds; gives its standard output.
@@ -96,7 +102,9 @@ pub fn python() -> Command {
         check(Command::new("python3").args(ask)).trim_end().into()
     });
     let mut command = Command::new(program);
-    command.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
+    command
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env_remove("PYTHONPATH");
     command
 }
 
@@ -114,7 +122,11 @@ impl Background {
     /// Starts `command`.
     #[track_caller]
     pub fn spawn(command: &mut Command) -> Self {
-        Self(command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}")))
+        Self(
+            command
+                .spawn()
+                .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}")),
+        )
     }
 
     /// Its process id.

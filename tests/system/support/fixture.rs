@@ -15,7 +15,10 @@ pub struct Scratch(tempfile::TempDir);
 impl Scratch {
     #[track_caller]
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("copperfs-test-").tempdir().unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("copperfs-test-")
+            .tempdir()
+            .unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         Self(dir)
     }
@@ -110,7 +113,12 @@ pub fn packages() -> &'static Packages {
         }
         assert_eq!(modules, (PACKAGES * (MODULES + 1) + 1) as u64);
         settle(&path);
-        Packages { path, modules, bytes, directories: PACKAGES as u64 + 1 }
+        Packages {
+            path,
+            modules,
+            bytes,
+            directories: PACKAGES as u64 + 1,
+        }
     })
 }
 
@@ -150,8 +158,15 @@ pub fn real_packages() -> Result<&'static Path, String> {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-packages");
         try_cached("python-packages", |dir| {
             let mut pip = command::python();
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-            pip.args(["numpy", "pandas", "sympy", "networkx", "--target"]).arg(dir);
+            pip.args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+            ]);
+            pip.args(["numpy", "pandas", "sympy", "networkx", "--target"])
+                .arg(dir);
             let finished = command::run_within(&mut pip, Duration::from_secs(400));
             let failed = || format!("pip cannot install numpy and others: {}", finished.stderr);
             finished.status.success().then_some(()).ok_or_else(failed)
@@ -209,5 +224,9 @@ pub fn files_below(path: &Path) -> Vec<PathBuf> {
 #[track_caller]
 pub fn checksums(path: &Path) -> String {
     let script = "find . -type f -print0 | sort -z | xargs -0 -r sha256sum";
-    command::check(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(path))
+    command::check(
+        Command::new("bash")
+            .args(["-euo", "pipefail", "-c", script])
+            .current_dir(path),
+    )
 }

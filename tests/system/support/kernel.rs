@@ -11,7 +11,12 @@ pub struct KernelCache(File);
 impl KernelCache {
     fn file() -> File {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernel-cache.lock");
-        File::options().create(true).truncate(false).write(true).open(path).unwrap()
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .unwrap()
     }
 
     /// Nobody drops caches meanwhile.
@@ -57,5 +62,9 @@ pub fn mount_at(path: &Path) -> Option<(String, String)> {
 pub fn cpu_ticks(pid: rustix::process::Pid) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let rest = stat.rsplit_once(") ").unwrap().1;
-    rest.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    rest.split(' ')
+        .skip(11)
+        .take(2)
+        .map(|ticks| ticks.parse::<u64>().unwrap())
+        .sum()
 }

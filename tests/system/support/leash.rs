@@ -19,7 +19,9 @@ impl Leash {
         drop(std::thread::spawn(move || {
             if receiver.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("a test hangs: its daemons {pids:?} are killed");
-                pids.iter().filter(|&&pid| is_daemon(pid)).for_each(|&pid| kill(pid));
+                pids.iter()
+                    .filter(|&&pid| is_daemon(pid))
+                    .for_each(|&pid| kill(pid));
             }
         }));
         Self(Some(sender))
@@ -40,7 +42,11 @@ pub fn is_daemon(pid: Pid) -> bool {
 
 fn is_zombie(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+    stat.is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" Z"))
+    })
 }
 
 /// Kills a daemon at once.

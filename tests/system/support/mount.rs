@@ -41,10 +41,18 @@ impl Node {
             let rest = said.split_once(before)?.1;
             Some(rest.split_once(after)?.0)
         };
-        let pid = between("(pid ", ",").and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        let pid = between("(pid ", ",")
+            .and_then(|pid| pid.parse().ok())
+            .and_then(Pid::from_raw);
         let log = between(", log ", ")");
-        let (Some(pid), Some(log)) = (pid, log) else { panic!("not what mount says: {said}") };
-        Self { point: point.to_owned(), pid, log: log.into() }
+        let (Some(pid), Some(log)) = (pid, log) else {
+            panic!("not what mount says: {said}")
+        };
+        Self {
+            point: point.to_owned(),
+            pid,
+            log: log.into(),
+        }
     }
 
     /// This node's counters.
@@ -59,8 +67,13 @@ impl Node {
     pub fn cluster_stats(&self) -> (Vec<Stats>, Stats) {
         let mut ask = copperfs(["stats", "--json", "--cluster"]);
         let mut all: Value = serde_json::from_str(&command::check(ask.arg(&self.point))).unwrap();
-        let Value::Array(nodes) = all["nodes"].take() else { panic!("nodes is no list") };
-        (nodes.into_iter().map(Stats).collect(), Stats(all["total"].take()))
+        let Value::Array(nodes) = all["nodes"].take() else {
+            panic!("nodes is no list")
+        };
+        (
+            nodes.into_iter().map(Stats).collect(),
+            Stats(all["total"].take()),
+        )
     }
 
     /// Clears all that is cached of `path` here.
@@ -128,14 +141,18 @@ impl Node {
 
 /// As a guard needs it: bounded, and without a panic.
 fn ends_well(command: &mut Command) -> bool {
-    let quiet = command.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let quiet = command
+        .stdin(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
     if !command::has_program(&quiet.get_program().to_string_lossy())
         && !Path::new(quiet.get_program()).is_file()
     {
         return false;
     }
     let mut child = Background::spawn(quiet);
-    child.exit_within(UNMOUNT_LIMIT).is_some_and(|status| status.success())
+    child
+        .exit_within(UNMOUNT_LIMIT)
+        .is_some_and(|status| status.success())
 }
 
 /// A mount of one node without others.
@@ -187,7 +204,11 @@ impl Mount {
             return Err(finished);
         }
         let node = Node::parse(point, &finished.text());
-        Ok(Self { _leash: Leash::tie(vec![node.pid]), node, _scratch: None })
+        Ok(Self {
+            _leash: Leash::tie(vec![node.pid]),
+            node,
+            _scratch: None,
+        })
     }
 
     /// A path in the mount.

@@ -9,28 +9,50 @@ use std::collections::BTreeMap;
 pub struct Stats(pub Value);
 
 /// Requests that a kernel with everything cached has no reason to send.
-pub const NEEDLESS: [&str; 6] = ["lookup", "getattr", "read", "readdir", "readdirplus", "readlink"];
+pub const NEEDLESS: [&str; 6] = [
+    "lookup",
+    "getattr",
+    "read",
+    "readdir",
+    "readdirplus",
+    "readlink",
+];
 
 impl Stats {
     /// The value under a documented key, as in `origin.opens`.
     #[track_caller]
     pub fn get(&self, key: &str) -> u64 {
-        let value = self.0.get(key).or_else(|| self.0.pointer(&format!("/{}", key.replace('.', "/"))));
+        let value = self
+            .0
+            .get(key)
+            .or_else(|| self.0.pointer(&format!("/{}", key.replace('.', "/"))));
         let value = value.unwrap_or_else(|| panic!("no key {key} in {}", self.0));
-        value.as_u64().unwrap_or_else(|| panic!("{key} is no count: {value}"))
+        value
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key} is no count: {value}"))
     }
 
     /// How much `key` has grown since `earlier`.
     #[track_caller]
     pub fn since(&self, earlier: &Self, key: &str) -> u64 {
-        self.get(key).checked_sub(earlier.get(key)).unwrap_or_else(|| panic!("{key} went back"))
+        self.get(key)
+            .checked_sub(earlier.get(key))
+            .unwrap_or_else(|| panic!("{key} went back"))
     }
 
     /// Requests of the kernel since `earlier`, by operation; those that did not come are left out.
     pub fn requests_since(&self, earlier: &Self) -> BTreeMap<String, u64> {
-        let operations = self.0["fuse"]["requests"].as_object().expect("fuse.requests").keys();
+        let operations = self.0["fuse"]["requests"]
+            .as_object()
+            .expect("fuse.requests")
+            .keys();
         operations
-            .map(|name| (name.clone(), self.since(earlier, &format!("fuse.requests.{name}"))))
+            .map(|name| {
+                (
+                    name.clone(),
+                    self.since(earlier, &format!("fuse.requests.{name}")),
+                )
+            })
             .filter(|(_, count)| *count > 0)
             .collect()
     }
@@ -45,7 +67,13 @@ impl Stats {
     /// Fails if this node has asked its parent or the origin for anything since `earlier`.
     #[track_caller]
     pub fn assert_nothing_upstream(&self, earlier: &Self) {
-        for key in ["upstream.requests", "origin.opens", "origin.bytes_read", "origin.listings", "origin.stats"] {
+        for key in [
+            "upstream.requests",
+            "origin.opens",
+            "origin.bytes_read",
+            "origin.listings",
+            "origin.stats",
+        ] {
             assert_eq!(self.since(earlier, key), 0, "{key}");
         }
     }
@@ -68,7 +96,10 @@ pub fn undisturbed(node: &Node, again: impl Fn()) {
         needless = after.needless_since(&before);
         if needless.is_empty() {
             let requests = after.requests_since(&before);
-            eprintln!("repeated on rank {}, try {attempt}: {requests:?}", after.get("rank"));
+            eprintln!(
+                "repeated on rank {}, try {attempt}: {requests:?}",
+                after.get("rank")
+            );
             return;
         }
     }

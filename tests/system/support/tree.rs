@@ -33,10 +33,19 @@ impl Tree {
             pid: Pid::from_raw(node["pid"].as_i64().unwrap().try_into().unwrap()).unwrap(),
             log: node["log"].as_str().unwrap().into(),
         };
-        let nodes: Vec<Node> = summary["nodes"].as_array().unwrap().iter().map(node).collect();
+        let nodes: Vec<Node> = summary["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(node)
+            .collect();
         assert_eq!(nodes.len(), count);
         let leash = Leash::tie(nodes.iter().map(|node| node.pid).collect());
-        Self { nodes, _leash: leash, scratch }
+        Self {
+            nodes,
+            _leash: leash,
+            scratch,
+        }
     }
 
     /// The mount point that was given to `launch`.
@@ -74,11 +83,15 @@ impl Drop for Tree {
                 let _gone = rustix::process::kill_process(node.pid, rustix::process::Signal::CONT);
             }
         }
-        if self.nodes.iter().any(|node| node.is_mounted() || node.is_alive()) {
+        if self
+            .nodes
+            .iter()
+            .any(|node| node.is_mounted() || node.is_alive())
+        {
             let mut unmount = copperfs(["unmount", "--all"]);
-            drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                command::run(unmount.arg(self.base()))
-            })));
+            drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(
+                || command::run(unmount.arg(self.base())),
+            )));
         }
         self.nodes.iter().rev().for_each(Node::take_away);
     }
@@ -97,14 +110,22 @@ impl Members {
     /// `count` nodes on loopback ports that were free a moment ago.
     pub fn new(count: usize, origin: &Path) -> Self {
         let scratch = Scratch::new();
-        let sockets: Vec<UdpSocket> =
-            (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        let hosts: Vec<String> =
-            sockets.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
+        let sockets: Vec<UdpSocket> = (0..count)
+            .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let hosts: Vec<String> = sockets
+            .iter()
+            .map(|socket| socket.local_addr().unwrap().to_string())
+            .collect();
         let secret = scratch.path().join("secret");
         write_secret(&secret);
         let origin = format!("/=file://{}", origin.display());
-        Self { hosts: hosts.join(","), secret, origin, scratch }
+        Self {
+            hosts: hosts.join(","),
+            secret,
+            origin,
+            scratch,
+        }
     }
 
     /// A new mount point for node `rank`.
@@ -115,7 +136,9 @@ impl Members {
     /// `copperfs mount` for node `rank`, without the mount point.
     pub fn command(&self, rank: usize, flags: &[&str]) -> std::process::Command {
         let mut command = copperfs(["mount", "--hosts", &self.hosts, "--arity", "1"]);
-        command.args(["--rank", &rank.to_string(), "--origin", &self.origin]).args(flags);
+        command
+            .args(["--rank", &rank.to_string(), "--origin", &self.origin])
+            .args(flags);
         if !flags.contains(&"--secret-file") {
             command.arg("--secret-file").arg(&self.secret);
         }
@@ -134,9 +157,19 @@ pub fn write_secret(path: &Path) {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let mut random = [0; 32];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom").unwrap(), &mut random).unwrap();
+    std::io::Read::read_exact(
+        &mut std::fs::File::open("/dev/urandom").unwrap(),
+        &mut random,
+    )
+    .unwrap();
     let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut options = std::fs::File::options();
-    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(path).unwrap();
+    let mut file = options
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .unwrap();
     writeln!(file, "{text}").unwrap();
 }
