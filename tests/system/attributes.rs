@@ -98,16 +98,13 @@ fn attributes_are_the_origins() {
                 assert!(count >= modes.len());
                 assert_eq!(fs::read_dir(mount.path(dir)).unwrap().count(), count);
             }
+        }
+        for dir in ["", "modes", "times"] {
             // Listing it has changed its access time.
             let about = |path: &Path| {
                 let meta = fs::metadata(path).unwrap();
-                (
-                    meta.mode(),
-                    meta.nlink(),
-                    meta.size(),
-                    meta.mtime(),
-                    meta.mtime_nsec(),
-                )
+                let mtime = (meta.mtime(), meta.mtime_nsec());
+                (meta.mode(), meta.nlink(), meta.size(), mtime)
             };
             assert_eq!(about(&origin.path().join(dir)), about(&mount.path(dir)));
         }
@@ -115,7 +112,6 @@ fn attributes_are_the_origins() {
             fs::read(mount.path("modes/twin")).unwrap(),
             vec![b'x'; 2000]
         );
-        assert_eq!(attributes(origin.path()), attributes(&mount.node.point));
     }
 }
 
