@@ -372,9 +372,10 @@ pub const KEYS: &[Key] = &[
     key(
         "worker_threads",
         "N",
-        "2",
+        "1",
         Group::Process,
-        "Threads for the network and for misses.",
+        "Threads for the network and for misses. One has the least latency: a request then never \
+         waits for another thread to wake. More lift the throughput of a root with many children.",
     ),
     key(
         "cpus",
