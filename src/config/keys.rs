@@ -351,9 +351,10 @@ pub const KEYS: &[Key] = &[
     key(
         "push_bytes_max",
         "SIZE",
-        "64MiB",
+        "512MiB",
         Group::Kernel,
-        "Bytes that may wait to be pushed. What does not fit is read in the ordinary way.",
+        "Pushed bytes that the kernel may hold; they count against this daemon's memory cgroup. What \
+         does not fit is read in the ordinary way.",
     ),
     key(
         "fuse_threads",
