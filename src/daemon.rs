@@ -70,14 +70,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     }
     make_way(&settings.mountpoint)?;
     let mount = settings.mountpoint.clone();
-    // What a launch has left here; a secret in another place is the user's own.
-    let secret = settings.secret_file.clone();
-    let left = secret
-        .into_iter()
-        .chain([settings.runtime_dir.join(runtime_dir::LAUNCH_FILE)]);
-    let left: Vec<PathBuf> = left
-        .filter(|path| path.starts_with(&settings.runtime_dir))
-        .collect();
+    let left = left_by_launch(&settings);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
@@ -153,6 +146,18 @@ pub fn make_way(path: &Path) -> Result<(), DaemonError> {
         path: path.to_owned(),
         why,
     })
+}
+
+/// The files of a launch in the runtime directory, the secret among them. A secret that the user keeps
+/// anywhere is his own.
+fn left_by_launch(settings: &Settings) -> Vec<PathBuf> {
+    let mark = settings.runtime_dir.join(runtime_dir::LAUNCH_FILE);
+    if !mark.exists() {
+        return Vec::new();
+    }
+    let secret = settings.secret_file.clone();
+    let inside = |path: &PathBuf| path.parent() == Some(&settings.runtime_dir);
+    secret.into_iter().filter(inside).chain([mark]).collect()
 }
 
 /// Binds this thread, and so all that it will start, to `cpus`.

@@ -3,22 +3,24 @@
 //! Makes the job secret, gives every node its options (host list and rank among them) and the secret
 //! over a pipe, waits until all answer, and takes down what it started when one does not.
 
+mod bundle;
 mod local;
 pub(super) mod remote;
 mod summary;
 
+pub use bundle::{Answer, Bundle, start_here, start_node};
+
 use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
-use super::{fail, say, start, unmount};
-use crate::config::{ConfigError, Layer, Machine, Settings, Source, file, hosts, origins, resolve};
-use crate::daemon::{mountpoint, runtime_dir};
+use super::{fail, say, unmount};
+use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, origins};
+use crate::daemon::runtime_dir;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -47,35 +49,6 @@ pub struct LaunchArgs {
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
-}
-
-/// What one node is started with, as it goes over the pipe.
-#[derive(Serialize, Deserialize)]
-pub struct Bundle {
-    /// Which launch this is.
-    launch: String,
-    /// Its options, as the text of a configuration file.
-    options: String,
-    /// The content of the secret file.
-    secret: String,
-    /// Variables for object stores, where the origins need them.
-    environment: BTreeMap<String, String>,
-}
-
-/// Without what is in it: all of it may be secret.
-impl std::fmt::Debug for Bundle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bundle").finish_non_exhaustive()
-    }
-}
-
-/// What a started node says.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Answer {
-    /// Process id of its daemon.
-    pub pid: u32,
-    /// Its log, on its host.
-    pub log: PathBuf,
 }
 
 /// A launch before it happens.
@@ -163,6 +136,9 @@ impl Plan {
                 remote::nodes(&given.text, &base, wrong)?
             }
         };
+        if kind == Kind::Local {
+            layer.remove("interface");
+        }
         let secret = new_secret(machine)?;
         let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         // The comma marks a list even if it has one entry.
@@ -379,62 +355,6 @@ fn new_secret(machine: &Machine) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(&path);
     let _removed = std::fs::remove_file(&path);
     text.with_context(|| format!("cannot read back {}", path.display()))
-}
-
-/// Starts a node on this machine from what a launch gave.
-///
-/// # Errors
-/// What keeps it from starting.
-pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
-    let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
-    let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
-        std::fs::create_dir_all(&mount)
-            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
-    }
-    let mount = mountpoint::canonical(&mount);
-    layer.set(
-        "mountpoint",
-        Source::Flag,
-        vec![mount.display().to_string()],
-    );
-    let dir = machine
-        .runtime_base(machine.uid)
-        .join(resolve::instance_name(&mount, machine.host_name()));
-    runtime_dir::prepare(&dir)?;
-    if let Some(pid) = runtime_dir::running(&dir) {
-        bail!(
-            "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",
-            mount.display()
-        );
-    }
-    let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
-    runtime_dir::write_private(&dir, runtime_dir::LAUNCH_FILE, bundle.launch.as_bytes())?;
-    layer.set(
-        "secret_file",
-        Source::Flag,
-        vec![secret.display().to_string()],
-    );
-    let settings: Settings = resolve(&layer, machine)?;
-    crate::daemon::make_way(&settings.mountpoint)?;
-    let started = start::background(&layer, &settings, &bundle.environment)?;
-    Ok(Answer {
-        pid: started.pid,
-        log: started.log,
-    })
-}
-
-/// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on
-/// standard output.
-///
-/// # Errors
-/// As [`start_here`].
-pub fn start_node() -> anyhow::Result<()> {
-    let bundle: Bundle = serde_json::from_reader(std::io::stdin().lock())
-        .context("start-node is what a launch runs; it was not given a bundle")?;
-    let answer = start_here(&bundle, &Machine::inspect())?;
-    say(serde_json::to_string(&answer)?);
-    Ok(())
 }
 
 /// Runs `work` for 0 to `count` - 1 on a bounded number of threads; the outcomes in order.

@@ -101,7 +101,8 @@ fn converse(child: &mut Child, options: &str, patience: Duration) -> anyhow::Res
         &output,
         rustix::event::PollFlags::IN,
     )];
-    if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
+    let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&timeout)))?;
+    if ready == 0 {
         bail!("nothing heard from it within {patience:?}");
     }
     let mut text = String::new();

@@ -351,9 +351,10 @@ pub const KEYS: &[Key] = &[
     key(
         "push_bytes_max",
         "SIZE",
-        "64MiB",
+        "512MiB",
         Group::Kernel,
-        "Bytes that may wait to be pushed. What does not fit is read in the ordinary way.",
+        "Pushed bytes that the kernel may hold; they count against this daemon's memory cgroup. What \
+         does not fit is read in the ordinary way.",
     ),
     key(
         "fuse_threads",
@@ -372,9 +373,10 @@ pub const KEYS: &[Key] = &[
     key(
         "worker_threads",
         "N",
-        "2",
+        "1",
         Group::Process,
-        "Threads for the network and for misses.",
+        "Threads for the network and for misses. One has the least latency: a request then never \
+         waits for another thread to wake. More lift the throughput of a root with many children.",
     ),
     key(
         "cpus",

@@ -119,7 +119,7 @@ pub struct PushSettings {
     pub enabled: bool,
     /// The largest file that is pushed.
     pub file_max_bytes: u64,
-    /// Bytes that may be waiting to be pushed.
+    /// Pushed bytes that the kernel may hold at a time.
     pub bytes_max: u64,
 }
 

@@ -59,10 +59,8 @@ impl Process {
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let limit = Timespec::try_from(timeout).map_err(io::Error::other)?;
         let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
-        match poll(&mut fds, Some(&limit)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(errno) => Err(errno.into()),
-        }
+        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit)))?;
+        Ok(ready > 0)
     }
 
     /// SIGTERM, up to `patience` for an orderly end, then SIGKILL; whether it has ended.

@@ -11,8 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use tokio::sync::Semaphore;
 
+/// Content, and which state of the file it is.
+type Content = (Vec<u8>, u8);
+
 struct Source {
-    files: Mutex<BTreeMap<Vec<u8>, (Vec<u8>, u8)>>,
+    files: Mutex<BTreeMap<Vec<u8>, Content>>,
     /// Attributes come along with listings.
     eager: bool,
     listable: bool,

@@ -1,0 +1,94 @@
+//! One node of a launch, on its own host: what it is given, and what it says.
+
+use super::super::{say, start};
+use crate::config::{Machine, Settings, Source, file, resolve};
+use crate::daemon::{make_way, mountpoint, runtime_dir};
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What one node is started with, as it goes over the pipe.
+#[derive(Serialize, Deserialize)]
+pub struct Bundle {
+    /// Which launch this is.
+    pub launch: String,
+    /// Its options, as the text of a configuration file.
+    pub options: String,
+    /// The content of the secret file.
+    pub secret: String,
+    /// Variables for object stores, where the origins need them.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Without what is in it: all of it may be secret.
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bundle").finish_non_exhaustive()
+    }
+}
+
+/// What a started node says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Answer {
+    /// Process id of its daemon.
+    pub pid: u32,
+    /// Its log, on its host.
+    pub log: PathBuf,
+}
+
+/// Starts a node on this machine from what a launch gave.
+///
+/// # Errors
+/// What keeps it from starting.
+pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
+    let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
+    let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
+    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
+        std::fs::create_dir_all(&mount)
+            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
+    }
+    let mount = mountpoint::canonical(&mount);
+    layer.set(
+        "mountpoint",
+        Source::Flag,
+        vec![mount.display().to_string()],
+    );
+    let dir = machine
+        .runtime_base(machine.uid)
+        .join(resolve::instance_name(&mount, machine.host_name()));
+    runtime_dir::prepare(&dir)?;
+    if let Some(pid) = runtime_dir::running(&dir) {
+        bail!(
+            "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",
+            mount.display()
+        );
+    }
+    let secret = runtime_dir::write_private(&dir, "secret", bundle.secret.as_bytes())?;
+    runtime_dir::write_private(&dir, runtime_dir::LAUNCH_FILE, bundle.launch.as_bytes())?;
+    layer.set(
+        "secret_file",
+        Source::Flag,
+        vec![secret.display().to_string()],
+    );
+    let settings: Settings = resolve(&layer, machine)?;
+    make_way(&settings.mountpoint)?;
+    let started = start::background(&layer, &settings, &bundle.environment)?;
+    Ok(Answer {
+        pid: started.pid,
+        log: started.log,
+    })
+}
+
+/// `copperfs start-node`, the other side of a remote launch: a bundle on standard input, an answer on
+/// standard output.
+///
+/// # Errors
+/// As [`start_here`].
+pub fn start_node() -> anyhow::Result<()> {
+    let bundle: Bundle = serde_json::from_reader(std::io::stdin().lock())
+        .context("start-node is what a launch runs; it was not given a bundle")?;
+    let answer = start_here(&bundle, &Machine::inspect())?;
+    say(serde_json::to_string(&answer)?);
+    Ok(())
+}
