@@ -249,11 +249,10 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
     crate::support::check(copperfs(["unmount", "--all"]).arg(&point));
     for number in 1..=4 {
         // Nobody reaps on such a host: what has ended is still shown.
+        const LEFT: &str = "grep -c \"$1\" /proc/self/mountinfo
+            ps -eo stat,comm | grep copperfs | grep -vc ^Z || true";
         let mut look = hosts.command(number, "sh");
-        look.args([
-            "-c",
-            "grep -c fuse.copperfs /proc/self/mountinfo; ps -eo stat,comm | grep copperfs | grep -vc ^Z || true",
-        ]);
+        look.args(["-c", LEFT, "sh"]).arg(&point);
         assert_eq!(crate::support::run(&mut look).text(), "0\n0\n", "h{number}");
     }
 }

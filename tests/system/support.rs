@@ -10,7 +10,7 @@ pub mod mount;
 pub mod stats;
 pub mod tree;
 
-pub use command::{Background, Finished, check, python, run, run_within, sh};
+pub use command::{Background, Finished, check, python, run, sh};
 pub use fixture::Scratch;
 pub use mount::{Mount, copperfs};
 pub use stats::Stats;
