@@ -373,11 +373,9 @@ impl Fetch {
 
     async fn fill(&mut self, mut stream: ReadStream) -> Result<(), Failure> {
         while let Some(flight) = self.flights.as_slice().first().map(Arc::clone) {
-            let mut hasher = blake3::Hasher::new();
             let hash = loop {
                 match stream.next().await {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
-                        hasher.update(&bytes);
                         flight.push(&bytes)?;
                     }
                     Some(Ok(BlockPart::End(hash))) => break hash,
@@ -388,7 +386,7 @@ impl Fetch {
                     }
                 }
             };
-            let block = flight.verify(&self.file.path, &hasher, hash)?;
+            let block = flight.verify(&self.file.path, hash)?;
             self.inner.blocks_verified.fetch_add(1, Ordering::Relaxed);
             let key = self.file.key(self.next_block);
             let weight = block.bytes.len() as u64;
