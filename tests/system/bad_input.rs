@@ -2,6 +2,7 @@
 
 use crate::skip;
 use crate::support::kernel::mount_at;
+use crate::support::mount::forget_runtime_dir;
 use crate::support::tree::{Members, write_secret};
 use crate::support::{Finished, Mount, Scratch, copperfs, is_root};
 use std::fs;
@@ -273,9 +274,8 @@ fn a_launch_is_all_or_nothing() {
     let finished = crate::support::run(launch.arg(&base));
     says(finished.refused(), &["not empty"]);
     for rank in 0..4 {
-        assert!(
-            mount_at(&base.join(rank.to_string())).is_none(),
-            "node {rank} is left"
-        );
+        let point = base.join(rank.to_string());
+        assert!(mount_at(&point).is_none(), "node {rank} is left");
+        forget_runtime_dir(&point, None);
     }
 }

@@ -280,7 +280,12 @@ fn the_mount_of_a_killed_daemon_is_cleaned() {
     let open = fs::File::open(killed.path("hot/f0")).unwrap();
     killed.signal(Signal::KILL);
     eventually(Duration::from_secs(5), "it is dead", || !killed.is_alive());
-    assert_eq!(errno(fs::metadata(killed.path("cold/f0"))), Errno::NOTCONN);
+    // The second while the kernel is still taking the connection down.
+    let number = errno(fs::metadata(killed.path("cold/f0")));
+    assert!(
+        [Errno::NOTCONN, Errno::CONNABORTED].contains(&number),
+        "{number}"
+    );
     let second = start();
     assert!(fs::read(second.path("hot/f1")).unwrap() == noise(1, SIZE));
     drop(open);

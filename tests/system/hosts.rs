@@ -34,9 +34,10 @@ impl Job {
         let secret = scratch.path().join("secret");
         write_secret(&secret);
         let list = scratch.file("hosts", "# in the order of the tree\nh1\nh2\nh3\nh4\n");
+        let point = scratch.dir("mnt");
         Self {
-            hosts: Hosts::up(4),
-            point: scratch.dir("mnt"),
+            hosts: Hosts::up(4, &point),
+            point,
             list,
             secret,
             _scratch: scratch,
@@ -226,9 +227,9 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
         skip!("{what} is missing");
     }
     let scratch = Scratch::new();
-    let hosts = Hosts::up(4);
-    let reach = hosts.reach_script(&scratch);
     let point = scratch.dir("mnt");
+    let hosts = Hosts::up(4, &point);
+    let reach = hosts.reach_script(&scratch);
     let origin = format!("/=file://{}", packages().path.display());
     // The launcher is none of the hosts, as a login node is.
     let mut launch = copperfs(["launch", "--hosts", "h1,h2,h3,h4", "--json"]);

@@ -2,7 +2,7 @@
 
 use super::Scratch;
 use super::command::{self, LIMIT};
-use super::mount::copperfs;
+use super::mount::{copperfs, forget_runtime_dir};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,16 +12,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct Hosts {
     prefix: String,
+    count: usize,
+    /// Where they mount, to remove what a killed daemon leaves.
+    point: PathBuf,
 }
 
 impl Hosts {
-    /// Starts `count` hosts beside those of other tests.
+    /// Starts `count` hosts beside those of other tests, all of which will mount at `point`.
     #[track_caller]
-    pub fn up(count: usize) -> Self {
+    pub fn up(count: usize, point: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let hosts = Self {
             prefix: format!("ct{}x{number}n", std::process::id()),
+            count,
+            point: point.to_owned(),
         };
         hosts.control(&["up", &count.to_string()]);
         hosts
@@ -82,6 +87,9 @@ impl Drop for Hosts {
         }));
         if !down.is_ok_and(|finished| finished.status.success()) {
             eprintln!("hosts {} are left behind", self.prefix);
+        }
+        for number in 1..=self.count {
+            forget_runtime_dir(&self.point, Some(&format!("h{number}")));
         }
     }
 }

@@ -132,11 +132,20 @@ impl Node {
             ends_well(Command::new("fusermount3").arg("-uz").arg(&self.point));
             ends_well(Command::new("umount").arg("-l").arg(&self.point));
         }
-        // Logs of tests are nobody's: the runtime directories of this user's other mounts stay.
-        if let Some(dir) = self.log.parent().filter(|dir| dir.join("pid").is_file()) {
-            drop(std::fs::remove_dir_all(dir));
-        }
+        forget_runtime_dir(&self.point, None);
     }
+}
+
+/// Removes the runtime directory that a mount of a test leaves for its log; that of this host, or of
+/// the one named. Mount points of tests are never used again.
+pub fn forget_runtime_dir(point: &Path, host: Option<&str>) {
+    let machine = copperfs::config::Machine::inspect();
+    let host = host.unwrap_or_else(|| machine.host_name());
+    let name = copperfs::config::resolve::instance_name(point, host);
+    // There is none after a mount that was refused early.
+    drop(std::fs::remove_dir_all(
+        machine.runtime_base(machine.uid).join(name),
+    ));
 }
 
 /// As a guard needs it: bounded, and without a panic.
@@ -201,6 +210,10 @@ impl Mount {
     pub fn try_at(point: &Path, command: &mut Command) -> Result<Self, Finished> {
         let finished = command::run(command.arg(point));
         if !finished.status.success() {
+            // Not that of a mount that is there already.
+            if mount_at(point).is_none() {
+                forget_runtime_dir(point, None);
+            }
             return Err(finished);
         }
         let node = Node::parse(point, &finished.text());
