@@ -20,6 +20,7 @@ mod support;
 
 mod attributes;
 mod bad_input;
+mod caches;
 mod faults;
 mod freshness;
 mod hosts;
@@ -28,5 +29,6 @@ mod job_start;
 mod names;
 mod object_store;
 mod ordinary_user;
+mod origins;
 mod real_clients;
 mod users;

@@ -1,1 +1,220 @@
-//! object_store
+//! A real S3 server as the origin, and what happens when it goes away.
+
+use crate::skip;
+use crate::support::command::has_program;
+use crate::support::fixture::{checksums, noise};
+use crate::support::{Background, Mount, Scratch, copperfs, errno, eventually, is_root};
+use rustix::io::Errno;
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// `scripts/test-servers` puts it there; a user may have it anyway.
+fn rclone() -> Option<PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/rclone");
+    if own.is_file() {
+        return Some(own);
+    }
+    has_program("rclone").then(|| "rclone".into())
+}
+
+/// `rclone serve s3` over a directory, on loopback.
+struct Server {
+    address: SocketAddr,
+    process: Option<Background>,
+    program: PathBuf,
+    root: Scratch,
+}
+
+impl Server {
+    const KEYS: (&str, &str) = ("test-key", "test-secret");
+
+    fn start(program: PathBuf) -> Self {
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let root = Scratch::new();
+        root.dir("data/bucket");
+        let mut server = Self {
+            address,
+            process: None,
+            program,
+            root,
+        };
+        server.up();
+        server
+    }
+
+    fn up(&mut self) {
+        let mut serve = Command::new(&self.program);
+        serve.args([
+            "serve",
+            "s3",
+            "--addr",
+            &self.address.to_string(),
+            "--config",
+            "",
+        ]);
+        serve
+            .args(["--dir-cache-time", "1s", "--auth-key"])
+            .arg([Self::KEYS.0, Self::KEYS.1].join(","));
+        serve
+            .arg("--cache-dir")
+            .arg(self.root.dir("cache"))
+            .arg(self.root.dir("data"));
+        serve
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        self.process = Some(Background::spawn(&mut serve));
+        let address = self.address;
+        eventually(Duration::from_secs(30), "the S3 server is up", || {
+            TcpStream::connect(address).is_ok()
+        });
+    }
+
+    fn down(&mut self) {
+        self.process = None;
+    }
+
+    /// The bucket, as files.
+    fn bucket(&self) -> PathBuf {
+        self.root.path().join("data/bucket")
+    }
+
+    fn mount(&self, scratch: &Scratch, flags: &[&str]) -> Mount {
+        let mut mount = copperfs(["mount", "--origin", "/data=s3://bucket/set"]);
+        mount.args(flags).env("AWS_ACCESS_KEY_ID", Self::KEYS.0);
+        mount
+            .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
+            .env("AWS_REGION", "us-east-1");
+        mount
+            .env("AWS_ENDPOINT", format!("http://{}", self.address))
+            .env("AWS_ALLOW_HTTP", "true");
+        Mount::at(&scratch.dir("mnt"), &mut mount)
+    }
+}
+
+fn fill(bucket: &Path) {
+    for number in 0..40 {
+        let path = bucket.join(format!("set/dir{}/f{number}", number % 4));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, noise(number, usize::try_from(number).unwrap() * 997)).unwrap();
+    }
+    fs::write(bucket.join("set/large"), noise(99, 9 << 20)).unwrap();
+    fs::write(bucket.join("beside"), "not in the prefix").unwrap();
+}
+
+/// Every byte comes through, each object is asked for once, and only what lies under the prefix shows.
+#[test]
+fn a_bucket_reads_as_a_directory() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let server = Server::start(program);
+    fill(&server.bucket());
+    let scratch = Scratch::new();
+    let mount = server.mount(&scratch, &[]);
+    let expected = checksums(&server.bucket().join("set"));
+    assert_eq!(checksums(&mount.path("data")), expected);
+    assert_eq!(checksums(&mount.path("data")), expected);
+    let stats = mount.stats();
+    // One of the forty is empty.
+    assert_eq!(stats.get("origin.opens"), 40);
+    let bytes: u64 = (0..40).map(|number| number * 997).sum();
+    assert_eq!(stats.get("origin.bytes_read"), bytes + (9 << 20));
+    assert_eq!(errno(fs::metadata(mount.path("data/none"))), Errno::NOENT);
+    assert_eq!(errno(fs::metadata(mount.path("data/beside"))), Errno::NOENT);
+    let (native, mounted) = (server.bucket().join("set/large"), mount.path("data/large"));
+    let mtime = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let apart = mtime(&native)
+        .duration_since(mtime(&mounted))
+        .unwrap_or_default();
+    assert!(
+        apart < Duration::from_secs(2),
+        "the store's times are the files'"
+    );
+    let shown =
+        fs::read_to_string(format!("/proc/{}/cmdline", mount.pid.as_raw_nonzero())).unwrap();
+    assert!(!shown.contains(Server::KEYS.1) && !mount.log().contains(Server::KEYS.1));
+}
+
+/// The server goes down: what is here is served, what is not is an error within the bound, and when it
+/// is back, so are the files.
+#[test]
+fn a_server_that_goes_down_and_comes_back() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let mut server = Server::start(program);
+    fill(&server.bucket());
+    let scratch = Scratch::new();
+    let mount = server.mount(&scratch, &["--request-timeout", "3s"]);
+    assert!(fs::read(mount.path("data/dir1/f5")).unwrap() == noise(5, 5 * 997));
+    server.down();
+    let start = Instant::now();
+    assert_eq!(errno(fs::read(mount.path("data/dir1/f9"))), Errno::IO);
+    assert!(
+        start.elapsed() < Duration::from_secs(15),
+        "EIO after {:?}",
+        start.elapsed()
+    );
+    assert!(fs::read(mount.path("data/dir1/f5")).unwrap() == noise(5, 5 * 997));
+    assert!(mount.stats().get("origin.errors") > 0);
+    server.up();
+    eventually(Duration::from_secs(20), "the file is read", || {
+        fs::read(mount.path("data/dir1/f9")).is_ok_and(|content| content == noise(9, 9 * 997))
+    });
+}
+
+/// Keys that the server does not take, and a server that is not there, are refused at mount time with
+/// a message that names the origin and no secret.
+#[test]
+fn a_store_that_refuses() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let server = Server::start(program);
+    fill(&server.bucket());
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    let mut mount = copperfs([
+        "mount",
+        "--origin",
+        "/data=s3://bucket/set",
+        "--request-timeout",
+        "3s",
+    ]);
+    mount
+        .env("AWS_ACCESS_KEY_ID", Server::KEYS.0)
+        .env("AWS_SECRET_ACCESS_KEY", "wrong-secret");
+    mount
+        .env("AWS_ENDPOINT", format!("http://{}", server.address))
+        .env("AWS_ALLOW_HTTP", "true");
+    match Mount::try_at(&point, &mut mount) {
+        Err(finished) => {
+            let message = finished.refused();
+            assert!(message.contains("s3://bucket/set"), "{message}");
+            assert!(!message.contains("wrong-secret"), "{message}");
+        }
+        // Nothing is asked of the store before somebody looks.
+        Ok(mount) => {
+            let number = errno(fs::read_dir(mount.path("data")).map(drop));
+            assert!(matches!(number, Errno::IO | Errno::ACCESS), "{number}");
+            assert!(mount.log().contains("s3://bucket"), "{}", mount.log());
+            assert!(!mount.log().contains("wrong-secret"));
+        }
+    }
+}

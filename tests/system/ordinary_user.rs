@@ -1,1 +1,241 @@
-//! ordinary_user
+//! A mount by a user without privilege, through `fusermount3`.
+
+use crate::skip;
+use crate::support::command::{Background, Finished, has_program, run};
+use crate::support::kernel::mount_at_of;
+use crate::support::{Scratch, copperfs, is_root};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A user that owns nothing but what this test gives to it: `nobody`, since `fusermount3` wants a name.
+const USER: u32 = 65_534;
+
+/// A user's own place: mount point, runtime directory, a copy of the program, and a mount namespace in
+/// which users may open `/dev/fuse`, as on most machines, whatever this one says.
+struct Account {
+    home: Scratch,
+    program: PathBuf,
+    point: PathBuf,
+    /// Keeps the mount namespace.
+    holder: Background,
+}
+
+impl Account {
+    /// `Err`: why this machine cannot have one.
+    fn new() -> Result<Self, &'static str> {
+        const ENTER: &str = "mknod \"$1\" c 10 229 && chmod 666 \"$1\" &&
+            mount --bind \"$1\" /dev/fuse && true < /dev/fuse && echo ready && exec sleep 600";
+        if !is_root() {
+            return Err("needs root to become another user");
+        }
+        if !has_program("fusermount3") {
+            return Err("fusermount3 is not installed");
+        }
+        let home = Scratch::new();
+        let program = home.path().join("copperfs");
+        fs::copy(env!("CARGO_BIN_EXE_copperfs"), &program).unwrap();
+        let point = home.dir("mnt");
+        for dir in [&point, &home.dir("run")] {
+            chown(dir, Some(USER), Some(USER)).unwrap();
+        }
+        let mut unshare = Command::new("unshare");
+        unshare.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            ENTER,
+            "sh",
+        ]);
+        unshare
+            .arg(home.path().join("fuse"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut holder = Background::spawn(&mut unshare);
+        let mut said = String::new();
+        BufReader::new(holder.stdout())
+            .read_line(&mut said)
+            .unwrap();
+        if said != "ready\n" {
+            return Err("no mount namespace with a device of its own can be made here");
+        }
+        Ok(Self {
+            home,
+            program,
+            point,
+            holder,
+        })
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--mount",
+            "--target",
+            &self.holder.pid().as_raw_nonzero().to_string(),
+        ]);
+        command.args([
+            "setpriv",
+            &format!("--reuid={USER}"),
+            &format!("--regid={USER}"),
+        ]);
+        command
+            .args(["--clear-groups", "--inh-caps=-all"])
+            .arg(program)
+            .current_dir("/");
+        command
+            .env("XDG_RUNTIME_DIR", self.home.path().join("run"))
+            .env("HOME", self.home.path());
+        command
+    }
+
+    fn copperfs(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&self.program);
+        for (name, value) in copperfs(arguments).get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.args(arguments);
+        command
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Finished {
+        run(self.command(Path::new(program)).args(arguments))
+    }
+
+    /// Options and type of what is mounted, in the namespace.
+    fn mounted(&self) -> Option<(String, String)> {
+        mount_at_of(self.holder.pid(), &self.point)
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if self.mounted().is_some() {
+            let unmounted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(self.copperfs(&["unmount"]).arg(&self.point))
+            }));
+            if !unmounted.is_ok_and(|finished| finished.status.success()) {
+                eprintln!("a daemon of user {USER} may be left behind");
+            }
+        }
+    }
+}
+
+/// With no origin given, an ordinary user gets the whole file system under the mount, without what is
+/// this node's alone, with the rights that he has anyway.
+#[test]
+fn an_ordinary_user_mounts_the_whole_file_system() {
+    let account = match Account::new() {
+        Ok(account) => account,
+        Err(reason) => skip!("{reason}"),
+    };
+    let mounted = run(account.copperfs(&["mount"]).arg(&account.point));
+    assert!(mounted.status.success(), "{mounted:?}");
+    let (options, kind) = account.mounted().expect("a mount");
+    assert_eq!(kind, "fuse.copperfs");
+    for wanted in ["ro", "nosuid", "nodev"] {
+        assert!(
+            options.split(',').any(|option| option == wanted),
+            "{options}"
+        );
+    }
+    let inside = |path: &str| account.point.join(path).display().to_string();
+    let passwd = account.run("cat", &[&inside("etc/passwd")]);
+    assert_eq!(
+        passwd.text(),
+        fs::read_to_string("/etc/passwd").unwrap(),
+        "{passwd:?}"
+    );
+    let shadow = account.run("cat", &[&inside("etc/shadow")]);
+    assert!(shadow.refused().contains("Permission denied"), "{shadow:?}");
+    let top = account.run("ls", &["-a", &account.point.display().to_string()]);
+    let names: Vec<String> = top.text().lines().map(ToOwned::to_owned).collect();
+    assert!(
+        names.contains(&"usr".into()) && names.contains(&"etc".into()),
+        "{names:?}"
+    );
+    for excluded in ["proc", "sys", "dev", "run", "tmp", "var"] {
+        assert!(
+            !names.contains(&excluded.into()),
+            "{excluded} is in {names:?}"
+        );
+        let found = account.run("cat", &[&inside(excluded)]);
+        assert!(found.refused().contains("No such file"), "{found:?}");
+    }
+    let program = account.run(&inside("usr/bin/true"), &[]);
+    assert!(program.status.success(), "{program:?}");
+    let stats = run(account.copperfs(&["stats", "--json"]).arg(&account.point));
+    assert!(stats.status.success(), "{stats:?}");
+    // Nobody else, not even root, looks into a mount that is not shared.
+    let seen = format!(
+        "/proc/{}/root{}",
+        account.holder.pid().as_raw_nonzero(),
+        account.point.display()
+    );
+    assert!(fs::read_dir(seen).is_err());
+    let cleared = run(account.copperfs(&["clear"]).arg(&account.point));
+    assert!(cleared.status.success(), "{cleared:?}");
+    let unmounted = run(account.copperfs(&["unmount"]).arg(&account.point));
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    assert!(account.mounted().is_none());
+}
+
+/// A stale mount of the user's killed daemon is cleaned by the user's next mount.
+#[test]
+fn an_ordinary_user_cleans_up_after_a_killed_daemon() {
+    let account = match Account::new() {
+        Ok(account) => account,
+        Err(reason) => skip!("{reason}"),
+    };
+    for _ in 0..2 {
+        let mounted = run(account
+            .copperfs(&["mount", "--origin", "/usr"])
+            .arg(&account.point));
+        assert!(mounted.status.success(), "{mounted:?}");
+        let said = mounted.text();
+        let pid = said
+            .split_once("(pid ")
+            .unwrap()
+            .1
+            .split_once(',')
+            .unwrap()
+            .0;
+        let file = account.point.join("usr/bin/env").display().to_string();
+        assert!(account.run("cat", &[&file]).status.success());
+        assert!(account.run("kill", &["-9", pid]).status.success());
+    }
+    let unmounted = run(account.copperfs(&["unmount"]).arg(&account.point));
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    assert!(account.mounted().is_none());
+}
+
+/// What an ordinary user may not do is said in words that help.
+#[test]
+fn what_an_ordinary_user_may_not() {
+    let account = match Account::new() {
+        Ok(account) => account,
+        Err(reason) => skip!("{reason}"),
+    };
+    let refuse = |flags: &[&str], words: &str| {
+        let finished = run(account
+            .copperfs(&[&["mount"], flags].concat())
+            .arg(&account.point));
+        assert!(finished.refused().contains(words), "{finished:?}");
+        assert!(account.mounted().is_none());
+    };
+    let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    if !allowed
+        .lines()
+        .any(|line| line.trim() == "user_allow_other")
+    {
+        refuse(&["--allow-other"], "user_allow_other");
+    }
+    refuse(&["--open", "passthrough"], "CAP_SYS_ADMIN");
+}

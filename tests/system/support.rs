@@ -3,6 +3,7 @@
 
 pub mod command;
 pub mod fixture;
+pub mod hosts;
 pub mod kernel;
 pub mod leash;
 pub mod mount;

@@ -148,33 +148,49 @@ pub fn packages_total() -> String {
     (count * (count - 1) / 2).to_string()
 }
 
-/// Packages that people use, installed once per checkout.
+/// Packages that people use: those of the Python that runs the tests, or else installed once per
+/// checkout.
 ///
 /// # Errors
 /// Why they are not there: this machine has no network, or no pip.
 pub fn real_packages() -> Result<&'static Path, String> {
+    const FIND: &str = "import os
+import networkx, numpy, pandas, sympy
+tops = {os.path.dirname(os.path.dirname(p.__file__)) for p in (networkx, numpy, pandas, sympy)}
+assert len(tops) == 1
+print(*tops)";
     static TREE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let tree = TREE.get_or_init(|| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-packages");
-        try_cached("python-packages", |dir| {
-            let mut pip = command::python();
-            pip.args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-            ]);
-            pip.args(["numpy", "pandas", "sympy", "networkx", "--target"])
-                .arg(dir);
-            let finished = command::run_within(&mut pip, Duration::from_secs(400));
-            let failed = || format!("pip cannot install numpy and others: {}", finished.stderr);
-            finished.status.success().then_some(()).ok_or_else(failed)
-        })?;
+        let found = command::run(command::python().args(["-c", FIND]));
+        let path = if found.status.success() {
+            PathBuf::from(found.text().trim_end())
+        } else {
+            try_cached("python-packages", install_packages)?
+        };
         settle(&path);
         Ok(path)
     });
     tree.as_deref().map_err(Clone::clone)
+}
+
+fn install_packages(dir: &Path) -> Result<(), String> {
+    let mut pip = command::python();
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]);
+    pip.args(["numpy", "pandas", "sympy", "networkx", "--target"]);
+    let finished = command::run_within(pip.arg(dir), Duration::from_secs(400));
+    if finished.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "pip cannot install numpy and others: {}",
+        finished.stderr
+    ))
 }
 
 /// A directory below the build directory that is made once and kept.

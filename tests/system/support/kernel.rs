@@ -1,5 +1,6 @@
 //! The kernel's side: its caches, its mounts, its processes.
 
+use rustix::process::Pid;
 use std::fs::File;
 use std::path::Path;
 
@@ -47,7 +48,13 @@ pub fn forget_pages(file: &File) {
 
 /// The options and the type of the topmost mount at `path`.
 pub fn mount_at(path: &Path) -> Option<(String, String)> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mount_at_of(rustix::process::getpid(), path)
+}
+
+/// The same in the mount namespace of another process.
+pub fn mount_at_of(process: Pid, path: &Path) -> Option<(String, String)> {
+    let table = format!("/proc/{}/mountinfo", process.as_raw_nonzero());
+    let table = std::fs::read_to_string(table).unwrap_or_default();
     let wanted = path.to_str()?;
     table.lines().rev().find_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -59,7 +66,7 @@ pub fn mount_at(path: &Path) -> Option<(String, String)> {
 }
 
 /// Processor time that a process has used, in clock ticks.
-pub fn cpu_ticks(pid: rustix::process::Pid) -> u64 {
+pub fn cpu_ticks(pid: Pid) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let rest = stat.rsplit_once(") ").unwrap().1;
     rest.split(' ')
