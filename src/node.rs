@@ -266,6 +266,7 @@ fn ladder(
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
             bypass_above: settings.bypass_above,
+            sibling_read_ahead: settings.sibling_read_ahead,
             listing_entries_max: settings.listing_entries_max,
         },
         source,

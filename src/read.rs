@@ -19,6 +19,7 @@ mod flight;
 mod listings;
 mod serve;
 mod single_flight;
+mod walk;
 
 pub use attributes::Found;
 pub use blocks::{FileId, FileRef, ReadAhead};
@@ -53,6 +54,8 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
+    /// Whether small files are fetched ahead of a reader who goes through a directory in order.
+    pub sibling_read_ahead: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
 }

@@ -11,6 +11,7 @@
 mod abort;
 mod fusermount;
 mod preflight;
+mod readahead;
 mod session;
 mod state;
 

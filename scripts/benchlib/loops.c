@@ -9,8 +9,10 @@
  * message and status 1: a benchmark of failing calls must not look fast.
  *
  * OP: stat | missing (stat that must say ENOENT) | read (open, read to the end, close) |
- *     map (mmap, touch every page, munmap; counts pages) | walk (every entry below LIST's paths, with
- *     lstat) | list (readdir only)
+ *     map (mmap, add up every word, munmap; counts pages) | touch (the same with one byte a page: the
+ *     page tables alone) | walk (every entry below LIST's paths, with lstat) | list (readdir only) |
+ *     scatter (out of the page cache and in again page by page, without large folios) | gather (out and
+ *     in again with the kernel's read-ahead)
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -70,23 +72,36 @@ static void op_read(const char *path) {
     operations++;
 }
 
-static void op_map(const char *path) {
+static uint64_t add_words(const char *map, size_t size) {
+    const uint64_t *words = (const uint64_t *)map;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < size / sizeof *words; i++) sum += words[i];
+    return sum;
+}
+
+static uint64_t touch_pages(const char *map, size_t size) {
+    uint64_t sum = 0;
+    for (size_t at = 0; at < size; at += PAGE_BYTES) sum += (unsigned char)map[at];
+    return sum;
+}
+
+static void map_with(const char *path, uint64_t (*use)(const char *map, size_t size)) {
     struct stat status;
     int file = open(path, O_RDONLY);
     if (file < 0 || fstat(file, &status) != 0) die("open", path);
     size_t size = (size_t)status.st_size;
     const char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, file, 0);
     if (map == MAP_FAILED) die("mmap", path);
-    uint64_t sum = 0;
-    for (size_t at = 0; at < size; at += PAGE_BYTES) {
-        sum += (unsigned char)map[at];
-        operations++;
-    }
-    touched += sum;
+    touched += use(map, size);
+    operations += (size + PAGE_BYTES - 1) / PAGE_BYTES;
     bytes += size;
     munmap((void *)map, size);
     close(file);
 }
+
+static void op_map(const char *path) { map_with(path, add_words); }
+
+static void op_touch(const char *path) { map_with(path, touch_pages); }
 
 static void op_walk(const char *path) {
     char *roots[] = {(char *)path, NULL};
@@ -109,11 +124,27 @@ static void op_list(const char *path) {
     closedir(directory);
 }
 
+static void again(const char *path, int advice) {
+    int file = open(path, O_RDONLY);
+    if (file < 0) die("open", path);
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    posix_fadvise(file, 0, 0, advice);
+    for (ssize_t got = 1; got > 0;)
+        if ((got = read(file, buffer, sizeof buffer)) < 0) die("read", path);
+    close(file);
+    operations++;
+}
+
+static void op_scatter(const char *path) { again(path, POSIX_FADV_RANDOM); }
+
+static void op_gather(const char *path) { again(path, POSIX_FADV_SEQUENTIAL); }
+
 static const struct {
     const char *name;
     void (*run)(const char *path);
 } OPERATIONS[] = {{"stat", op_stat}, {"missing", op_missing}, {"read", op_read},
-                  {"map", op_map},   {"walk", op_walk},       {"list", op_list}};
+                  {"map", op_map},   {"touch", op_touch},     {"walk", op_walk},
+                  {"list", op_list}, {"scatter", op_scatter}, {"gather", op_gather}};
 
 static char **read_list(const char *path, size_t *count) {
     FILE *file = fopen(path, "r");

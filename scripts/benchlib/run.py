@@ -20,7 +20,7 @@ def build_loops(directory):
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             sys.exit("bench: no C compiler; try: apt-get install gcc libc6-dev")
-        flags = ["-O2", "-Wall", "-Wextra", "-D_FILE_OFFSET_BITS=64"]
+        flags = ["-O3", "-Wall", "-Wextra", "-D_FILE_OFFSET_BITS=64"]
         subprocess.run([compiler, *flags, "-o", binary, source], check=True)
     return binary
 

@@ -254,6 +254,13 @@ pub const KEYS: &[Key] = &[
         "Bring files up to this size whole on their first read. Larger ones come in blocks of 1 MiB \
          with read-ahead.",
     ),
+    switch(
+        "sibling_read_ahead",
+        "true",
+        Group::Caches,
+        "Bring small files ahead of a reader who goes through a directory file by file, in the order \
+         of its listing or of the names, from the eighth in a row on.",
+    ),
     key(
         "bypass_above",
         "SIZE",

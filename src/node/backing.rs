@@ -1,8 +1,11 @@
-//! Real files behind passthrough opens: whole contents in sealed memory files.
+//! Real files behind passthrough opens: whole contents in memory files that nobody can write any more.
 //!
 //! A passthrough open hands the kernel a file that it reads without asking. Until there is a store on
-//! disk, that file is a `memfd`, filled from the read path and sealed, held within a bound of its own
-//! in a cache, and for as long as the kernel has it open.
+//! disk, that file has no name and lies in a tmpfs of this node's own, filled from the read path, held
+//! within a bound of its own in a cache, and for as long as the kernel has it open. Of its own, because
+//! only so may it have huge pages: with small ones a mapped file costs a hundred times as many entries
+//! of page tables, and reading is slower than from a disk filesystem's page cache. Where such a mount is
+//! refused it is a `memfd`.
 
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
@@ -10,9 +13,10 @@ use crate::num::to_usize;
 use crate::read::ReadPath;
 use copperfs_fuse::Backing;
 use dashmap::DashSet;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Files below this size are faster through the daemon and the page cache than passed through
@@ -29,7 +33,17 @@ struct Inner {
     files: Cache<u64, Backing>,
     /// Inodes whose file is being filled.
     filling: DashSet<u64>,
+    memory: Memory,
     runtime: tokio::runtime::Handle,
+}
+
+/// Where the files lie.
+#[derive(Debug)]
+enum Memory {
+    /// In a tmpfs with huge pages that is mounted nowhere.
+    Huge(OwnedFd),
+    /// Each by itself.
+    Memfd,
 }
 
 impl fmt::Debug for Backings {
@@ -41,12 +55,18 @@ impl fmt::Debug for Backings {
 }
 
 impl Backings {
-    /// None yet, and never more than `bytes_max`.
+    /// None yet, and never more than `bytes_max`; with 0 there will be none.
     pub(super) fn new(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         let files = Cache::new(EvictionPolicy::S3Fifo, bytes_max);
+        let memory = if bytes_max == 0 {
+            Memory::Memfd
+        } else {
+            Memory::new()
+        };
         Self(Arc::new(Inner {
             files,
             filling: DashSet::new(),
+            memory,
             runtime,
         }))
     }
@@ -64,7 +84,7 @@ impl Backings {
         if self.0.filling.insert(inode.number) {
             let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
             drop(self.0.runtime.spawn(async move {
-                match fill(&read, &inode).await {
+                match fill(&this.0.memory, &read, &inode).await {
                     Ok(file) => {
                         this.0.files.insert(inode.number, Arc::new(file), size);
                     }
@@ -84,13 +104,76 @@ impl Backings {
     }
 }
 
+impl Memory {
+    fn new() -> Self {
+        match huge_tmpfs() {
+            Ok(mount) => Self::Huge(mount),
+            Err(error) => {
+                tracing::info!(%error, "no tmpfs with huge pages: passed-through files have small ones");
+                Self::Memfd
+            }
+        }
+    }
+
+    /// An empty file that is to be `size` bytes long.
+    fn create(&self, size: u64) -> rustix::io::Result<OwnedFd> {
+        let file = match self {
+            Self::Huge(mount) => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                rustix::fs::openat(mount, ".", flags, Mode::RUSR | Mode::WUSR)?
+            }
+            Self::Memfd => {
+                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+                rustix::fs::memfd_create("copperfs", flags)?
+            }
+        };
+        rustix::fs::ftruncate(&file, size)?;
+        Ok(file)
+    }
+
+    /// The complete `file`, with nobody left who could write it.
+    fn close(&self, file: OwnedFd) -> rustix::io::Result<OwnedFd> {
+        match self {
+            Self::Huge(_) => rustix::fs::open(
+                format!("/proc/self/fd/{}", file.as_raw_fd()),
+                OFlags::RDONLY | OFlags::CLOEXEC,
+                Mode::empty(),
+            ),
+            Self::Memfd => {
+                let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
+                rustix::fs::fcntl_add_seals(&file, seals)?;
+                Ok(file)
+            }
+        }
+    }
+}
+
+/// A tmpfs that no path leads to. Needs CAP_SYS_ADMIN, as passthrough does. Not bounded in itself: the
+/// cache is.
+fn huge_tmpfs() -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in [
+        ("huge", "within_size"),
+        ("size", "0"),
+        ("nr_inodes", "0"),
+        ("mode", "0700"),
+    ] {
+        rustix::mount::fsconfig_set_string(&context, key, value)?;
+    }
+    rustix::mount::fsconfig_create(&context)?;
+    rustix::mount::fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+    )
+}
+
 async fn fill(
+    memory: &Memory,
     read: &ReadPath,
     inode: &Inode,
 ) -> Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("copperfs", flags)?;
-    rustix::fs::ftruncate(&file, inode.file.size)?;
+    let file = memory.create(inode.file.size)?;
     let mut offset = 0;
     while offset < inode.file.size {
         let bytes = read
@@ -106,9 +189,24 @@ async fn fill(
         offset += bytes.len() as u64;
         debug_assert!(to_usize(offset) > 0);
     }
-    rustix::fs::fcntl_add_seals(
-        &file,
-        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK,
-    )?;
-    Ok(file)
+    Ok(memory.close(file)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_file_can_be_read_and_not_written() {
+        for memory in [Memory::new(), Memory::Memfd] {
+            let file = memory.create(3).unwrap();
+            assert_eq!(rustix::io::pwrite(&file, b"abc", 0), Ok(3));
+            let file = memory.close(file).unwrap();
+            let mut bytes = [0; 4];
+            assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(3));
+            assert_eq!(&bytes, b"abc\0");
+            assert!(rustix::io::pwrite(&file, b"x", 0).is_err(), "{memory:?}");
+            assert!(rustix::fs::ftruncate(&file, 9).is_err(), "{memory:?}");
+        }
+    }
 }

@@ -5,7 +5,8 @@ use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, Version,
+    BLOCK_BYTES, BlockPart, Failure, FailureKind, FileKind, ItemPath, ReadRequest, ReadStream,
+    Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
@@ -88,6 +89,8 @@ pub struct ReadAhead {
 
 /// The widest read-ahead window of a large file, in blocks (16 MiB).
 const WINDOW_BLOCKS_MAX: u64 = 16;
+/// The largest file that is fetched ahead of a reader who goes through its directory.
+const SIBLING_BYTES_MAX: u64 = 256 << 10;
 /// How often a block is asked for again after it arrived damaged.
 const CORRUPT_RETRIES_MAX: u32 = 2;
 
@@ -187,6 +190,31 @@ impl ReadPath {
         let middle = blocks.end + (end - blocks.end) / 2;
         if middle < end && !self.has_or_awaits(file, middle) {
             self.fetch(file, blocks.end..end);
+        }
+    }
+
+    /// A reader begins with `file`: if it goes through a directory file by file, the following small
+    /// ones are fetched ahead of it.
+    pub fn begun(&self, file: &FileRef) {
+        if !self.0.options.sibling_read_ahead {
+            return;
+        }
+        let Some((parent, name)) = file.path.split() else {
+            return;
+        };
+        let Some(directory) = self.directory_now(&parent) else {
+            return;
+        };
+        for position in directory.reading(name) {
+            let entry = &directory.entries[position];
+            if entry.kind == FileKind::File
+                && let Some(attributes) = directory.current_attributes(position)
+                && attributes.size <= SIBLING_BYTES_MAX
+                && let Ok(path) = parent.join(&entry.name)
+            {
+                let sibling = FileRef::new(path, attributes.version, attributes.size);
+                self.fetch(&sibling, 0..sibling.block_count());
+            }
         }
     }
 

@@ -1,8 +1,10 @@
 //! A directory as this node knows it. Pure.
 
 use super::attributes::is_current;
+use super::walk::Walk;
 use copperfs_overlay::{Attributes, Cursor, Entry, Failure, FailureKind, ItemPath, Listing};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -23,6 +25,9 @@ pub struct Directory {
     /// the last time.
     stat_next: AtomicU32,
     stat_batch: AtomicU32,
+    /// Readers that go through the files in the listing's order, and in the order of the names.
+    listed: Walk,
+    sorted: Walk,
 }
 
 impl fmt::Debug for Directory {
@@ -55,6 +60,8 @@ impl Directory {
             since: Instant::now(),
             stat_next: AtomicU32::new(0),
             stat_batch: AtomicU32::new(0),
+            listed: Walk::default(),
+            sorted: Walk::default(),
         }
     }
 
@@ -84,10 +91,37 @@ impl Directory {
     /// Position of `name`.
     #[must_use]
     pub fn position(&self, name: &[u8]) -> Option<usize> {
+        self.rank(name).map(|rank| self.by_name[rank] as usize)
+    }
+
+    /// Place of `name` in the order of names.
+    fn rank(&self, name: &[u8]) -> Option<usize> {
         self.by_name
             .binary_search_by(|&at| self.entries[at as usize].name[..].cmp(name))
             .ok()
-            .map(|at| self.by_name[at] as usize)
+    }
+
+    /// File `name` is being read from its beginning. Gives the positions of the entries that a reader
+    /// who goes on in order will want next.
+    pub(super) fn reading(&self, name: &[u8]) -> Vec<usize> {
+        let Some(rank) = self.rank(name) else {
+            return Vec::new();
+        };
+        let count = self.entries.len();
+        let place = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        let clip = |places: Range<u32>| {
+            (places.start as usize).min(count)..(places.end as usize).min(count)
+        };
+        let listed = self
+            .listed
+            .step(place(self.by_name[rank] as usize))
+            .map(clip);
+        let sorted = self.sorted.step(place(rank)).map(clip);
+        match (listed, sorted) {
+            (Some(positions), _) => positions.collect(),
+            (None, Some(ranks)) => ranks.map(|rank| self.by_name[rank] as usize).collect(),
+            (None, None) => Vec::new(),
+        }
     }
 
     /// Names to stat together with entry `position`: more, the longer a reader goes in order.

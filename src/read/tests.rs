@@ -210,6 +210,7 @@ fn options() -> ReadOptions {
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
         bypass_above: None,
+        sibling_read_ahead: true,
         listing_entries_max: 1000,
     }
 }
@@ -531,6 +532,37 @@ async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
         .map(|read| read.block_count)
         .sum();
     assert_eq!(blocks, 8);
+}
+
+#[tokio::test]
+async fn small_files_are_fetched_ahead_of_one_who_goes_through_a_directory() {
+    let names: Vec<String> = (0..60).map(|i| format!("f{i:04}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1000)).collect();
+    for (sibling_read_ahead, waits) in [(true, 7..=20), (false, 60..=60)] {
+        let options = ReadOptions {
+            sibling_read_ahead,
+            ..options()
+        };
+        let (path, source) = read_path(Source::new(&files), options);
+        let mut waited = 0;
+        for name in &names {
+            let f = file(&path, name).await;
+            path.begun(&f);
+            for _ in 0..50 {
+                tokio::task::yield_now().await;
+            }
+            if path.read_now(&f, 0, 1000).is_none() {
+                waited += 1;
+                path.read(&f, &ReadAhead::default(), 0, 1000).await.unwrap();
+            }
+        }
+        assert!(waits.contains(&waited), "waited for {waited} of 60 files");
+        assert_eq!(
+            source.reads.lock().unwrap().len(),
+            60,
+            "each file is asked for once"
+        );
+    }
 }
 
 async fn collect(mut stream: ReadStream) -> Result<(Vec<u8>, usize), Failure> {

@@ -2,6 +2,7 @@
 
 use super::abort;
 use super::fusermount::{Connection, Via, disconnect};
+use super::readahead;
 use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
 use crate::adapter::{Adapter, Shared};
 use crate::backend::Backend;
@@ -143,6 +144,9 @@ impl Session {
         let connection = mountinfo::read()
             .ok()
             .and_then(|mounts| mountinfo::at(&mounts, &mountpoint).map(|mount| mount.device));
+        if let Some(device) = connection {
+            readahead::widen(device);
+        }
         let session = Self {
             mountpoint,
             via,

@@ -1,0 +1,101 @@
+//! Readers that go through a directory file by file, and what to fetch ahead of them. Pure.
+//!
+//! A tar, a copy or an epoch over a directory reads its files in the order of its listing or of their
+//! names. Such a reader would wait for a round trip up the tree at every file. After a run of
+//! [`RUN_MIN`] files that are each the next one, the following ones are fetched ahead, a window that
+//! grows with the run. A program that picks files (a Python import) never makes such a run, and gets
+//! nothing that it does not ask for.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Files read one after another before anything is fetched ahead.
+const RUN_MIN: u32 = 8;
+/// Files fetched ahead at most.
+const WINDOW_MAX: u32 = 32;
+
+/// The readers of one directory in one order. Several readers at a time spoil each other's run; none
+/// is served wrongly for it.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    /// The place after the file that was read last.
+    next: AtomicU32,
+    /// Files read in a row.
+    run: AtomicU32,
+    /// The place up to which files were fetched ahead.
+    fetched: AtomicU32,
+}
+
+impl Walk {
+    /// The file at place `at` is being read. Gives the places to fetch ahead.
+    pub(super) fn step(&self, at: u32) -> Option<Range<u32>> {
+        let next = self.next.swap(at.saturating_add(1), Ordering::Relaxed);
+        if at.saturating_add(1) == next {
+            // The same file once more.
+            return None;
+        }
+        if at != next {
+            self.run.store(1, Ordering::Relaxed);
+            self.fetched.store(0, Ordering::Relaxed);
+            return None;
+        }
+        let run = self.run.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if run < RUN_MIN {
+            return None;
+        }
+        let window = run.min(WINDOW_MAX);
+        let fetched = self.fetched.load(Ordering::Relaxed).max(at + 1);
+        // In halves of the window, not file by file.
+        if fetched - (at + 1) > window / 2 {
+            return None;
+        }
+        let end = (at + 1).saturating_add(window);
+        self.fetched.store(end, Ordering::Relaxed);
+        Some(fetched..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ahead(walk: &Walk, places: impl IntoIterator<Item = u32>) -> Vec<u32> {
+        places
+            .into_iter()
+            .filter_map(|at| walk.step(at))
+            .flatten()
+            .collect()
+    }
+
+    #[test]
+    fn one_who_goes_in_order_has_each_file_fetched_once_and_ahead() {
+        let walk = Walk::default();
+        let fetched = ahead(&walk, 0..100);
+        assert!(
+            fetched.windows(2).all(|pair| pair[0] + 1 == pair[1]),
+            "{fetched:?}"
+        );
+        assert!(fetched[0] <= RUN_MIN + 1);
+        assert!((100..100 + WINDOW_MAX + 1).contains(fetched.last().unwrap()));
+    }
+
+    #[test]
+    fn one_who_starts_in_the_middle_is_seen_as_well() {
+        assert!(!ahead(&Walk::default(), 40..60).is_empty());
+    }
+
+    #[test]
+    fn one_who_picks_files_gets_nothing_ahead() {
+        let picks = [
+            3, 4, 5, 9, 10, 11, 12, 2, 40, 41, 43, 44, 45, 46, 47, 48, 50,
+        ];
+        assert!(ahead(&Walk::default(), picks).is_empty());
+    }
+
+    #[test]
+    fn the_same_file_again_neither_counts_nor_breaks_the_run() {
+        let walk = Walk::default();
+        assert!(ahead(&walk, [5; 50]).is_empty());
+        assert!(!ahead(&walk, (6..30).flat_map(|at| [at, at])).is_empty());
+    }
+}
