@@ -279,3 +279,59 @@ fn a_launch_is_all_or_nothing() {
         forget_runtime_dir(&point, None);
     }
 }
+
+/// A machine, or a container, without the FUSE device.
+#[test]
+fn a_machine_without_fuse() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    let plain = copperfs(["mount"]);
+    let mut hidden = std::process::Command::new("unshare");
+    let script = "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$@\"";
+    hidden.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        script,
+        "sh",
+    ]);
+    hidden.arg(plain.get_program()).args(plain.get_args());
+    hidden
+        .arg("--origin")
+        .arg(format!("/=file://{}", scratch.dir("origin").display()));
+    says(&refused(&point, &mut hidden), &["/dev/fuse"]);
+}
+
+/// Whatever a stranger sends to a node's port, it serves on.
+#[test]
+fn garbage_from_the_network_is_no_harm() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let members = Members::new(2, origin.path());
+    let root = members.start(0, &[]);
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger
+        .connect(members.hosts.split(',').next().unwrap())
+        .unwrap();
+    for number in 0..2_000_u64 {
+        let length = usize::try_from(number * 37 % 1400).unwrap();
+        let mut packet = crate::support::fixture::noise(number, length);
+        // Some look like the beginning of a QUIC connection, version and all.
+        if number % 3 == 0 && length > 8 {
+            packet[0] |= 0xc0;
+            packet[1..5].copy_from_slice(&[0, 0, 0, 1]);
+        }
+        let _refused = stranger.send(&packet);
+    }
+    let child = members.start(1, &[]);
+    assert_eq!(fs::read(child.path("file")).unwrap(), b"content");
+    assert!(root.is_alive());
+}

@@ -53,7 +53,7 @@ fn clear_with_the_old_file_open_in_every_mode() {
             match open.read_exact_at(&mut old, 0) {
                 Ok(()) => assert!(old == vec![b'o'; SIZE], "{what}: bytes of the new file"),
                 Err(error) => {
-                    assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE), "{what}")
+                    assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE), "{what}");
                 }
             }
             inside.kill().unwrap();
@@ -121,6 +121,33 @@ fn version_of(content: &[u8]) -> Option<u64> {
     same.then(|| u64::from_le_bytes(first.try_into().unwrap()))
 }
 
+const FILES: usize = 12;
+
+/// Replaces all files by those of `version`. Sizes repeat from one version to the next but one, so that
+/// a size alone proves nothing.
+fn write(origin: &Scratch, version: u64) {
+    for number in 0..FILES {
+        let words = 1 + (number * 9001 + usize::try_from(version % 2).unwrap() * 511) % 60_000;
+        let fresh = origin.file(".fresh", version.to_le_bytes().repeat(words));
+        let name = origin.dir("dir").join(format!("f{number}"));
+        fs::rename(fresh, name).unwrap();
+    }
+}
+
+/// Reads a file and gives its version; `None` if the reader is told that it has changed meanwhile.
+fn read_version(path: &Path) -> Option<u64> {
+    let mut content = Vec::new();
+    let read = fs::File::open(path).and_then(|mut file| file.read_to_end(&mut content));
+    match read {
+        Ok(_) => {
+            let version = version_of(&content);
+            Some(version.unwrap_or_else(|| panic!("{}: a mixture", path.display())))
+        }
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::STALE) => None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    }
+}
+
 /// A writer replaces files, and clears the tree after each round; readers on all nodes meanwhile. No
 /// read mixes versions, and none that begins after a `clear` returns sees what was there before it.
 #[test]
@@ -128,75 +155,53 @@ fn readers_under_change_never_see_a_mixture_nor_what_was_cleared() {
     if !is_root() {
         skip!("needs root");
     }
-    const FILES: usize = 12;
     let origin = Scratch::new();
-    let write = |version: u64| {
-        for number in 0..FILES {
-            // Sizes repeat from one version to the next, so that a size alone proves nothing.
-            let words = 1 + (number * 9001 + usize::try_from(version % 2).unwrap() * 511) % 60_000;
-            let fresh = origin.file(".fresh", version.to_le_bytes().repeat(words));
-            fs::rename(fresh, origin.dir("dir").join(format!("f{number}"))).unwrap();
-        }
-    };
-    write(1);
+    write(&origin, 1);
     let tree = Tree::launch(3, 1, origin.path(), &[]);
     let cleared = AtomicU64::new(1);
     let done = AtomicBool::new(false);
     let reads = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for rank in 0..3 {
-            let (tree, cleared, done, reads) = (&tree, &cleared, &done, &reads);
-            drop(scope.spawn(move || {
-                for number in (0..FILES).cycle() {
-                    if done.load(Ordering::Acquire) {
-                        return;
-                    }
-                    let at_least = cleared.load(Ordering::Acquire);
-                    let mut content = Vec::new();
-                    let read = fs::File::open(tree.path(rank, format!("dir/f{number}")))
-                        .and_then(|mut file| file.read_to_end(&mut content));
-                    match read {
-                        Ok(_) => {
-                            let version = version_of(&content)
-                                .unwrap_or_else(|| panic!("rank {rank}, f{number}: a mixture"));
-                            assert!(
-                                version >= at_least,
-                                "rank {rank}, f{number}: version {version} after {at_least} was cleared"
-                            );
-                            reads.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Err(error) => {
-                            let number = Errno::from_io_error(&error);
-                            assert_eq!(number, Some(Errno::STALE), "rank {rank}: {error}");
-                        }
-                    }
-                }
-            }));
-        }
-        let writer = || {
-            let start = Instant::now();
-            let mut version = 1;
-            while start.elapsed() < Duration::from_secs(8) {
-                version += 1;
-                write(version);
-                check(
-                    copperfs(["clear", "--cluster"])
-                        .arg(&tree.leaf().point)
-                        .arg("/dir"),
-                );
-                cleared.store(version, Ordering::Release);
+    let read_on = |rank: usize| {
+        for number in (0..FILES).cycle() {
+            if done.load(Ordering::Acquire) {
+                return;
             }
-            version
-        };
-        let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(writer));
+            let at_least = cleared.load(Ordering::Acquire);
+            if let Some(version) = read_version(&tree.path(rank, format!("dir/f{number}"))) {
+                let what = format!("rank {rank}, f{number}: version {version}");
+                assert!(version >= at_least, "{what} after {at_least} was cleared");
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    let write_on = || {
+        let start = Instant::now();
+        let mut version = 1;
+        while start.elapsed() < Duration::from_secs(8) {
+            version += 1;
+            write(&origin, version);
+            check(
+                copperfs(["clear", "--cluster"])
+                    .arg(&tree.leaf().point)
+                    .arg("/dir"),
+            );
+            cleared.store(version, Ordering::Release);
+        }
+        version
+    };
+    std::thread::scope(|scope| {
+        let read_on = &read_on;
+        (0..3).for_each(|rank| drop(scope.spawn(move || read_on(rank))));
+        // Readers end whatever becomes of the writer.
+        let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(write_on));
         done.store(true, Ordering::Release);
         eprintln!(
-            "{} reads over {written:?} versions",
+            "{} reads, versions {written:?}",
             reads.load(Ordering::Relaxed)
         );
         assert!(written.is_ok_and(|versions| versions > 3));
     });
-    assert!(reads.into_inner() > 100);
+    assert!(reads.load(Ordering::Relaxed) > 100);
     for node in tree.stats() {
         assert_eq!(node.get("verify.failures"), 0);
     }

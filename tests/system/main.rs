@@ -27,6 +27,7 @@ mod freshness;
 mod hosts;
 mod ioctl;
 mod job_start;
+mod lifecycle;
 mod limits;
 mod names;
 mod object_store;

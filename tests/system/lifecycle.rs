@@ -1,0 +1,232 @@
+//! Starting and ending: in any order, in the foreground, with some nodes gone.
+
+use crate::skip;
+use crate::support::kernel::mount_at;
+use crate::support::mount::forget_runtime_dir;
+use crate::support::tree::Members;
+use crate::support::{Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, run};
+use rustix::process::Signal;
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// A child may be started before its parent, and finds it.
+#[test]
+fn a_child_may_be_started_first() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let members = Members::new(3, origin.path());
+    std::thread::scope(|scope| {
+        let members = &members;
+        let last = scope.spawn(|| members.start(2, &["--request-timeout", "20s"]));
+        std::thread::sleep(Duration::from_millis(700));
+        let middle = scope.spawn(|| members.start(1, &["--request-timeout", "20s"]));
+        std::thread::sleep(Duration::from_millis(700));
+        let root = members.start(0, &[]);
+        let mounts = [root, middle.join().unwrap(), last.join().unwrap()];
+        for mount in &mounts {
+            assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
+        }
+    });
+}
+
+/// In the foreground the program stays, says that it is mounted, and ends on Ctrl-C.
+#[test]
+fn the_foreground_ends_on_ctrl_c() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let scratch = Scratch::new();
+    let point = scratch.dir("mnt");
+    for signal in [Signal::INT, Signal::TERM] {
+        let log = fs::File::create(scratch.path().join("said")).unwrap();
+        let served = format!("/=file://{}", origin.path().display());
+        let mut mount = copperfs(["mount", "--foreground", "--origin", &served]);
+        mount
+            .arg(&point)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let mut daemon = Background::spawn(&mut mount);
+        let said = || fs::read_to_string(scratch.path().join("said")).unwrap();
+        eventually(Duration::from_secs(20), "it mounts", || {
+            said().contains("is mounted")
+        });
+        assert_eq!(fs::read(point.join("file")).unwrap(), b"content");
+        daemon.signal(signal);
+        let status = daemon.exit_within(Duration::from_secs(15)).expect("an end");
+        assert!(status.success(), "{status}: {}", said());
+        assert!(mount_at(&point).is_none());
+    }
+    forget_runtime_dir(&point, None);
+}
+
+/// Everything that a mount is started with can stand in a file or in the environment; flags go first.
+#[test]
+fn options_come_from_flags_environment_and_file() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let scratch = Scratch::new();
+    for name in ["flag", "environment", "file"] {
+        scratch.file(&format!("{name}/is"), name);
+    }
+    let served = |name: &str| format!("/=file://{}/{name}", scratch.path().display());
+    let point = scratch.dir("mnt");
+    let text = format!(
+        "mountpoint = {:?}\nmemory = \"64MiB\"\npush = false\n\n\
+         [[origin]]\nprefix = \"/\"\nuri = \"file://{}/file\"\n",
+        point.display().to_string(),
+        scratch.path().display()
+    );
+    let config = scratch.file("config.toml", text);
+    let content = |flag: bool, environment: bool| {
+        let mut mount = copperfs(["mount", "--config"]);
+        mount.arg(&config);
+        if flag {
+            mount.args(["--origin", &served("flag")]);
+        }
+        if environment {
+            mount.env("COPPERFS_ORIGIN", served("environment"));
+        }
+        let mount = Mount::at(&point, &mut mount);
+        fs::read_to_string(mount.path("is")).unwrap()
+    };
+    assert_eq!(content(false, false), "file");
+    assert_eq!(content(false, true), "environment");
+    assert_eq!(content(true, true), "flag");
+}
+
+/// With a node gone, the others are told of by `stats --cluster`, `clear --cluster` says whom it did
+/// not reach, both within a bound, and `unmount --all` takes the rest away.
+#[test]
+fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let tree = Tree::launch(4, 2, origin.path(), &["--request-timeout", "2s"]);
+    tree.nodes[2].signal(Signal::KILL);
+    eventually(Duration::from_secs(5), "it is dead", || {
+        !tree.nodes[2].is_alive()
+    });
+    let start = Instant::now();
+    for asked in [0, 3] {
+        let (nodes, total) = tree.nodes[asked].cluster_stats();
+        let ranks: Vec<u64> = nodes.iter().map(|node| node.get("rank")).collect();
+        assert_eq!(ranks, [0, 1, 3], "asked of node {asked}");
+        assert_eq!(total.get("nodes"), 3);
+    }
+    let cleared = run(copperfs(["clear", "--cluster"]).arg(&tree.root().point));
+    assert!(
+        !cleared.status.success(),
+        "one node was not cleared: {cleared:?}"
+    );
+    assert!(
+        start.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(fs::read(tree.path(3, "file")).unwrap(), b"content");
+    check(copperfs(["unmount", "--all"]).arg(tree.base()));
+    for node in &tree.nodes {
+        assert!(!node.is_alive() && !node.is_mounted(), "{node:?}");
+    }
+}
+
+/// A launch where one is running already says so and leaves that one alone.
+#[test]
+fn a_second_launch_leaves_the_first_alone() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let tree = Tree::launch(2, 1, origin.path(), &[]);
+    let served = format!("/=file://{}", origin.path().display());
+    let mut again = copperfs(["launch", "--hosts", "local:2", "--origin", &served]);
+    let refused = run(again.arg(tree.base()));
+    assert!(refused.refused().contains("already mounted"), "{refused:?}");
+    for rank in 0..2 {
+        assert_eq!(fs::read(tree.path(rank, "file")).unwrap(), b"content");
+    }
+    check(copperfs(["unmount", "--all"]).arg(tree.base()));
+    assert!(
+        tree.nodes
+            .iter()
+            .all(|node| !node.is_alive() && !node.is_mounted())
+    );
+}
+
+/// Nothing that a launch makes stays behind when it is unmounted: no secret above all.
+#[test]
+fn no_secret_stays_behind() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    let tree = Tree::launch(2, 1, origin.path(), &[]);
+    let dirs: Vec<_> = tree
+        .nodes
+        .iter()
+        .map(|node| node.log.parent().unwrap().to_owned())
+        .collect();
+    check(copperfs(["unmount", "--all"]).arg(tree.base()));
+    for dir in dirs {
+        let left: Vec<_> = fs::read_dir(&dir)
+            .map(|entries| entries.map(|entry| entry.unwrap().file_name()).collect())
+            .unwrap_or_default();
+        assert!(
+            !left
+                .iter()
+                .any(|name| name.to_string_lossy().contains("secret")),
+            "{left:?}"
+        );
+    }
+}
+
+/// What a daemon holds does not grow with what has been asked of it.
+#[test]
+fn descriptors_and_threads_do_not_pile_up() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    for number in 0..50 {
+        origin.file(&format!("dir/f{number}"), vec![b'x'; 5000]);
+    }
+    let tree = Tree::launch(2, 1, origin.path(), &[]);
+    let count = |what: &str| -> Vec<usize> {
+        let of = |node: &crate::support::mount::Node| {
+            fs::read_dir(format!("/proc/{}/{what}", node.pid.as_raw_nonzero()))
+                .unwrap()
+                .count()
+        };
+        tree.nodes.iter().map(of).collect()
+    };
+    let round = || {
+        for number in 0..50 {
+            fs::read(tree.path(1, format!("dir/f{number}"))).unwrap();
+        }
+        tree.leaf().cluster_stats();
+        check(copperfs(["clear", "--cluster"]).arg(&tree.leaf().point));
+    };
+    (0..3).for_each(|_| round());
+    let before = (count("fd"), count("task"));
+    (0..20).for_each(|_| round());
+    // Threads for blocking calls come and go.
+    eventually(Duration::from_secs(30), "all is given back", || {
+        let no_more = |now: &[usize], before: &[usize]| {
+            now.iter()
+                .zip(before)
+                .all(|(now, before)| *now <= before + 2)
+        };
+        no_more(&count("fd"), &before.0) && no_more(&count("task"), &before.1)
+    });
+}
