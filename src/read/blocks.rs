@@ -271,7 +271,7 @@ impl ReadPath {
                 {
                     tracing::warn!(%failure, path = %file.path, index, "asking for the block again");
                     retries += 1;
-                    source = self.source_of(file, index, || [index..file.block_count(), 0..0]);
+                    source = self.source_of(file, index, || [index..index + 1, 0..0]);
                 }
                 Err(failure) => return Err(failure),
             }
