@@ -328,9 +328,6 @@ impl fuse::Backend for Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
-        if offset == 0 {
-            self.read.begun(&inode.file);
-        }
         if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
             self.read
                 .read_ahead(&inode.file, &inode.ahead, offset, size);

@@ -164,9 +164,12 @@ impl ReadPath {
         let blocks = blocks_of(&range);
         let mut pieces = Vec::with_capacity(2);
         for index in blocks.clone() {
-            let block = self
-                .block(file, index, || self.wanted(file, ahead, &blocks))
-                .await?;
+            let source = self.source_of(file, index, || self.wanted(file, ahead, &blocks));
+            // What this reader waits for is asked for first.
+            if offset == 0 && index == 0 {
+                self.fetch_siblings(file);
+            }
+            let block = self.block(file, index, source).await?;
             pieces.push(slice(&block, index, &range));
         }
         if let [piece] = &pieces[..] {
@@ -175,8 +178,12 @@ impl ReadPath {
         Ok(pieces.concat().into())
     }
 
-    /// Keeps a large file's read-ahead window ahead of a reader that was answered from the cache.
+    /// Keeps what is fetched ahead ahead of a reader that was answered from the cache: a large file's
+    /// window, or the files that follow.
     pub fn read_ahead(&self, file: &FileRef, ahead: &ReadAhead, offset: u64, size: u32) {
+        if offset == 0 {
+            self.fetch_siblings(file);
+        }
         if file.size <= self.0.options.whole_file_max {
             return;
         }
@@ -195,7 +202,7 @@ impl ReadPath {
 
     /// A reader begins with `file`: if it goes through a directory file by file, the following small
     /// ones are fetched ahead of it.
-    pub fn begun(&self, file: &FileRef) {
+    fn fetch_siblings(&self, file: &FileRef) {
         if !self.0.options.sibling_read_ahead {
             return;
         }
@@ -244,15 +251,16 @@ impl ReadPath {
         [blocks.start..end.min(count), 0..0]
     }
 
+    /// Waits for a block; asks for it again when it arrives damaged.
     async fn block(
         &self,
         file: &FileRef,
         index: u64,
-        wanted: impl Fn() -> [Range<u64>; 2],
+        mut source: Source,
     ) -> Result<Block, Failure> {
         let mut retries = 0;
         loop {
-            let flight = match self.source_of(file, index, &wanted) {
+            let flight = match source {
                 Source::Cached(block) => return Ok(block),
                 Source::Flying(flight) => flight,
             };
@@ -263,6 +271,7 @@ impl ReadPath {
                 {
                     tracing::warn!(%failure, path = %file.path, index, "asking for the block again");
                     retries += 1;
+                    source = self.source_of(file, index, || [index..index + 1, 0..0]);
                 }
                 Err(failure) => return Err(failure),
             }
