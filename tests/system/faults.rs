@@ -58,7 +58,10 @@ fn hits(node: &Node, count: u64) -> Vec<Duration> {
         assert!(content == noise(number, SIZE));
         time
     };
+    let before = node.stats();
     let mut times: Vec<Duration> = (0..count).map(read).collect();
+    let asked = node.stats().since(&before, "fuse.requests.read");
+    assert!(asked >= count, "the daemon was asked {asked} times");
     times.sort();
     times
 }
@@ -152,6 +155,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
     warm(&leaf);
     let free = hits(&leaf, 300);
     tree.root().signal(Signal::STOP);
+    let before = leaf.stats();
     let point = leaf.point.clone();
     let (done, finished) = std::sync::mpsc::sync_channel(READERS.try_into().unwrap());
     for number in 0..READERS {
@@ -165,7 +169,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
         );
     }
     eventually(Duration::from_secs(20), "all readers wait", || {
-        leaf.stats().get("cache.data.misses") >= READERS + 20
+        leaf.stats().since(&before, "fuse.requests.read") >= READERS
     });
     assert!(finished.try_recv().is_err(), "nobody has been answered");
     let busy = hits(&leaf, 300);
