@@ -2,7 +2,6 @@
 
 import os
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 
@@ -32,11 +31,6 @@ class Cost:
         """Operations per CPU-second of client and daemons."""
         return self.ops / self.cpu
 
-    @property
-    def wall_rate(self):
-        """Operations per second."""
-        return self.ops / self.wall
-
 
 class DaemonClock:
     """The CPU time that a set of daemons uses while a block runs, and the wall time."""
@@ -63,28 +57,6 @@ def drop_caches(what):
         file.write(str(what))
     # The inodes' FORGETs travel after the write returns.
     time.sleep(0.3)
-
-
-def drops():
-    """How often anyone on this machine emptied the kernel's caches since it started."""
-    with open("/proc/vmstat") as file:
-        counts = dict(line.split() for line in file)
-    return int(counts["drop_pagecache"]) + int(counts["drop_slab"])
-
-
-def undisturbed(run, again=None, attempts=5):
-    """The result of a `run` during which nobody emptied the kernel's caches; `again` comes before
-    each further attempt."""
-    start = drops()
-    for attempt in range(attempts):
-        if attempt > 0 and again is not None:
-            start = drops()
-            again()
-        result = run()
-        if drops() == start:
-            return result
-        print("bench: somebody emptied the kernel's caches; once more", file=sys.stderr)
-    raise RuntimeError("somebody keeps emptying the kernel's caches: no warm figure can be had")
 
 
 def status_kb(pid, key):

@@ -106,13 +106,3 @@ def _python_tree(base):
     subprocess.run(command, check=True)
     subprocess.run([sys.executable, "-m", "compileall", "-q", tree], check=False)
     mark.write_text(wanted)
-
-
-def count_tree(base):
-    """Files, directories and bytes below `base`."""
-    files = directories = size = 0
-    for here, names, leaves in os.walk(base):
-        directories += len(names)
-        files += len(leaves)
-        size += sum(os.lstat(os.path.join(here, leaf)).st_size for leaf in leaves)
-    return files, directories, size

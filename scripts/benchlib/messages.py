@@ -22,6 +22,7 @@ class Messages(Counter):
     def __add__(self, other):
         return Messages(super().__add__(other))
 
+
 @contextmanager
 def tracefs():
     """The trace file system, mounted for as long as it is needed."""

@@ -71,7 +71,11 @@ def flatten(value, prefix=""):
 def run(command, timeout=120):
     """Runs a command and returns what it printed; its own words when it fails."""
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=timeout, check=False
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     if done.returncode != 0:
         words = " ".join(str(word) for word in command)

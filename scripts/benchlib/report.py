@@ -6,8 +6,11 @@ import os
 import platform
 import subprocess
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from .clock import load_average
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
 @dataclass
@@ -36,7 +39,9 @@ def at_least(row, what, bar, ratio, bindfs=math.nan, **detail):
 def at_most(row, what, bar, value, unit="", bindfs=math.nan, **detail):
     """A figure that should not be higher than `bar`."""
     other = "" if math.isnan(bindfs) else f"{bindfs:.2f}{unit}"
-    return Result(row, what, f"≤ {bar}{unit}", f"{value:.2f}{unit}", other, bool(value <= bar), detail)
+    return Result(
+        row, what, f"≤ {bar}{unit}", f"{value:.2f}{unit}", other, bool(value <= bar), detail
+    )
 
 
 def exactly(row, what, expected, value, **detail):
@@ -44,12 +49,17 @@ def exactly(row, what, expected, value, **detail):
     return Result(row, what, f"= {expected:,}", f"{value:,}", "", value == expected, detail)
 
 
+def within(row, what, value, bound):
+    """A count that should not be higher than this one."""
+    return Result(row, what, f"≤ {bound:,}", f"{value:,}", "", value <= bound)
+
+
 def reported(row, what, figure, bindfs="", bar="reported", **detail):
     """A figure without a bar."""
     return Result(row, what, bar, figure, bindfs, None, detail)
 
 
-def machine(copperfs):
+def machine(copperfs, runs):
     """What was measured on, and what."""
     cpu = "unknown"
     with open("/proc/cpuinfo") as file:
@@ -65,16 +75,48 @@ def machine(copperfs):
         "python": platform.python_version(),
         "copperfs": version.stdout.strip(),
         "load_before": round(load_average(), 2),
+        "runs": runs,
+        "reclaims_idle_pages": reclaims_idle_pages(),
     }
 
 
 def markdown(results):
     """A table, rows in order."""
-    lines = ["| row | what | bar | copperfs | bindfs | verdict |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| row | what | bar | copperfs | bindfs | verdict |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for result in sorted(results, key=lambda result: result.row):
         cells = [result.row, result.what, result.bar, result.figure, result.bindfs, result.verdict]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def write_document(path, about, results):
+    """Puts the machine and the table between the document's two marks."""
+    text = path.read_text()
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    path.write_text(f"{text[:start]}\n{described(about)}\n\n{markdown(results)}{text[end:]}")
+
+
+def described(about):
+    """The machine in a sentence."""
+    reclaim = (
+        "; pages idle for 10 s are taken out of the page cache (DAMON)"
+        if about["reclaims_idle_pages"]
+        else ""
+    )
+    return (
+        f"{about['cpu']}, {about['cpus']} CPUs, {about['memory_gib']} GiB; Linux {about['kernel']}; ext4; "
+        f"Python {about['python']}; {about['copperfs']}, release build; {about['runs']} runs{reclaim}. "
+        f"Load of one minute before the first row {about['load_before']}."
+    )
+
+
+def reclaims_idle_pages():
+    """Whether this machine takes idle pages away (DAMON's pageout scheme), as some virtual ones do."""
+    actions = Path("/sys/kernel/mm/damon/admin/kdamonds").glob("*/contexts/*/schemes/*/action")
+    return any(action.read_text().strip() == "pageout" for action in actions)
 
 
 def save(directory, about, results):

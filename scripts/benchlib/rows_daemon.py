@@ -16,15 +16,21 @@ def row9(bench):
     with mounts.node(bench.copperfs, data) as node:
         time.sleep(SETTLE_S)
         pid = node.pids()[0]
-        results.append(report.at_most("9a", "idle daemon, RSS", 25, status_kb(pid, "VmRSS") / 1024, " MiB"))
+        results.append(
+            report.at_most("9a", "idle daemon, RSS", 25, status_kb(pid, "VmRSS") / 1024, " MiB")
+        )
         rate, threads = wakeups(pid)
-        results.append(report.at_most("9b", "idle daemon alone, wake-ups a second", 0, rate, threads=threads))
+        results.append(
+            report.at_most("9b", "idle daemon alone, wake-ups a second", 0, rate, threads=threads)
+        )
         bench.clients.python(node, IMPORT_ALL)
         node.settle()
         time.sleep(SETTLE_S)
         resident = status_kb(pid, "VmRSS") / 1024
         stats = node.stats()
-        cached = sum(stats[f"cache.{name}.bytes"] for name in ("data", "attributes", "listings")) / 2**20
+        cached = (
+            sum(stats[f"cache.{name}.bytes"] for name in ("data", "attributes", "listings")) / 2**20
+        )
         data_cached = stats["cache.data.bytes"] / 2**20
         results.append(
             report.at_most(
@@ -44,7 +50,12 @@ def row9(bench):
         rates = [wakeups(pid) for pid in cluster.pids()]
         shown = ", ".join(f"{rate:.1f}" for rate, _ in rates)
         results.append(
-            report.reported("9d", "idle daemons of a 4-node tree, wake-ups a second (keep-alives), by rank", shown, threads=[threads for _, threads in rates])
+            report.reported(
+                "9d",
+                "idle daemons of a 4-node tree, wake-ups a second (keep-alives), by rank",
+                shown,
+                threads=[threads for _, threads in rates],
+            )
         )
     return results
 

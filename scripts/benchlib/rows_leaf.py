@@ -53,10 +53,24 @@ def row8(bench):
     directories = len(data.directories())
     each = (max(requests["files"]) - directories) / count
     return [
-        report.at_most("8a", f"leaf at depth 2: {count:,} × 20 KB, one after another, wall", 8, times("files"), " ×", wall_s=walls),
-        report.at_most("8b", f"… requests a file, beside {directories} listings", 1.0, each, upstream=requests),
+        report.at_most(
+            "8a",
+            f"leaf at depth 2: {count:,} × 20 KB, one after another, wall",
+            8,
+            times("files"),
+            " ×",
+            wall_s=walls,
+        ),
+        report.at_most(
+            "8b", f"… requests a file, beside {directories} listings", 1.0, each, upstream=requests
+        ),
         report.at_most("8c", f"… python: {IMPORT_LEAF}, wall", 2.5, times("import"), " ×"),
-        report.exactly("8d", f"… {names:,} names that do not exist: upstream requests", 0, max(requests["missing"])),
+        report.exactly(
+            "8d",
+            f"… {names:,} names that do not exist: upstream requests",
+            0,
+            max(requests["missing"]),
+        ),
         report.at_most("8e", "… wall, once", 25, times("missing once"), " ×"),
         report.at_most("8f", "… wall, again", 1.5, times("missing again"), " ×"),
     ]

@@ -54,7 +54,7 @@ def cases(data):
 
 def row4(bench):
     """Operations per CPU-second of client and daemon: one sample a target and run, in turns."""
-    data, clients = bench.data, bench.clients
+    data = bench.data
     flags = ["--memory", bench.memory]
     results = []
     with ExitStack() as stack:
@@ -70,14 +70,22 @@ def row4(bench):
             ratio = {name: median(found) / median(rates["native"]) for name, found in rates.items()}
             row, what = f"4{case.letter}", case.what
             results.append(
-                report.at_least(row, what, case.bar, ratio["copperfs"], ratio["bindfs"], cpu_rates=rates)
+                report.at_least(
+                    row, what, case.bar, ratio["copperfs"], ratio["bindfs"], cpu_rates=rates
+                )
             )
             if case.through:
                 results.append(
-                    report.at_least(f"{row}2", f"… passthrough mount", case.through, ratio["passthrough"])
+                    report.at_least(
+                        f"{row}2", "… passthrough mount", case.through, ratio["passthrough"]
+                    )
                 )
                 shown = small_pages(bench, case, native, median(rates["copperfs"]))
-                results.append(report.reported(f"{row}3", "… against native with 4 KiB pages in its cache", shown))
+                results.append(
+                    report.reported(
+                        f"{row}3", "… against native with 4 KiB pages in its cache", shown
+                    )
+                )
         results.append(page_tables(bench, native, bindfs, plain, through))
     return results
 
@@ -107,7 +115,13 @@ def small_pages(bench, case, native, rate):
 
 def page_tables(bench, *targets):
     """Faults alone: mmap and one byte a page."""
-    case = Case("i", "1 GiB mmap, one byte a page (page faults alone)", 0, "touch", cases(bench.data)[4].list_file)
+    case = Case(
+        "i",
+        "1 GiB mmap, one byte a page (page faults alone)",
+        0,
+        "touch",
+        cases(bench.data)[4].list_file,
+    )
     rates = in_turns(bench, case, targets)
     ratio = {name: median(found) / median(rates["native"]) for name, found in rates.items()}
     figure = f"{ratio['copperfs']:.2f}; passthrough {ratio['passthrough']:.2f}"

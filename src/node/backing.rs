@@ -10,8 +10,9 @@
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
 use crate::num::to_usize;
-use crate::read::ReadPath;
+use crate::read::{FileId, ReadPath};
 use copperfs_fuse::Backing;
+use copperfs_overlay::ItemPath;
 use dashmap::DashSet;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -30,11 +31,19 @@ const COPY_BYTES: u32 = 1 << 20;
 pub(super) struct Backings(Arc<Inner>);
 
 struct Inner {
-    files: Cache<u64, Backing>,
-    /// Inodes whose file is being filled.
-    filling: DashSet<u64>,
+    /// By version of a file, not by inode: the kernel may forget an inode and look it up again.
+    files: Cache<FileId, Kept>,
+    /// Versions whose file is being filled.
+    filling: DashSet<FileId>,
     memory: Memory,
     runtime: tokio::runtime::Handle,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    file: Backing,
+    /// Whose bytes they are, for `clear`.
+    path: ItemPath,
 }
 
 /// Where the files lie.
@@ -78,29 +87,36 @@ impl Backings {
         if !(WORTH_BYTES_MIN..=self.0.files.capacity_bytes()).contains(&size) {
             return None;
         }
-        if let Some(file) = self.0.files.get(&inode.number) {
-            return Some(file);
+        let id = inode.file.id();
+        if let Some(kept) = self.0.files.get(&id) {
+            return Some(kept.file);
         }
-        if self.0.filling.insert(inode.number) {
+        if self.0.filling.insert(id) {
             let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
             drop(self.0.runtime.spawn(async move {
                 match fill(&this.0.memory, &read, &inode).await {
                     Ok(file) => {
-                        this.0.files.insert(inode.number, Arc::new(file), size);
+                        let kept = Kept {
+                            file: Arc::new(file),
+                            path: inode.path().clone(),
+                        };
+                        this.0.files.insert(id, kept, size);
                     }
                     Err(error) => {
                         tracing::warn!(path = %inode.path(), %error, "not passed through");
                     }
                 }
-                this.0.filling.remove(&inode.number);
+                this.0.filling.remove(&id);
             }));
         }
         None
     }
 
-    /// The kernel no longer knows the inode, or it was cleared.
-    pub(super) fn forget(&self, number: u64) {
-        self.0.files.remove(&number);
+    /// Drops what belongs to `path` and below. What the kernel has open stays until it is closed.
+    pub(super) fn clear(&self, path: &ItemPath) {
+        self.0
+            .files
+            .remove_where(|_, kept| kept.path.is_within(path));
     }
 }
 

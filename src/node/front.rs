@@ -88,11 +88,11 @@ impl Front {
     /// dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
         self.read.clear(path);
+        self.backings.clear(path);
         let Some(notifier) = self.notifier.get() else {
             return;
         };
         for inode in self.inodes.below(path) {
-            self.backings.forget(inode.number);
             notifier.invalidate_inode(Ino(inode.number)).await;
             self.inodes.unpush(inode.number);
             self.inodes.outdate(inode.number);
@@ -275,9 +275,7 @@ impl fuse::Backend for Front {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if self.inodes.forget(ino.0, count).is_some() {
-            self.backings.forget(ino.0);
-        }
+        drop(self.inodes.forget(ino.0, count));
     }
 
     fn getattr(&self, ino: Ino) -> Answer<Attr> {
