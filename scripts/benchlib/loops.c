@@ -105,7 +105,7 @@ static void op_touch(const char *path) { map_with(path, touch_pages); }
 
 static void op_walk(const char *path) {
     char *roots[] = {(char *)path, NULL};
-    FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    FTS *walk = fts_open(roots, FTS_PHYSICAL, NULL);
     if (walk == NULL) die("walk", path);
     for (FTSENT *entry; (entry = fts_read(walk)) != NULL;) {
         if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS) {

@@ -3,8 +3,13 @@
 from contextlib import ExitStack
 
 from . import messages, mounts, report
-from .clock import drop_caches, median
+from .clock import back_memory, drop_caches, median
 from .data import big_name
+
+
+def size_of(data, list_file):
+    """Bytes of all files in a list."""
+    return sum((data.base / path).stat().st_size for path in list_file.read_text().splitlines())
 
 
 def row5(bench):
@@ -30,6 +35,7 @@ def row5(bench):
         reads = {"listed": [], "unlisted": []}
 
         def timed(key, target, file):
+            back_memory(size_of(data, file))
             cost = clients.loop(target, "read", file)
             walls.setdefault(key, []).append(cost.wall)
 

@@ -1,12 +1,14 @@
 """Rows 1, 2, 3, 6 and 7: eight nodes that import one tree at once; what a whole import asks for."""
 
 from . import messages, mounts, report
-from .clock import DaemonClock, drop_caches, median, status_kb
+from .clock import DaemonClock, back_memory, drop_caches, median, status_kb
 from .data import IMPORT_ALL, PACKAGES
 from .expect import touched
 from .run import start_python, wait
 
 NODES = 8
+# What the nodes and the kernel take for one import.
+COLD_BYTES = 2 << 30
 HERD = f"8 nodes import {' + '.join(PACKAGES)} at once"
 
 
@@ -67,28 +69,34 @@ def _once(expected, before, after):
 
 
 def _again(nodes, runs):
-    """The least of several runs: some machines take idle pages out of the page cache, and what is
-    not there the kernel cannot answer."""
-    asked, upstream = [], []
+    """Of each node the run with the fewest messages: some machines take idle pages out of the page
+    cache, here and there, and what is not there the kernel cannot answer. What a node asks in every
+    run is what the daemon could have spared it."""
+    by_node, upstream = [[] for _ in nodes], []
     for _ in range(runs):
         before = total([node.stats() for node in nodes], "upstream.requests")
         with messages.count(*nodes) as counts:
             herd(nodes, IMPORT_ALL)
         upstream.append(total([node.stats() for node in nodes], "upstream.requests") - before)
-        asked.append(sum(counts, messages.Messages()))
-    reads = [found["read"] + found["lookup"] for found in asked]
-    least = asked[reads.index(min(reads))]
+        for found, of_node in zip(counts, by_node, strict=True):
+            of_node.append(found)
+    least = sum((min(found, key=_questions) for found in by_node), messages.Messages())
+    detail = {"nodes": [[dict(found) for found in of_node] for of_node in by_node]}
     return [
         report.exactly(
             "2a",
-            "the same again: READ and LOOKUP messages, all nodes, least of the runs",
+            f"the same again, of each node the best of {runs} runs: READ and LOOKUP messages",
             0,
-            min(reads),
-            runs=[dict(found) for found in asked],
+            _questions(least),
+            **detail,
         ),
-        report.reported("2b", "… all messages of that run", messages.shown(least)),
+        report.reported("2b", "… all messages of those runs", messages.shown(least)),
         report.exactly("2c", "… upstream requests, most of the runs", 0, max(upstream)),
     ]
+
+
+def _questions(found):
+    return found["read"] + found["lookup"]
 
 
 def _missing(bench, leaf):
@@ -148,6 +156,7 @@ def row7(bench):
     for _ in range(bench.runs):
         with mounts.cluster(bench.copperfs, data, NODES) as cluster:
             drop_caches(3)
+            back_memory(COLD_BYTES)
             with DaemonClock(cluster.pids()) as daemons:
                 wall, client = herd(cluster.nodes, IMPORT_ALL)
             walls.append(wall)
@@ -156,6 +165,7 @@ def row7(bench):
             resident.append(median(status_kb(pid, "VmRSS") for pid in cluster.pids()) / 1024)
             cached = median(node.stats()["cache.data.bytes"] for node in cluster.nodes) / 2**20
         drop_caches(3)
+        back_memory(COLD_BYTES)
         wall, client = herd([mounts.native(data)] * NODES, IMPORT_ALL)
         direct_walls.append(wall)
     ratio = median(walls) / median(direct_walls)
