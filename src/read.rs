@@ -35,7 +35,7 @@ use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bounds and choices of a [`ReadPath`].
@@ -117,6 +117,9 @@ struct Inner {
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: AtomicU64,
 
+    /// A reader has just gone through a directory to its end, and may carry on in the next one.
+    walked_out: AtomicBool,
+
     coalesced: AtomicU64,
     blocks_verified: AtomicU64,
     verify_failures: AtomicU64,
@@ -149,6 +152,7 @@ impl ReadPath {
             xattrs: Cache::new(policy, xattr_bytes_max),
             xattr_flights: SingleFlight::new(),
             epoch: AtomicU64::new(0),
+            walked_out: AtomicBool::new(false),
             coalesced: AtomicU64::new(0),
             blocks_verified: AtomicU64::new(0),
             verify_failures: AtomicU64::new(0),

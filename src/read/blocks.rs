@@ -212,7 +212,10 @@ impl ReadPath {
         let Some(directory) = self.directory_now(&parent) else {
             return;
         };
-        for position in directory.reading(name) {
+        let carried_on = self.0.walked_out.swap(false, Ordering::Relaxed);
+        let (ahead, ended) = directory.reading(name, carried_on);
+        self.0.walked_out.fetch_or(ended, Ordering::Relaxed);
+        for position in ahead {
             let entry = &directory.entries[position];
             if entry.kind == FileKind::File
                 && let Some(attributes) = directory.current_attributes(position)

@@ -2,9 +2,10 @@
 
 use super::attributes::is_current;
 use super::walk::Walk;
-use copperfs_overlay::{Attributes, Cursor, Entry, Failure, FailureKind, ItemPath, Listing};
+use copperfs_overlay::{
+    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing,
+};
 use std::fmt;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -101,27 +102,41 @@ impl Directory {
             .ok()
     }
 
-    /// File `name` is being read from its beginning. Gives the positions of the entries that a reader
-    /// who goes on in order will want next.
-    pub(super) fn reading(&self, name: &[u8]) -> Vec<usize> {
+    /// File `name` is being read from its beginning, by one who may have just gone through another
+    /// directory to its end (`carried_on`). Gives the positions of the entries that a reader who goes
+    /// on in order will want next, and whether one has come to the end here.
+    pub(super) fn reading(&self, name: &[u8], carried_on: bool) -> (Vec<usize>, bool) {
         let Some(rank) = self.rank(name) else {
-            return Vec::new();
+            return (Vec::new(), false);
         };
+        let position = self.by_name[rank] as usize;
+        let sorted = |rank: usize| self.by_name[rank] as usize;
+        let (listed, listed_end) = self.walk(&self.listed, position, carried_on, |place| place);
+        let (by_name, by_name_end) = self.walk(&self.sorted, rank, carried_on, sorted);
+        let ahead = if listed.is_empty() { by_name } else { listed };
+        (ahead, listed_end || by_name_end)
+    }
+
+    /// One step of `walk` at `place`, in an order in which `entry_at` gives the entries' positions.
+    fn walk(
+        &self,
+        walk: &Walk,
+        place: usize,
+        carried_on: bool,
+        entry_at: impl Fn(usize) -> usize,
+    ) -> (Vec<usize>, bool) {
         let count = self.entries.len();
-        let place = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        let clip = |places: Range<u32>| {
-            (places.start as usize).min(count)..(places.end as usize).min(count)
-        };
-        let listed = self
-            .listed
-            .step(place(self.by_name[rank] as usize))
-            .map(clip);
-        let sorted = self.sorted.step(place(rank)).map(clip);
-        match (listed, sorted) {
-            (Some(positions), _) => positions.collect(),
-            (None, Some(ranks)) => ranks.map(|rank| self.by_name[rank] as usize).collect(),
-            (None, None) => Vec::new(),
+        let narrow = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
+        let is_file = |place| self.entries[entry_at(place)].kind == FileKind::File;
+        if carried_on && !(0..place).any(is_file) {
+            walk.carry_on(narrow(place));
         }
+        let ahead = walk.step(narrow(place)).unwrap_or_default();
+        let ahead = (ahead.start as usize).min(count)..(ahead.end as usize).min(count);
+        (
+            ahead.map(entry_at).collect(),
+            walk.has_come_to(narrow(count)),
+        )
     }
 
     /// Names to stat together with entry `position`: more, the longer a reader goes in order.

@@ -27,6 +27,19 @@ pub(super) struct Walk {
 }
 
 impl Walk {
+    /// Begins a run at place `at` as if it had come from there: for a reader who has just gone through
+    /// another directory to its end.
+    pub(super) fn carry_on(&self, at: u32) {
+        self.next.store(at, Ordering::Relaxed);
+        self.run.store(RUN_MIN - 1, Ordering::Relaxed);
+        self.fetched.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether a run long enough to fetch ahead for has come to place `end`.
+    pub(super) fn has_come_to(&self, end: u32) -> bool {
+        self.next.load(Ordering::Relaxed) == end && self.run.load(Ordering::Relaxed) >= RUN_MIN
+    }
+
     /// The file at place `at` is being read. Gives the places to fetch ahead.
     pub(super) fn step(&self, at: u32) -> Option<Range<u32>> {
         let next = self.next.swap(at.saturating_add(1), Ordering::Relaxed);
@@ -82,6 +95,17 @@ mod tests {
     #[test]
     fn one_who_starts_in_the_middle_is_seen_as_well() {
         assert!(!ahead(&Walk::default(), 40..60).is_empty());
+    }
+
+    #[test]
+    fn one_who_has_come_to_an_end_carries_on_elsewhere() {
+        let (first, second) = (Walk::default(), Walk::default());
+        ahead(&first, 0..7);
+        assert!(!first.has_come_to(7), "too short to mean anything");
+        ahead(&first, 7..20);
+        assert!(first.has_come_to(20));
+        second.carry_on(2);
+        assert_eq!(ahead(&second, [2])[0], 3);
     }
 
     #[test]
