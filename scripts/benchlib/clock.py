@@ -60,6 +60,14 @@ def drop_caches(what):
     time.sleep(0.3)
 
 
+def refaulted_pages():
+    """Pages of files that were read again after the kernel had taken them away, on this machine."""
+    with open("/proc/vmstat") as file:
+        return next(
+            int(line.split()[1]) for line in file if line.startswith("workingset_refault_file")
+        )
+
+
 def back_memory(size):
     """Touches `size` bytes and frees them at once.
 
