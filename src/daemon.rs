@@ -73,7 +73,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     let left = left_by_launch(&settings);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
-        .max_blocking_threads(settings.posix_concurrency.max(4) + 4)
+        .max_blocking_threads(blocking_threads(&settings))
         .thread_name("copperfs")
         .enable_all()
         .build()?;
@@ -90,6 +90,16 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     }
     drop(pid_file);
     result
+}
+
+/// Threads for calls that may block: each origin's own share, so that one that hangs takes nothing from
+/// the others, and some for the daemon itself. They are started when they are needed.
+fn blocking_threads(settings: &Settings) -> usize {
+    settings
+        .posix_concurrency
+        .saturating_mul(settings.origins.len())
+        .saturating_add(8)
+        .min(4096)
 }
 
 async fn live(

@@ -195,16 +195,18 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
         .flatten()
         .chain([&settings.mountpoint]);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
+    // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
+    let patience = settings.request_timeout.mul_f64(0.8);
     let options = OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
         symlinks: settings.symlinks,
         listing_attributes_max: settings.listing_attributes_max,
-        hang_timeout: settings.request_timeout,
+        hang_timeout: patience,
         posix_concurrency: settings.posix_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
-            timeout: settings.request_timeout,
+            timeout: patience,
             ..Retries::default()
         },
         ..OriginOptions::default()
