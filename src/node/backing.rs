@@ -9,8 +9,7 @@
 
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
-use crate::num::to_usize;
-use crate::read::{FileId, ReadPath};
+use crate::read::{FileId, ReadAhead, ReadPath};
 use copperfs_fuse::Backing;
 use copperfs_overlay::ItemPath;
 use dashmap::DashSet;
@@ -190,11 +189,10 @@ async fn fill(
     inode: &Inode,
 ) -> Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>> {
     let file = memory.create(inode.file.size)?;
+    let ahead = ReadAhead::default();
     let mut offset = 0;
     while offset < inode.file.size {
-        let bytes = read
-            .read(&inode.file, &inode.ahead, offset, COPY_BYTES)
-            .await?;
+        let bytes = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
         let mut written = 0;
         while written < bytes.len() {
             written += rustix::io::pwrite(&file, &bytes[written..], offset + written as u64)?;
@@ -203,7 +201,6 @@ async fn fill(
             return Err("the file ended too early".into());
         }
         offset += bytes.len() as u64;
-        debug_assert!(to_usize(offset) > 0);
     }
     Ok(memory.close(file)?)
 }
