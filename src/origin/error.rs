@@ -1,5 +1,6 @@
 //! Why an origin cannot be opened, in words for the person who named it.
 
+use copperfs_overlay::Failure;
 use std::io;
 
 /// An origin that cannot be served. Each says what failed, why, and what to try.
@@ -58,6 +59,9 @@ pub enum OriginError {
         /// What the client said.
         reason: String,
     },
+    /// The store does not answer as it should. The failure names it.
+    #[error("{}; check the origin's options and its environment variables", .0.detail)]
+    Unreachable(Failure),
     /// The kernel lacks what safe path resolution needs.
     #[error("this kernel cannot confine paths to an origin ({call}: {source}); {hint}")]
     Kernel {

@@ -172,10 +172,7 @@ impl ObjectOrigin {
                 tracing::warn!(detail = failure.detail, "the server shows no top directory");
                 Ok(())
             }
-            Err(failure) => Err(OriginError::Store {
-                uri: inner.label.clone(),
-                reason: failure.detail,
-            }),
+            Err(failure) => Err(OriginError::Unreachable(failure)),
         }
     }
 }
