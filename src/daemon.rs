@@ -10,7 +10,7 @@ pub mod runtime_dir;
 
 use crate::config::Settings;
 use crate::node::{Node, NodeError};
-use mountpoint::InTheWay;
+use copperfs_fuse::{MountError, NonEmpty};
 use runtime_dir::{PidFile, RuntimeDirError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,8 @@ pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The mount point is not fit.
-    #[error("cannot mount at {}: {why}", path.display())]
-    Mountpoint {
-        /// The mount point.
-        path: PathBuf,
-        /// Why not, and what to try.
-        why: InTheWay,
-    },
+    #[error(transparent)]
+    Mountpoint(#[from] MountError),
     /// The runtime directory is not fit.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
@@ -152,10 +147,8 @@ async fn live(
 /// # Errors
 /// What is in the way, and what to do about it.
 pub fn make_way(path: &Path) -> Result<(), DaemonError> {
-    mountpoint::make_way(path).map_err(|why| DaemonError::Mountpoint {
-        path: path.to_owned(),
-        why,
-    })
+    copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+    Ok(())
 }
 
 /// The files of a launch in the runtime directory, the secret among them. A secret that the user keeps

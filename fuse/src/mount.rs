@@ -15,8 +15,8 @@ mod readahead;
 mod session;
 mod state;
 
-pub use preflight::NonEmpty;
-pub use state::{MountState, detach, mount_state};
+pub use preflight::{NonEmpty, make_way};
+pub use state::{MountState, detach, mount_state, resolve};
 
 use crate::backend::Backend;
 use crate::counters::Counters;
@@ -105,39 +105,55 @@ pub enum MountError {
     #[error("`--open passthrough` needs CAP_SYS_ADMIN: mount as root, or use `--open tracked`")]
     PassthroughNeedsPrivilege,
     /// No such directory.
-    #[error("mount point {path} does not exist: create it with `mkdir -p {path}`")]
+    #[error("cannot mount at {path}: there is no such directory; mkdir -p {path}")]
     Missing {
         /// The mount point.
         path: PathBuf,
     },
     /// Something else than a directory.
-    #[error("mount point {path} is not a directory")]
+    #[error("cannot mount at {path}: it is not a directory; give an empty one")]
     NotADirectory {
         /// The mount point.
         path: PathBuf,
     },
     /// Files would be hidden.
     #[error(
-        "mount point {path} is not empty: its files would be hidden; choose an empty directory, or allow it explicitly"
+        "cannot mount at {path}: the directory is not empty, and a mount would hide what is in it; give an empty one"
     )]
     NotEmpty {
         /// The mount point.
         path: PathBuf,
     },
     /// A copperfs is there and alive.
-    #[error("copperfs is already mounted at {path}: `copperfs unmount {path}` ends it")]
+    #[error(
+        "cannot mount at {path}: a copperfs is already mounted there; copperfs unmount {path} takes it away"
+    )]
     AlreadyMounted {
         /// The mount point.
         path: PathBuf,
     },
-    /// A daemon died there.
-    #[error("{path} is the stale mount of a copperfs daemon that died: detach it first")]
-    Stale {
+    /// A copperfs is there, alive, and does not answer.
+    #[error(
+        "cannot mount at {path}: a copperfs is mounted there whose daemon does not answer; copperfs unmount {path} ends it"
+    )]
+    Unresponsive {
         /// The mount point.
         path: PathBuf,
     },
+    /// A daemon died there.
+    #[error(
+        "cannot mount at {path}: the mount of a daemon that is gone is there and cannot be taken away: {source}; as its owner or root: fusermount3 -uz {path}"
+    )]
+    Stale {
+        /// The mount point.
+        path: PathBuf,
+        /// Why not.
+        source: UnmountError,
+    },
     /// Another filesystem is mounted there.
-    #[error("a {fstype} filesystem is already mounted at {path}")]
+    #[error(
+        "cannot mount at {path}: a {fstype} filesystem is mounted there; give an empty directory"
+    )]
     Foreign {
         /// The mount point.
         path: PathBuf,

@@ -4,96 +4,14 @@
 //! shows them, a question with a bound, and the mounts below a directory.
 
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
-use copperfs_fuse::{MountState, UnmountError, detach, mount_state};
-use std::fs;
+use copperfs_fuse::{UnmountError, detach, resolve};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
 /// Mounts on top of each other that are taken away at most.
 const LAYERS_MAX: usize = 16;
-
-/// Why a mount cannot be made at a path: what is in the way, and what to do about it.
-#[derive(Debug, thiserror::Error)]
-pub enum InTheWay {
-    /// There is nothing.
-    #[error("there is no such directory; mkdir -p {}", .0.display())]
-    Missing(PathBuf),
-    /// There is a file.
-    #[error("it is not a directory; give an empty one")]
-    NotADirectory,
-    /// Its entries would be hidden.
-    #[error("the directory is not empty, and a mount would hide what is in it; give an empty one")]
-    NotEmpty,
-    /// It cannot be looked at.
-    #[error("{0}")]
-    Unreadable(io::Error),
-    /// A copperfs that answers.
-    #[error("a copperfs is already mounted there; copperfs unmount {} takes it away", .0.display())]
-    Live(PathBuf),
-    /// A copperfs that is alive and does not answer.
-    #[error(
-        "a copperfs is mounted there whose daemon does not answer; copperfs unmount {} ends it",
-        .0.display()
-    )]
-    Unresponsive(PathBuf),
-    /// Another filesystem.
-    #[error("a {0} filesystem is mounted there; give an empty directory")]
-    Foreign(String),
-    /// What a dead daemon left.
-    #[error(
-        "the mount of a daemon that is gone is there and cannot be taken away: {source}; as its owner \
-         or root: fusermount3 -uz {}",
-        path.display()
-    )]
-    Stale {
-        /// Where.
-        path: PathBuf,
-        /// Why not.
-        source: UnmountError,
-    },
-}
-
-/// Checks that a mount can be made at `path`, and takes away what killed daemons left there.
-///
-/// # Errors
-/// What is in the way.
-pub fn make_way(path: &Path) -> Result<(), InTheWay> {
-    let mut state = mount_state(path).map_err(InTheWay::Unreadable)?;
-    for _ in 0..LAYERS_MAX {
-        match state {
-            MountState::NotMounted => break,
-            MountState::Live => return Err(InTheWay::Live(path.to_owned())),
-            MountState::Unresponsive => return Err(InTheWay::Unresponsive(path.to_owned())),
-            MountState::Foreign { fstype } => return Err(InTheWay::Foreign(fstype)),
-            MountState::Stale => {
-                tracing::warn!(mount = %path.display(), "taking away the mount of a dead daemon");
-                detach(path).map_err(|source| InTheWay::Stale {
-                    path: path.to_owned(),
-                    source,
-                })?;
-                state = mount_state(path).map_err(InTheWay::Unreadable)?;
-            }
-        }
-    }
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(InTheWay::Missing(path.to_owned()));
-        }
-        Err(error) => return Err(InTheWay::Unreadable(error)),
-        Ok(meta) if !meta.is_dir() => return Err(InTheWay::NotADirectory),
-        Ok(_) => {}
-    }
-    match fs::read_dir(path).map(|mut entries| entries.next().is_some()) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(InTheWay::NotEmpty),
-        // Searchable but not listable: whether it is empty is not ours to know.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        Err(error) => Err(InTheWay::Unreadable(error)),
-    }
-}
 
 /// Takes away every copperfs mount at `path`, in use or not.
 ///
@@ -161,47 +79,13 @@ pub fn within<T: Send + 'static>(
 /// touched.
 #[must_use]
 pub fn canonical(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-        return fs::canonicalize(&absolute).unwrap_or(absolute);
-    };
-    if name.as_bytes() == b".." {
-        return fs::canonicalize(&absolute).unwrap_or(absolute);
-    }
-    let joined = fs::canonicalize(parent).map_or_else(|_| absolute.clone(), |dir| dir.join(name));
-    if kind_at(&joined).is_some() {
-        return joined;
-    }
-    // A link to a mount point stands for it; its target is resolved in the same careful way, once.
-    match fs::read_link(&joined) {
-        Ok(target) => {
-            let target = joined.parent().unwrap_or(Path::new("/")).join(target);
-            if kind_at(&target).is_some() {
-                target
-            } else {
-                fs::canonicalize(&target).unwrap_or(joined)
-            }
-        }
-        Err(_) => joined,
-    }
+    resolve(path).unwrap_or_else(|_| path.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_in_the_way_is_said() {
-        let dir = tempfile::tempdir().unwrap();
-        make_way(dir.path()).unwrap();
-        let said = |path: &Path| make_way(path).unwrap_err().to_string();
-        let file = dir.path().join("file");
-        fs::write(&file, "").unwrap();
-        assert!(said(dir.path()).contains("is not empty"));
-        assert!(said(&file).contains("is not a directory"));
-        assert!(said(&dir.path().join("gone")).contains("mkdir -p"));
-        assert!(said(Path::new("/proc")).contains("a proc filesystem is mounted there"));
-    }
+    use std::fs;
 
     #[test]
     fn a_mount_that_never_answers_is_not_waited_for() {

@@ -1,11 +1,14 @@
 //! What must be true of a mount point before anything is mounted on it.
 
 use super::state::{self, MountState};
-use super::{MountError, MountOptions, UnmountError};
+use super::{MountError, MountOptions};
 use crate::policy::OpenMode;
 use rustix::thread::CapabilitySet;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Mounts on top of each other that are taken away at most.
+const LAYERS_MAX: usize = 16;
 
 /// Whether a mount point that is not empty is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,37 +26,46 @@ pub(super) fn check(options: &MountOptions) -> Result<PathBuf, MountError> {
     if options.open == OpenMode::Passthrough && !may_pass_through() {
         return Err(MountError::PassthroughNeedsPrivilege);
     }
-    let path = state::resolve(&options.mountpoint).map_err(|source| MountError::Examine {
-        path: options.mountpoint.clone(),
+    make_way(&options.mountpoint, options.non_empty)
+}
+
+/// Checks that a mount can be made at `path`, and takes away the stale mounts that copperfs daemons
+/// left there when they died. Gives the path without symlinks. [`mount`](super::mount) does it too;
+/// this is for those who want to know earlier. Blocks for some seconds at most.
+///
+/// # Errors
+/// What is in the way, and what to do about it.
+pub fn make_way(path: &Path, non_empty: NonEmpty) -> Result<PathBuf, MountError> {
+    let examine = |source| MountError::Examine {
+        path: path.to_owned(),
         source,
-    })?;
-    check_mounts(&path)?;
-    check_directory(&path, options.non_empty)?;
+    };
+    let path = state::resolve(path).map_err(examine)?;
+    clear_stale(&path)?;
+    check_directory(&path, non_empty)?;
     Ok(path)
 }
 
-fn check_mounts(path: &Path) -> Result<(), MountError> {
+fn clear_stale(path: &Path) -> Result<(), MountError> {
     let path = path.to_owned();
-    match state::mount_state(&path) {
-        Ok(MountState::NotMounted) => Ok(()),
-        Ok(MountState::Live | MountState::Unresponsive) => Err(MountError::AlreadyMounted { path }),
-        Ok(MountState::Foreign { fstype }) => Err(MountError::Foreign { path, fstype }),
-        Ok(MountState::Stale) => {
-            tracing::info!(path = %path.display(), "removing the mount of a daemon that died");
-            match state::detach(&path) {
-                // Another mount may lie below it; one that is alive must not be covered.
-                Ok(()) => match state::mount_state(&path) {
-                    Ok(MountState::NotMounted) => Ok(()),
-                    _ => Err(MountError::Stale { path }),
-                },
-                Err(UnmountError::Examine { path, source }) => {
-                    Err(MountError::Examine { path, source })
-                }
-                Err(_) => Err(MountError::Stale { path }),
+    // Several daemons may have died here, one on top of the other.
+    for _ in 0..LAYERS_MAX {
+        match state::mount_state(&path) {
+            Ok(MountState::NotMounted) => return Ok(()),
+            Ok(MountState::Live) => return Err(MountError::AlreadyMounted { path }),
+            Ok(MountState::Unresponsive) => return Err(MountError::Unresponsive { path }),
+            Ok(MountState::Foreign { fstype }) => return Err(MountError::Foreign { path, fstype }),
+            Ok(MountState::Stale) => {
+                tracing::warn!(path = %path.display(), "taking away the mount of a dead daemon");
+                state::detach(&path).map_err(|source| MountError::Stale {
+                    path: path.clone(),
+                    source,
+                })?;
             }
+            Err(source) => return Err(MountError::Examine { path, source }),
         }
-        Err(source) => Err(MountError::Examine { path, source }),
     }
+    Err(MountError::AlreadyMounted { path })
 }
 
 fn check_directory(path: &Path, non_empty: NonEmpty) -> Result<(), MountError> {
@@ -82,4 +94,23 @@ fn check_directory(path: &Path, non_empty: NonEmpty) -> Result<(), MountError> {
 fn may_pass_through() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_is_in_the_way_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        make_way(dir.path(), NonEmpty::Refuse).unwrap();
+        let said = |path: &Path| make_way(path, NonEmpty::Refuse).unwrap_err().to_string();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(said(dir.path()).contains("is not empty"));
+        assert!(said(&file).contains("is not a directory"));
+        assert!(said(&dir.path().join("gone")).contains("mkdir -p"));
+        assert!(said(Path::new("/proc")).contains("a proc filesystem is mounted there"));
+    }
 }

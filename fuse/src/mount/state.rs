@@ -89,7 +89,10 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
 }
 
 /// `path`, absolute and without symlinks, found without touching what is mounted there.
-pub(super) fn resolve(path: &Path) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// mountinfo or the way to `path` cannot be read; a loop of links.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let mounts = mountinfo::read()?;
     let mut path = std::path::absolute(path)?;
     for _ in 0..LINKS_MAX {
