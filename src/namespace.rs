@@ -33,8 +33,8 @@ pub struct Inode {
 }
 
 impl Inode {
-    fn new(number: u64, path: ItemPath, attributes: Attributes) -> Self {
-        let file = FileRef::new(path, attributes.version, attributes.size);
+    /// `file` is the one that `attributes` describe.
+    fn new(number: u64, file: FileRef, attributes: Attributes) -> Self {
         Self {
             number,
             attributes,
@@ -49,8 +49,8 @@ impl Inode {
         &self.file.path
     }
 
-    fn is(&self, path: &ItemPath, version: Version) -> bool {
-        self.file.version == version && self.file.path == *path
+    fn is_of(&self, file: &FileRef) -> bool {
+        self.file.version == file.version && self.file.path == file.path
     }
 }
 
@@ -78,8 +78,8 @@ impl Slot {
     fn renew(&mut self, attributes: Attributes) {
         self.outdated = false;
         if self.inode.attributes != attributes {
-            let (number, path) = (self.inode.number, self.inode.path().clone());
-            self.inode = Arc::new(Inode::new(number, path, attributes));
+            let file = file_of(self.inode.path(), &attributes);
+            self.inode = Arc::new(Inode::new(self.inode.number, file, attributes));
         }
     }
 }
@@ -107,7 +107,8 @@ impl InodeTable {
             slots: DashMap::new(),
             numbers: DashMap::new(),
         };
-        let inode = Arc::new(Inode::new(ROOT, ItemPath::root(), root));
+        let file = file_of(&ItemPath::root(), &root);
+        let inode = Arc::new(Inode::new(ROOT, file, root));
         drop(table.slots.insert(ROOT, Slot::new(inode)));
         table.numbers.insert(ItemPath::root(), ROOT);
         table
@@ -131,12 +132,13 @@ impl InodeTable {
 
     /// The kernel learns of `path`: takes one reference on its inode.
     pub fn learn(&self, path: &ItemPath, attributes: Attributes) -> Arc<Inode> {
-        let mut number = hashed(&FileRef::new(path.clone(), attributes.version, 0));
+        let file = file_of(path, &attributes);
+        let mut number = hashed(&file);
         loop {
             match self.slots.entry(number) {
                 Entry::Occupied(mut entry) => {
                     let slot = entry.get_mut();
-                    if !slot.inode.is(path, attributes.version) {
+                    if !slot.inode.is_of(&file) {
                         number = number.wrapping_add(1).max(FIRST_HASHED);
                         continue;
                     }
@@ -145,7 +147,7 @@ impl InodeTable {
                     return Arc::clone(&slot.inode);
                 }
                 Entry::Vacant(entry) => {
-                    let inode = Arc::new(Inode::new(number, path.clone(), attributes));
+                    let inode = Arc::new(Inode::new(number, file, attributes));
                     let slot = Slot::new(Arc::clone(&inode));
                     drop(entry.insert(slot));
                     self.numbers.insert(path.clone(), number);
@@ -155,9 +157,11 @@ impl InodeTable {
         }
     }
 
-    /// Marks a directory's attributes as out of date.
-    pub fn outdate(&self, number: u64) {
+    /// The kernel was told to drop what it holds of the inode: its pages may be pushed again, and a
+    /// directory's attributes are out of date.
+    pub fn invalidated(&self, number: u64) {
         if let Some(mut slot) = self.slots.get_mut(&number) {
+            slot.pushed = false;
             slot.outdated = slot.inode.attributes.kind == FileKind::Directory;
         }
     }
@@ -205,13 +209,6 @@ impl InodeTable {
             .is_some_and(|mut slot| !std::mem::replace(&mut slot.pushed, true))
     }
 
-    /// The kernel was told to drop the inode's pages: they may be pushed again.
-    pub fn unpush(&self, number: u64) {
-        if let Some(mut slot) = self.slots.get_mut(&number) {
-            slot.pushed = false;
-        }
-    }
-
     /// The newest number of `path`, if the kernel holds it.
     #[must_use]
     pub fn number_at(&self, path: &ItemPath) -> Option<u64> {
@@ -227,6 +224,10 @@ impl InodeTable {
             .map(|slot| Arc::clone(&slot.inode))
             .collect()
     }
+}
+
+fn file_of(path: &ItemPath, attributes: &Attributes) -> FileRef {
+    FileRef::new(path.clone(), attributes.version, attributes.size)
 }
 
 /// 63 bits of the hash of path and version, so that it fits everyone's `ino_t`.
@@ -315,7 +316,7 @@ mod tests {
         let number = table.learn(&path("a"), attributes(1, 60)).number;
         assert!(table.claim_push(number));
         assert!(!table.claim_push(number));
-        table.unpush(number);
+        table.invalidated(number);
         assert!(table.claim_push(number));
         table.forget(number, 1);
         assert!(!table.claim_push(number), "unknown");
@@ -331,7 +332,7 @@ mod tests {
         };
         let table = InodeTable::new(directory(0, 0));
         let number = table.learn(&path("d"), directory(1, 5)).number;
-        table.outdate(number);
+        table.invalidated(number);
         assert!(table.is_outdated(number));
         let other = table.renew(number, directory(2, 6)).unwrap();
         assert_eq!(other.attributes.size, 5);

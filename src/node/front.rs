@@ -94,22 +94,17 @@ impl Front {
         };
         for inode in self.inodes.below(path) {
             notifier.invalidate_inode(Ino(inode.number)).await;
-            self.inodes.unpush(inode.number);
-            self.inodes.outdate(inode.number);
+            self.inodes.invalidated(inode.number);
             if !path.is_root() {
                 self.invalidate_name(notifier, inode.path()).await;
             }
         }
-        match path.split() {
-            Some((parent, _)) => {
-                // A directory takes the names below it along, present or absent, but for those in
-                // use (an open file, a working directory): these have been taken above.
-                self.invalidate_name(notifier, path).await;
-                if let Some(parent) = self.inodes.number_at(&parent) {
-                    notifier.invalidate_inode(Ino(parent)).await;
-                }
-            }
-            None => self.invalidate_top(notifier).await,
+        if path.is_root() {
+            self.invalidate_top(notifier).await;
+        } else {
+            // A directory takes the names below it along, present or absent, but for those in use (an
+            // open file, a working directory): these have been taken above.
+            self.invalidate_place(notifier, path).await;
         }
         notifier.flush().await;
     }
@@ -124,20 +119,31 @@ impl Front {
         }
     }
 
+    /// Lets the kernel forget what `path` is, and the listing that it stands in.
+    async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
+        self.invalidate_name(notifier, path).await;
+        if let Some((parent, _)) = path.split()
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            notifier.invalidate_inode(Ino(parent)).await;
+        }
+    }
+
     /// Lets the kernel forget every name of the mount.
     async fn invalidate_top(&self, notifier: &fuse::Notifier) {
-        if notifier.expire_all_entries().await {
-            return;
-        }
-        for inode in self.inodes.below(&ItemPath::root()) {
-            self.invalidate_name(notifier, inode.path()).await;
-        }
+        let expired = notifier.expire_all_entries().await;
         let absent: Vec<Bytes> = self
             .absent_at_root
             .iter()
             .map(|name| name.clone())
             .collect();
         self.absent_at_root.clear();
+        if expired {
+            return;
+        }
+        for inode in self.inodes.below(&ItemPath::root()) {
+            self.invalidate_name(notifier, inode.path()).await;
+        }
         for name in absent {
             notifier.invalidate_entry(Ino::ROOT, name).await;
         }
@@ -149,14 +155,8 @@ impl Front {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
-        if let Some(notifier) = self.notifier.get()
-            && let Some((parent, name)) = inode.path().split()
-            && let Some(parent) = self.inodes.number_at(&parent)
-        {
-            notifier
-                .invalidate_entry(Ino(parent), Bytes::copy_from_slice(name))
-                .await;
-            notifier.invalidate_inode(Ino(parent)).await;
+        if let Some(notifier) = self.notifier.get() {
+            self.invalidate_place(notifier, inode.path()).await;
         }
         FsError::Stale
     }
