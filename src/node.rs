@@ -313,20 +313,14 @@ async fn root_attributes(
     overlay: &Overlay,
     read: &ReadPath,
 ) -> Result<Attributes, NodeError> {
-    let parent = Tree::new(settings.members.len(), settings.arity)
-        .and_then(|tree| tree.parent(settings.rank))
-        .and_then(|rank| settings.members.get(rank))
-        .map(|member| member.name.clone());
-    let attributes = match overlay.parent() {
-        Some(parent) => {
-            let connected =
-                tokio::time::timeout(settings.request_timeout, parent.first_connected());
-            // A parent that never came answers below, with its reason.
-            drop(connected.await);
-            read.attributes_of(&ItemPath::root()).await
-        }
-        None => read.attributes_of(&ItemPath::root()).await,
-    };
+    let parent = overlay.parent();
+    if let Some(parent) = &parent {
+        let connected = tokio::time::timeout(settings.request_timeout, parent.first_connected());
+        // A parent that never came answers below, with its reason.
+        drop(connected.await);
+    }
+    let attributes = read.attributes_of(&ItemPath::root()).await;
+    let parent = parent.map(|parent| parent.member().name.clone());
     attributes.map_err(|failure| NodeError::Root { failure, parent })
 }
 
