@@ -71,14 +71,10 @@ impl ReadPath {
             None if directory.is_complete() => return Ok(Found::Absent),
             None => Vec::new(),
         };
-        let names = match names.iter().position(|candidate| candidate == name) {
-            Some(_) => names,
-            None => vec![Bytes::copy_from_slice(name)],
+        let (names, wanted) = match names.iter().position(|candidate| candidate == name) {
+            Some(wanted) => (names, wanted),
+            None => (vec![Bytes::copy_from_slice(name)], 0),
         };
-        let wanted = names
-            .iter()
-            .position(|candidate| candidate == name)
-            .unwrap_or(0);
         self.stat_names(parent, names).await.swap_remove(wanted)
     }
 
