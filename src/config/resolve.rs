@@ -86,7 +86,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listen: network.listen,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
-        interface: reader.text("interface").map(ToOwned::to_owned),
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
         symlinks: reader.word("symlinks", SYMLINKS)?,
         open: reader.word("open", OPEN)?,

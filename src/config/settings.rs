@@ -35,8 +35,6 @@ pub struct Settings {
     pub arity: usize,
     /// The job secret, a file only its owner may read. Always there when `listen` is.
     pub secret_file: Option<PathBuf>,
-    /// Name or CIDR of the network interface that was asked for; `listen` already follows it.
-    pub interface: Option<String>,
     /// CPUs for the daemon's service threads; empty: all.
     pub cpus: Vec<usize>,
     /// How absolute symlinks are shown.
