@@ -117,7 +117,10 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
     let trees = shared.roster.trees();
     let patience = shared.request_timeout / u32::from(number(trees)).max(1);
     for tree in 0..trees {
-        let gone = shared.upstream.hold(tree).is_some_and(|hold| hold.is_stranded());
+        let gone = shared
+            .upstream
+            .hold(tree)
+            .is_some_and(|hold| hold.is_stranded());
         if gone && tree != reachable(shared) {
             continue;
         }

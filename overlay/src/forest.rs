@@ -45,7 +45,10 @@ impl Forest {
 
     /// Number of nodes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a forest has at least one node")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a forest has at least one node"
+    )]
     pub fn len(&self) -> usize {
         self.tree.len()
     }

@@ -205,7 +205,10 @@ impl Shared {
     /// How many children a node may have before it takes in only its own: enough for those of its
     /// children that die, and at a root, which is everybody's last resort, for many more.
     fn children_max(&self) -> usize {
-        let is_root = self.roster.rank().is_some_and(|own| self.roster.forest().is_root(own));
+        let is_root = self
+            .roster
+            .rank()
+            .is_some_and(|own| self.roster.forest().is_root(own));
         let floor = if is_root { 512 } else { 32 };
         self.roster.forest().arity().saturating_mul(8).max(floor)
     }

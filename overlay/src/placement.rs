@@ -102,8 +102,14 @@ mod tests {
                 second_of_0[placement.tree(&key, 1).unwrap()] += 1;
             }
         }
-        assert!(first.iter().all(|&n| (1800..2200).contains(&n)), "{first:?}");
-        assert!(second_of_0[1..].iter().all(|&n| (560..780).contains(&n)), "{second_of_0:?}");
+        assert!(
+            first.iter().all(|&n| (1800..2200).contains(&n)),
+            "{first:?}"
+        );
+        assert!(
+            second_of_0[1..].iter().all(|&n| (560..780).contains(&n)),
+            "{second_of_0:?}"
+        );
     }
 
     proptest! {

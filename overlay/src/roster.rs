@@ -226,7 +226,10 @@ impl Roster {
             None => {
                 check_name(&hello.name)?;
                 if self.members.iter().any(|member| member.name == hello.name) {
-                    return Err(format!("{} is a member and cannot join as a guest", hello.name));
+                    return Err(format!(
+                        "{} is a member and cannot join as a guest",
+                        hello.name
+                    ));
                 }
                 NodeId::Guest(hello.name.clone())
             }
@@ -339,7 +342,11 @@ mod tests {
             (2, 1, false),
         ] {
             let above = roster(Seat::Member(rank));
-            assert_eq!(above.check(&leaf.hello(tree)).is_ok(), welcome, "{rank} in {tree}");
+            assert_eq!(
+                above.check(&leaf.hello(tree)).is_ok(),
+                welcome,
+                "{rank} in {tree}"
+            );
         }
         assert!(roster(Seat::Member(2)).is_own_child(0, &NodeId::Member(6)));
         assert!(!roster(Seat::Member(0)).is_own_child(0, &NodeId::Member(6)));
@@ -351,7 +358,10 @@ mod tests {
         let guest = roster(Seat::Guest("late".into()));
         let host = guest.ancestors(0)[0];
         let above = roster(Seat::Member(host));
-        assert_eq!(above.check(&guest.hello(0)), Ok(NodeId::Guest("late".into())));
+        assert_eq!(
+            above.check(&guest.hello(0)),
+            Ok(NodeId::Guest("late".into()))
+        );
         assert_eq!(guest.ancestors(0).last(), Some(&0));
         assert_eq!(guest.ancestors(1).last(), Some(&3));
         assert!(above.is_within(1, &guest.id(), &NodeId::Member(3)));
@@ -365,7 +375,12 @@ mod tests {
     fn lists_that_differ_are_refused() {
         let above = roster(Seat::Member(0));
         let other_roots = Roster::new(members(7), 2, vec![0, 4], Seat::Member(1)).unwrap();
-        assert!(above.check(&other_roots.hello(0)).unwrap_err().contains("roots"));
+        assert!(
+            above
+                .check(&other_roots.hello(0))
+                .unwrap_err()
+                .contains("roots")
+        );
         let mut renamed = members(7);
         renamed[5].name = "m5".into();
         let renamed = Roster::new(renamed, 2, vec![0, 3], Seat::Member(1)).unwrap();

@@ -8,9 +8,9 @@
 pub(crate) mod stream;
 
 use crate::overlay::{Full, Shared};
-use crate::upstream::peer::explain;
 use crate::transport::close;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
@@ -123,10 +123,7 @@ impl From<StreamError> for Unwelcome {
 }
 
 /// Hears the first hello and answers it; gives who says it, and for which tree.
-async fn hear(
-    shared: &Arc<Shared>,
-    connection: &Connection,
-) -> Result<(NodeId, usize), Unwelcome> {
+async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, usize), Unwelcome> {
     if connection.peer_identity().is_none() {
         return Err(Unwelcome::Stranger("no certificate".into()));
     }

@@ -25,8 +25,8 @@ use crate::overlay::OriginFingerprint;
 use crate::roster::Roster;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{
-    FrameHeader, FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX,
-    STAT_NAMES_MAX, WireError, message,
+    FrameHeader, FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX,
+    WireError, message,
 };
 use bytes::Bytes;
 use climb::{Hold, NoPeer};

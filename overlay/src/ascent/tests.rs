@@ -52,7 +52,10 @@ fn the_grandparent_and_the_root_are_raced_and_the_parent_is_come_home_to() {
         now = wake;
         dialed.extend(ascent.step(now, Tick));
     }
-    assert!(dialed.contains(&Dial(1)) && dialed.contains(&Dial(3)), "{dialed:?}");
+    assert!(
+        dialed.contains(&Dial(1)) && dialed.contains(&Dial(3)),
+        "{dialed:?}"
+    );
     assert!(!dialed.contains(&Dial(2)), "those between come later");
     assert_eq!(ascent.step(ms(1101), Welcomed(1))[..1], [Use(1)]);
     let home = ascent.wake(ms(1101));

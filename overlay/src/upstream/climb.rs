@@ -304,7 +304,12 @@ impl Climber {
     pub(crate) async fn run(self) {
         let hold = &self.hold;
         let began = Instant::now();
-        let mut ascent = Ascent::new(hold.ancestors.len(), self.patience, self.seed, Duration::ZERO);
+        let mut ascent = Ascent::new(
+            hold.ancestors.len(),
+            self.patience,
+            self.seed,
+            Duration::ZERO,
+        );
         let mut dials: FuturesUnordered<Dial> = FuturesUnordered::new();
         let mut welcomed: HashMap<usize, Arc<Peer>> = HashMap::new();
         let mut used: Option<Used> = None;

@@ -6,11 +6,11 @@
 //! connection the ancestor may ask for what lies below this node.
 
 use crate::identity::Identity;
+use crate::item::Failure;
 use crate::overlay::Shared;
 use crate::server::stream::{self, Asker, Floor};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{Network, Transport, close};
-use crate::item::Failure;
 use crate::wire::{FrameKind, WireError, message};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -149,14 +149,18 @@ impl Drop for Peer {
         for task in &self.tasks {
             task.abort();
         }
-        self.connection.close(close::LEAVING.into(), b"not needed any more");
+        self.connection
+            .close(close::LEAVING.into(), b"not needed any more");
     }
 }
 
 /// Watches one connection for life while requests are under way. Its own delays do not count against
 /// the peer: only whole intervals in which this task ran and nothing came.
 async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness) {
-    let intervals_max = liveness.silence.as_nanos().div_ceil(liveness.probe.as_nanos().max(1));
+    let intervals_max = liveness
+        .silence
+        .as_nanos()
+        .div_ceil(liveness.probe.as_nanos().max(1));
     loop {
         while health.under_way.load(Ordering::Acquire) == 0 {
             health.busy.notified().await;
@@ -169,7 +173,9 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
             if now != received {
                 received = now;
                 silent_for = 0;
-                health.silent.send_if_modified(|silent| std::mem::take(silent));
+                health
+                    .silent
+                    .send_if_modified(|silent| std::mem::take(silent));
                 continue;
             }
             silent_for += 1;
@@ -181,7 +187,9 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
             // Anything that must be acknowledged will do; a full queue means that much is on its way.
             let _queued = connection.send_datagram(Bytes::from_static(b"?"));
         }
-        health.silent.send_if_modified(|silent| std::mem::take(silent));
+        health
+            .silent
+            .send_if_modified(|silent| std::mem::take(silent));
     }
 }
 

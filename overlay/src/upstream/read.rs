@@ -239,7 +239,11 @@ impl Blocks {
         }
         let header = match pending.take() {
             Some(header) => header,
-            None => answer.reader.header().await?.ok_or(StreamError::Truncated)?,
+            None => answer
+                .reader
+                .header()
+                .await?
+                .ok_or(StreamError::Truncated)?,
         };
         match header.kind {
             FrameKind::Data => {
@@ -249,7 +253,9 @@ impl Blocks {
                         self.left = left;
                         *frame_left = usize::try_from(len).unwrap_or(usize::MAX);
                     }
-                    _ => return Err(WireError::Impossible("data that does not fit its block").into()),
+                    _ => {
+                        return Err(WireError::Impossible("data that does not fit its block").into());
+                    }
                 }
             }
             FrameKind::End => {
@@ -395,16 +401,26 @@ mod tests {
             }
         }
         assert!(passed_on <= block.len() - HELD_BACK_BYTES);
-        assert!(passed_on > block.len() - HELD_BACK_BYTES - 1200, "{passed_on}");
+        assert!(
+            passed_on > block.len() - HELD_BACK_BYTES - 1200,
+            "{passed_on}"
+        );
         let hash = ContentHash(blake3::hash(&block).into());
         let rest = unverified.verify(hash).unwrap();
-        assert_eq!(passed_on + rest.iter().map(Bytes::len).sum::<usize>(), block.len());
+        assert_eq!(
+            passed_on + rest.iter().map(Bytes::len).sum::<usize>(),
+            block.len()
+        );
     }
 
     #[test]
     fn one_wrong_bit_is_caught() {
         let mut unverified = Unverified::default();
         unverified.push(Bytes::from_static(b"wrong"));
-        assert!(unverified.verify(ContentHash(blake3::hash(b"right").into())).is_none());
+        assert!(
+            unverified
+                .verify(ContentHash(blake3::hash(b"right").into()))
+                .is_none()
+        );
     }
 }

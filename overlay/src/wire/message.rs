@@ -1,7 +1,8 @@
 //! The postcard bodies: what is asked, and how an answer begins.
 
 use super::{
-    CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError, XATTRS_MAX,
+    CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
+    XATTRS_MAX,
 };
 use crate::files::{BLOCK_BYTES, LISTING_ENTRIES_MAX, ReadRequest};
 use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
