@@ -24,6 +24,7 @@ mod caches;
 mod changes;
 mod faults;
 mod freshness;
+mod healing;
 mod hosts;
 mod ioctl;
 mod job_start;
