@@ -49,7 +49,8 @@ pub fn answers(data: &[u8]) {
 /// Asks a node's children's side with any bytes; whatever it makes of them is an answer in frames.
 pub fn requests(data: &[u8]) {
     static PARENT: LazyLock<RootNode> = LazyLock::new(|| RUNTIME.block_on(RootNode::start()));
-    let asked = async { timeout(FOREVER, PARENT.ask(data)).await };
+    let parent = &*PARENT;
+    let asked = async { timeout(FOREVER, parent.ask(data)).await };
     let answer = RUNTIME
         .block_on(asked)
         .expect("an answer or a failure in time");
