@@ -16,6 +16,8 @@ const CONNECTIONS: usize = 10_000;
 const AT_ONCE: usize = 500;
 /// What the flood needs to know, in the directory in which it runs.
 const ADDRESS_FILE: &str = "flood-address";
+/// What the flood leaves there: how many connections were made, if only for a moment.
+const DONE_FILE: &str = "flood-done";
 const SECRET_FILE: &str = "flood-secret";
 
 /// The flood's own process, so that its memory is not the node's. Started by the test below.
@@ -45,6 +47,7 @@ async fn flood() {
         // Held as long as the node lets it.
         open.extend(outcome.into_iter().flatten());
     }
+    std::fs::write(DONE_FILE, format!("{}", open.len())).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,6 +91,9 @@ async fn ten_thousand_connections_disturb_nobody() {
             .unwrap()
     };
     let noticed = during(&child, bounded).await;
+    let made = std::fs::read_to_string(dir.path().join(DONE_FILE)).unwrap();
+    let made: usize = made.parse().unwrap();
+    assert!((1..1000).contains(&made), "{made} connections were made");
     noticed.is_no_worse_than(&quiet);
     let grown = resident().saturating_sub(memory);
     assert!(grown < 64 << 20, "{} MiB", grown >> 20);
