@@ -88,7 +88,7 @@ async fn ten_thousand_connections_disturb_nobody() {
     let bounded = async {
         tokio::time::timeout(Duration::from_secs(90), flood)
             .await
-            .unwrap()
+            .unwrap();
     };
     let noticed = during(&child, bounded).await;
     let made = std::fs::read_to_string(dir.path().join(DONE_FILE)).unwrap();
