@@ -109,14 +109,9 @@ impl Asker {
     }
 }
 
-#[test]
-fn a_child_gets_nothing_but_what_is_served() {
-    if !is_root() {
-        skip!("needs root");
-    }
+/// Directories `all/a` and `all/b`, and links that lead out of the first.
+fn tenants() -> Scratch {
     let scratch = Scratch::new();
-    // Tenants a and b; what lies beside them is served as c only, to learn the versions of what is
-    // asked for: with them a read needs no other permission than the path.
     for file in [
         "all/a/own",
         "all/a/private/key",
@@ -133,6 +128,16 @@ fn a_child_gets_nothing_but_what_is_served() {
     symlink("../b/theirs", dir.join("a/file")).unwrap();
     symlink("private", dir.join("a/public")).unwrap();
     symlink("/proc/self/root", dir.join("a/magic")).unwrap();
+    scratch
+}
+
+#[test]
+fn a_child_gets_nothing_but_what_is_served() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let scratch = tenants();
+    let dir = scratch.path().join("all");
     let secret = scratch.path().join("secret");
     write_secret(&secret);
     let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
@@ -141,6 +146,8 @@ fn a_child_gets_nothing_but_what_is_served() {
     root.arg(dir.join("a/private"));
     let hosts = format!("{},{}", addresses[0], addresses[1]);
     root.args(["--hosts", &hosts, "--secret-file"]).arg(&secret);
+    // All of it is served as c, too, to learn the versions of what is asked for: with them a read needs
+    // no other permission than the path.
     for (prefix, served) in [("a", "a"), ("b", "b"), ("c", "")] {
         let origin = format!("/{prefix}=file://{}", dir.join(served).display());
         root.args(["--origin", &origin]);
