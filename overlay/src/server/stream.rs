@@ -16,7 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use quinn::{RecvStream, SendStream};
 use serde::Serialize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -44,6 +44,8 @@ pub(crate) enum Asker {
 pub(crate) struct Floor {
     from: Asker,
     turns: Arc<Semaphore>,
+    /// A refused request was logged: a peer that sends a thousand of them fills no disk.
+    complained: Arc<AtomicBool>,
 }
 
 impl Floor {
@@ -51,6 +53,7 @@ impl Floor {
         Self {
             from,
             turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
+            complained: Arc::default(),
         }
     }
 }
@@ -65,7 +68,9 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
         match hear(&mut reader, &floor).await {
             Ok(request) => respond(&shared, &mut writer, request).await,
             Err(StreamError::Wire(error)) => {
-                tracing::warn!(?from, %error, "refused a request");
+                if !floor.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(?from, %error, "refused a request; said once a connection");
+                }
                 let text = format!("refused a request: {error}");
                 let failure = Failure::new(FailureKind::Corrupt, text);
                 writer.message(FrameKind::Failure, &failure).await.map(drop)

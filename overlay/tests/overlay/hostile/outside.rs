@@ -1,5 +1,6 @@
 //! Questions about what is not in the namespace, byte by byte, and questions that break off.
 
+use crate::log;
 use crate::support::{TestTree, frame, path, raw_child, whole, within};
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, HEADER_BYTES, Request, message};
@@ -123,4 +124,20 @@ async fn a_question_that_is_cut_anywhere_is_not_answered() {
         "answered twice"
     );
     assert!(tree.node(0).counters().downstream_requests <= 1);
+}
+
+/// Whoever goes on asking what cannot be asked does not fill the disk with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_refused_questions_are_logged_once() {
+    log::keep();
+    let mut tree = TestTree::plan(50, 50, Duration::from_secs(5));
+    tree.start_node(0);
+    // A rank of no other test: what is logged about it is from here.
+    let (_endpoint, child) = raw_child(&tree.secret, tree.address(0), (43, 50, 50)).await;
+    for _ in 0..1000 {
+        let answer = answer(&child, &question(0, b"..", &[0, 1])).await.unwrap();
+        assert_eq!(answer[4], FrameKind::Failure as u8);
+    }
+    let logged = log::lines("Child(43)");
+    assert_eq!(logged.len(), 1, "{:?}", &logged[..2.min(logged.len())]);
 }
