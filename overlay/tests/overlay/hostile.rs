@@ -1,5 +1,10 @@
 //! Peers of the job that break the protocol.
 
+mod flood;
+mod load;
+mod outside;
+mod slow;
+
 use crate::support::{
     TestTree, fake_parent, frame, hello, kind, path, raw_child, raw_member, whole, within,
 };

@@ -1,5 +1,9 @@
 //! Who gets in: members of this job that speak this version.
 
+mod downgrade;
+mod forged;
+mod replay;
+
 use crate::support::{TestTree, kind, path, raw_client, within};
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::{FailureKind, Files, LinkStatus, Secret, wire};
