@@ -1,7 +1,7 @@
 //! What a well-behaved child notices while somebody else misbehaves.
 
 use crate::support::{TestTree, path, within};
-use copperfs_overlay::{Files, Parent};
+use copperfs_overlay::{Files, Upstream};
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl Noticed {
 }
 
 /// Asks `count` times, each of which must be answered.
-pub(super) async fn quietly(child: &Parent, count: usize) -> Noticed {
+pub(super) async fn quietly(child: &Upstream, count: usize) -> Noticed {
     let mut took = Vec::with_capacity(count);
     for _ in 0..count {
         took.push(once(child).await);
@@ -43,7 +43,7 @@ pub(super) async fn quietly(child: &Parent, count: usize) -> Noticed {
 }
 
 /// Asks while `trouble` is made, and not less than once.
-pub(super) async fn during(child: &Parent, trouble: impl Future<Output = ()>) -> Noticed {
+pub(super) async fn during(child: &Upstream, trouble: impl Future<Output = ()>) -> Noticed {
     let mut took = Vec::new();
     tokio::pin!(trouble);
     loop {
@@ -56,7 +56,7 @@ pub(super) async fn during(child: &Parent, trouble: impl Future<Output = ()>) ->
     }
 }
 
-async fn once(child: &Parent) -> Duration {
+async fn once(child: &Upstream) -> Duration {
     let start = Instant::now();
     let asked = within(15, child.list(path("dir"), None, 3)).await;
     assert_eq!(asked.unwrap().entries.len(), 3);
@@ -71,7 +71,7 @@ pub(super) fn resident() -> usize {
 }
 
 /// A root with room for many children, and one that behaves.
-pub(super) async fn root_and_child(members: usize, child: usize) -> (TestTree, Parent) {
+pub(super) async fn root_and_child(members: usize, child: usize) -> (TestTree, Upstream) {
     let mut tree = TestTree::plan(members, members, Duration::from_secs(10));
     tree.start_node(0);
     tree.start_node(child);

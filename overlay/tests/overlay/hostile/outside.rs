@@ -23,10 +23,17 @@ const NO_PATHS: [&[u8]; 12] = [
     &[b'a'; 256],
 ];
 
-/// A question of `tag` about `path`, followed by `rest`: postcard by hand, as no encoder would write it.
-fn question(tag: u8, path: &[u8], rest: &[u8]) -> Vec<u8> {
+/// A first question that begins with `tag`, is about `path`, and goes on with `rest`: postcard by hand,
+/// as no encoder would write it.
+fn question(tag: &[u8], path: &[u8], rest: &[u8]) -> Vec<u8> {
     let len = message::encode("length", &path.len()).unwrap();
-    frame(FrameKind::Request, &[&[tag][..], &len, path, rest].concat())
+    let body = [&[0][..], tag, &len, path, rest].concat();
+    frame(FrameKind::Request, &body)
+}
+
+fn asked(request: &Request) -> Vec<u8> {
+    let body = message::encode_question(0, request).unwrap();
+    frame(FrameKind::Request, &body)
 }
 
 async fn answer(connection: &quinn::Connection, question: &[u8]) -> Option<Vec<u8>> {
@@ -40,20 +47,20 @@ async fn answer(connection: &quinn::Connection, question: &[u8]) -> Option<Vec<u
 async fn no_question_leads_out_of_the_namespace() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
-    let (_endpoint, child) = raw_child(&tree.secret, tree.address(0), (1, 2, 2)).await;
+    let (_endpoint, child) = raw_child(&tree, 1).await;
     let read = [&[9; 16][..], &[5, 0, 1]].concat();
     let long = b"d/".repeat(2049);
     let no_paths = NO_PATHS.into_iter().chain([&long[..long.len() - 1]]);
     let mut questions = Vec::new();
     for wrong in no_paths {
         // List, stat of a name in it, read, extended attributes, usage, clear.
-        let rests: [(u8, &[u8]); 6] = [
-            (0, &[0, 1]),
-            (1, &[1, 0]),
-            (2, &read),
-            (3, &[]),
-            (4, &[]),
-            (6, &[10]),
+        let rests: [(&[u8], &[u8]); 6] = [
+            (&[0], &[0, 1]),
+            (&[1], &[1, 0]),
+            (&[2], &read),
+            (&[3], &[]),
+            (&[4], &[]),
+            (&[7, 0], &[10]),
         ];
         questions.extend(rests.map(|(tag, rest)| question(tag, wrong, rest)));
         let name = [
@@ -63,7 +70,7 @@ async fn no_question_leads_out_of_the_namespace() {
         let name = name.concat();
         // A name that is cut to 100 bytes may be one.
         if wrong.len() < 100 {
-            questions.push(question(1, b"dir", &name));
+            questions.push(question(&[1], b"dir", &name));
         }
     }
     // Absolute, or with a slash, where one name is due.
@@ -73,10 +80,7 @@ async fn no_question_leads_out_of_the_namespace() {
             parent: path("dir"),
             names,
         };
-        questions.push(frame(
-            FrameKind::Request,
-            &message::encode("q", &request).unwrap(),
-        ));
+        questions.push(asked(&request));
     }
     let before = tree.node(0).counters().downstream_requests;
     for question in &questions {
@@ -96,7 +100,7 @@ async fn no_question_leads_out_of_the_namespace() {
     );
     assert!(tree.cleared().is_empty());
     // An absolute path is one of the namespace, whose root is nobody else's.
-    let answer = answer(&child, &question(0, b"/dir", &[0, 10]))
+    let answer = answer(&child, &question(&[0], b"/dir", &[0, 10]))
         .await
         .unwrap();
     assert_eq!(answer[4], FrameKind::Head as u8);
@@ -106,9 +110,9 @@ async fn no_question_leads_out_of_the_namespace() {
 async fn a_question_that_is_cut_anywhere_is_not_answered() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
-    let (_endpoint, child) = raw_child(&tree.secret, tree.address(0), (1, 2, 2)).await;
+    let (_endpoint, child) = raw_child(&tree, 1).await;
     let request = Request::Read(whole("file", BLOCK_BYTES));
-    let whole = frame(FrameKind::Request, &message::encode("q", &request).unwrap());
+    let whole = asked(&request);
     for cut in 0..whole.len() {
         let answer = answer(&child, &whole[..cut]).await;
         assert!(answer.is_none_or(|bytes| bytes.is_empty()), "cut at {cut}");
@@ -133,11 +137,13 @@ async fn a_thousand_refused_questions_are_logged_once() {
     let mut tree = TestTree::plan(50, 50, Duration::from_secs(5));
     tree.start_node(0);
     // A rank of no other test: what is logged about it is from here.
-    let (_endpoint, child) = raw_child(&tree.secret, tree.address(0), (43, 50, 50)).await;
+    let (_endpoint, child) = raw_child(&tree, 43).await;
     for _ in 0..1000 {
-        let answer = answer(&child, &question(0, b"..", &[0, 1])).await.unwrap();
+        let answer = answer(&child, &question(&[0], b"..", &[0, 1]))
+            .await
+            .unwrap();
         assert_eq!(answer[4], FrameKind::Failure as u8);
     }
-    let logged = log::lines("Child(43)");
+    let logged = log::lines("Child(Member(43)");
     assert_eq!(logged.len(), 1, "{:?}", &logged[..2.min(logged.len())]);
 }

@@ -2,7 +2,7 @@
 
 use super::load::{during, quietly, resident, root_and_child};
 use crate::log;
-use crate::support::{hello, raw_child, raw_member, until, within};
+use crate::support::{raw_child, raw_member, until, within};
 use copperfs_overlay::wire::FrameKind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Streams that a child may have open, less the one of its hello, which may not be gone yet.
 const STREAMS: usize = 1000;
 /// In no other test of this process: what is logged about it is its own.
-const RANK: u32 = 37;
+const RANK: usize = 37;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_half_said_requests_disturb_nobody() {
@@ -18,7 +18,7 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
     let (mut tree, child) = root_and_child(40, 1).await;
     let quiet = quietly(&child, 200).await;
     let (memory, asked) = (resident(), tree.node(0).counters().downstream_requests);
-    let (_endpoint, slow) = raw_child(&tree.secret, tree.address(0), (RANK, 40, 40)).await;
+    let (_endpoint, slow) = raw_child(&tree, RANK).await;
     // The header of a request of 200 bytes, and then a byte at a time.
     let begin = [200, 0, 0, 0, FrameKind::Request as u8];
     let mut streams = Vec::new();
@@ -53,7 +53,7 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
     tree.start_node(2);
     tree.connected(2).await;
     slow.close(0u32.into(), b"");
-    until(|| tree.node(0).children() == ["node1", "node2"]).await;
+    until(|| tree.node(0).children(0) == ["node1", "node2"]).await;
 }
 
 /// As many as may be strangers at a time, each of whom says its hello a byte at a time.
@@ -68,7 +68,7 @@ async fn slow_hellos_keep_the_door_for_seconds_only() {
         let streams = connection.open_bi().await.unwrap();
         slow.push((endpoint, connection, streams));
     }
-    let words = hello(2, 40, 40);
+    let words = tree.hello(2);
     tree.start_node(3);
     let newcomer = tree.parent(3);
     let drip = async {

@@ -4,7 +4,7 @@
 //! can make any certificate, and still only a current one of the right kind opens.
 
 use super::reception;
-use crate::support::{LOOPBACK, TestTree, frame, hello, path, raw_client, within};
+use crate::support::{LOOPBACK, TestTree, frame, path, raw_client, within};
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{self, FrameKind};
 use copperfs_overlay::{FailureKind, Files, LinkStatus, Secret};
@@ -132,14 +132,14 @@ async fn a_certificate_that_is_expired_or_of_another_kind_opens_nothing() {
             error.contains("certificate") || error.contains("cert"),
             "{what}: {error}"
         );
-        assert!(tree.node(0).children().is_empty(), "{what}");
+        assert!(tree.node(0).children(0).is_empty(), "{what}");
     }
     // What is forged here is right in all else: a current one is let in.
     let endpoint = raw_client(client(&authority, leaf(&issuer, |_| {})));
     let connecting = endpoint.connect(tree.address(0), Identity::NAME).unwrap();
     let connection = within(5, connecting).await.unwrap();
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
-    send.write_all(&hello(1, 2, 2)).await.unwrap();
+    send.write_all(&tree.hello(1)).await.unwrap();
     send.finish().unwrap();
     let answer = within(5, recv.read_to_end(64)).await.unwrap();
     assert_eq!(answer, frame(FrameKind::Welcome, b""));
@@ -170,7 +170,7 @@ async fn child_of(secret: Secret, forged: Forged) -> String {
     tree.start_node(1);
     let asked = tree.parent(1).list(path("dir"), None, 1).await;
     assert_eq!(asked.unwrap_err().kind, FailureKind::Unavailable);
-    let status = tree.parent(1).status();
+    let status = tree.status(1);
     assert!(!task.is_finished());
     endpoint.close(0u32.into(), b"");
     task.abort();
