@@ -227,6 +227,13 @@ impl RootNode {
             .connect(address, Identity::NAME)
             .expect("a handshake");
         let connection = connecting.await.expect("a connection");
+        // What the root asks of its child is broken off at once.
+        let asked = connection.clone();
+        drop(tokio::spawn(async move {
+            while let Ok(streams) = asked.accept_bi().await {
+                drop(streams);
+            }
+        }));
         let hello = Hello {
             rank: 1,
             members: 2,
