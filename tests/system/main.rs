@@ -34,5 +34,7 @@ mod names;
 mod object_store;
 mod ordinary_user;
 mod origins;
+mod outside;
 mod real_clients;
+mod secrets;
 mod users;
