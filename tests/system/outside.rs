@@ -8,8 +8,8 @@ use crate::support::tree::write_secret;
 use crate::support::{Mount, Scratch, copperfs, is_root};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
-    Member, Overlay, OverlayConfig, ReadRequest, ReadStream, Secret, Service, XattrList,
+    Attributes, BlockPart, Failure, Files, ItemPath, Member, OriginFingerprint, Overlay,
+    OverlayConfig, ReadRequest, Seat, Secret, Service, Upstream,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -19,45 +19,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A leaf's service: it is asked by nobody.
-struct Leaf;
-
-fn nothing<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
-    Box::pin(async { Err(Failure::new(FailureKind::NotFound, "a leaf")) })
-}
-
-impl Files for Leaf {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        nothing()
-    }
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
-        nothing()
-    }
-    fn read(&self, _request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        nothing()
-    }
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
-        nothing()
-    }
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        nothing()
-    }
-}
+struct Leaf(Upstream);
 
 impl Service for Leaf {
+    fn files(&self, attempt: u8) -> Arc<dyn Files> {
+        Arc::new(self.0.at(attempt))
+    }
     fn report(&self) -> Bytes {
         Bytes::from_static(b"{}")
     }
     fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         Box::pin(async { Ok(()) })
+    }
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 }
 
@@ -159,18 +134,17 @@ fn a_child_gets_nothing_but_what_is_served() {
         name: addresses[rank].to_string(),
         address: addresses[rank].to_string(),
     };
+    let members = vec![member(0), member(1)];
+    let secret = Secret::read_file(&secret).unwrap();
     let config = OverlayConfig {
-        members: vec![member(0), member(1)],
-        rank: 1,
         arity: 1,
         listen: addresses[1],
-        secret: Secret::read_file(&secret).unwrap(),
         request_timeout: Duration::from_secs(10),
-        connect_timeout: Duration::from_secs(5),
+        ..OverlayConfig::new(members, Seat::Member(1), secret)
     };
     runtime.block_on(async {
-        let child = Overlay::start(config, Arc::new(Leaf)).await.unwrap();
-        let asker = Asker(Box::new(child.parent().unwrap()));
+        let child = Overlay::start(config, None, |upstream| Arc::new(Leaf(upstream))).unwrap();
+        let asker = Asker(Box::new(child.upstream().clone()));
         // What is served is there, and so the versions are right.
         let own = asker.stat("a", "own").await.unwrap();
         assert_eq!(
