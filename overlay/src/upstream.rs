@@ -13,11 +13,12 @@
 //! the bytes before it are those that the origin hashed. Caches nothing.
 
 pub(crate) mod climb;
+mod list;
 pub(crate) mod peer;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+use crate::files::{Files, ListingStream, ReadRequest, ReadStream};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -461,35 +462,17 @@ impl Files for Upstream {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let this = self.clone();
-        Box::pin(async move {
-            let wanted = u32::try_from(limit.min(LISTING_ENTRIES_MAX)).unwrap_or(u32::MAX);
-            let request = Request::List {
-                path: path.clone(),
-                cursor: cursor.clone(),
-                limit: wanted,
-            };
-            let (head, entries) = match this.answer::<Entry>(&path, &request).await? {
-                Answered::Storage(storage) => return storage.list(path, cursor, limit).await,
-                Answered::Items(head, entries) => (head, entries),
-            };
-            let Head::Listing {
-                directory, next, ..
-            } = head
-            else {
-                return Err(impossible(ANOTHER));
-            };
-            let directory = this.inner.checked(directory)?;
-            let entries = entries
-                .into_iter()
-                .map(|entry| this.inner.checked_entry(entry))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok(Listing {
-                directory,
-                entries,
-                next,
-            })
-        })
+        let parts = self.list_parts(path, cursor, limit);
+        Box::pin(async move { parts.await?.collect().await })
+    }
+
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        Box::pin(list::open(self.clone(), path, cursor, limit))
     }
 
     fn stat(
