@@ -8,6 +8,7 @@
 //! Invariants: no frame, queue or retry is unbounded; a peer without a certificate of this job gets
 //! no byte; nothing that a peer sends can panic this crate.
 
+pub mod bench;
 mod cluster;
 mod counters;
 pub mod files;
