@@ -244,7 +244,8 @@ mod tests {
 
     #[test]
     fn empty_lines_and_new_fields_are_no_fault() {
-        let text = "\n{\"op\":\"stat\",\"path\":\"a\",\"when\":3}\n\n{\"op\":\"list\",\"path\":\"/\"}";
+        let text =
+            "\n{\"op\":\"stat\",\"path\":\"a\",\"when\":3}\n\n{\"op\":\"list\",\"path\":\"/\"}";
         assert_eq!(parse(text).unwrap().accesses.len(), 2);
     }
 

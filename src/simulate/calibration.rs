@@ -31,7 +31,9 @@ pub enum CalibrationError {
         source: std::io::Error,
     },
     /// It holds something else.
-    #[error("{path} is no calibration: {source}. Make one with: copperfs bench tree --calibrate FILE")]
+    #[error(
+        "{path} is no calibration: {source}. Make one with: copperfs bench tree --calibrate FILE"
+    )]
     Malformed {
         /// Which file.
         path: PathBuf,

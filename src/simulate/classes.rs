@@ -115,9 +115,9 @@ impl Classes {
             classes[colour].count += 1;
         }
         let mut edges = Vec::new();
-        for child in 0..classes.len() {
-            let example = classes[child].example;
-            classes[child].above = (0..trees.roots())
+        for (child, class) in classes.iter_mut().enumerate() {
+            let example = class.example;
+            class.above = (0..trees.roots())
                 .map(|k| {
                     let parent = trees.parent(k, example)?;
                     let alike = trees

@@ -78,13 +78,11 @@ pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
             portion(bytes, share / sum).min(left)
         };
         left -= size;
-        items.extend(
-            made_up(&format!("/d{directory}/f{index}")).map(|key| Item {
-                key,
-                kind: ItemKind::Data,
-                bytes: size,
-            }),
-        );
+        items.extend(made_up(&format!("/d{directory}/f{index}")).map(|key| Item {
+            key,
+            kind: ItemKind::Data,
+            bytes: size,
+        }));
     }
     items
 }
@@ -144,7 +142,10 @@ impl Seen {
             items.push(Item {
                 key: path.clone(),
                 kind: ItemKind::Listing,
-                bytes: entries.unwrap_or(ENTRIES).max(1).saturating_mul(ENTRY_BYTES),
+                bytes: entries
+                    .unwrap_or(ENTRIES)
+                    .max(1)
+                    .saturating_mul(ENTRY_BYTES),
             });
         }
     }
