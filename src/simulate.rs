@@ -21,7 +21,8 @@ pub mod workload;
 pub use calibration::{Calibration, CalibrationError};
 pub use paper::{STATED, Stated, System};
 
-use classes::{Classes, Trees};
+use classes::Classes;
+use copperfs_overlay::{Forest, Placement, ROOTS_MAX};
 use engine::{Engine, Machine, Piece, Reader, Seen};
 use random::Random;
 use serde::Serialize;
@@ -103,7 +104,7 @@ pub enum ScenarioError {
     /// The tree makes no sense.
     #[error(
         "no tree of {nodes} nodes, arity {arity} and {roots} roots: it takes 1 to {NODES_MAX} nodes, \
-         an arity of at least 1, and 1 to as many roots as nodes"
+         an arity of at least 1, and 1 to {ROOTS_MAX} roots, each of them a node"
     )]
     Tree {
         /// Nodes asked for.
@@ -190,18 +191,18 @@ pub struct Outcome {
 /// # Errors
 /// See [`ScenarioError`].
 pub fn run(scenario: &Scenario, items: &[Item]) -> Result<Outcome, ScenarioError> {
-    let trees = check(scenario)?;
+    let forest = check(scenario)?;
     let starts = starts(scenario);
-    let classes = Classes::alike(trees, |node| {
+    let classes = Classes::alike(&forest, |node| {
         (start_of(&starts, node), reads(scenario, node))
     });
-    simulate(scenario, items, trees, &classes)
+    simulate(scenario, items, &forest, &classes)
 }
 
 fn simulate(
     scenario: &Scenario,
     items: &[Item],
-    trees: Trees,
+    forest: &Forest,
     classes: &Classes,
 ) -> Result<Outcome, ScenarioError> {
     let count = classes.classes.len();
@@ -211,7 +212,7 @@ fn simulate(
             items: items.len(),
         });
     }
-    let pieces = pieces(scenario, items);
+    let pieces = pieces(forest, items);
     let machine = Machine {
         link: scenario.link,
         hop: time(scenario.hop),
@@ -229,10 +230,10 @@ fn simulate(
         })
     });
     let (seen, events) = engine.run();
-    Ok(outcome(scenario, trees, items, classes, (&seen, events)))
+    Ok(outcome(scenario, forest, items, classes, (&seen, events)))
 }
 
-fn check(scenario: &Scenario) -> Result<Trees, ScenarioError> {
+fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
     let positive = |value: f64| value.is_finite() && value > 0.0;
     let time = |value: f64| (0.0..=1e6).contains(&value);
     let number = |what, wanted| Err(ScenarioError::Number { what, wanted });
@@ -266,7 +267,11 @@ fn check(scenario: &Scenario) -> Result<Trees, ScenarioError> {
     if scenario.nodes > NODES_MAX {
         return Err(refused);
     }
-    Trees::new(scenario.nodes, scenario.arity, scenario.roots).ok_or(refused)
+    if scenario.roots > scenario.nodes.min(ROOTS_MAX) {
+        return Err(refused);
+    }
+    let roots = Forest::spread(scenario.nodes, scenario.roots);
+    Forest::new(scenario.nodes, scenario.arity, roots).ok_or(refused)
 }
 
 fn reads(scenario: &Scenario, node: usize) -> bool {
@@ -291,32 +296,26 @@ fn start_of(starts: &[Time], node: usize) -> Time {
     starts.get(node).copied().unwrap_or(0)
 }
 
-/// Items with the tree that each comes down.
-fn pieces(scenario: &Scenario, items: &[Item]) -> Vec<Piece> {
+/// Items with the tree that each comes down, by the product's own placement over the names of roots.
+fn pieces(forest: &Forest, items: &[Item]) -> Vec<Piece> {
+    let names: Vec<String> = forest
+        .roots()
+        .iter()
+        .map(|root| format!("node{root}"))
+        .collect();
+    let placement = Placement::new(names.iter().map(String::as_str));
     items
         .iter()
         .map(|item| Piece {
             bytes: item.bytes,
-            tree: tree_of(item, scenario.roots),
+            tree: placement.tree(&item.key, 0).unwrap_or(0),
         })
         .collect()
 }
 
-/// The tree with the highest hash of key and root: a file's own path, a directory's for what is in its
-/// listing.
-fn tree_of(item: &Item, roots: usize) -> usize {
-    let score = |root: &usize| {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(item.key.as_bytes()).update(&[0]);
-        hasher.update(format!("root{root}").as_bytes());
-        *hasher.finalize().as_bytes()
-    };
-    (0..roots).max_by_key(score).unwrap_or(0)
-}
-
 fn outcome(
     scenario: &Scenario,
-    trees: Trees,
+    forest: &Forest,
     items: &[Item],
     classes: &Classes,
     (seen, events): (&[Seen], u64),
@@ -338,7 +337,7 @@ fn outcome(
         nodes: scenario.nodes,
         arity: scenario.arity,
         roots: scenario.roots,
-        depth: trees.depth(),
+        depth: forest.depth(0, forest.len() - 1),
         items: items.len(),
         item_bytes: items.iter().map(|item| item.bytes).sum(),
         times: Times {

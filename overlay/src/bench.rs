@@ -7,7 +7,7 @@
 
 use crate::identity::{Identity, IdentityError, Secret, SecretError};
 use crate::overlay::OverlayError;
-use crate::transport::Transport;
+use crate::transport::{KernelNetwork, Transport};
 use bytes::Bytes;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use rustix::time::{ClockId, clock_gettime};
@@ -84,9 +84,6 @@ pub fn bulk(wire: Wire, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Ben
 }
 
 /// Processor time that this process has used, all threads, user and system.
-///
-/// # Errors
-/// Never on Linux.
 #[must_use]
 pub fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
@@ -157,7 +154,7 @@ where
 fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     let of_server = secret.clone();
     let (address, serving) = server(move |tell| async move {
-        let transport = Transport::bind(loopback(), &of_server, "server", true)?;
+        let transport = Transport::bind(&KernelNetwork, loopback(), &of_server, "server", true)?;
         let _gone = tell.send(transport.local_addr);
         let incoming = transport.endpoint.accept().await.ok_or_else(closed)?;
         let connection = incoming.await.map_err(broken)?;
@@ -188,7 +185,7 @@ async fn connect(
     secret: &Secret,
     address: SocketAddr,
 ) -> Result<(Endpoint, Connection), BenchError> {
-    let transport = Transport::bind(loopback(), secret, "client", false)?;
+    let transport = Transport::bind(&KernelNetwork, loopback(), secret, "client", false)?;
     let connecting =
         transport
             .endpoint
@@ -306,7 +303,7 @@ impl Idle {
     /// See [`BenchError`].
     pub fn listen(secret: &Secret) -> Result<Self, BenchError> {
         Ok(Self {
-            transport: Transport::bind(loopback(), secret, "server", true)?,
+            transport: Transport::bind(&KernelNetwork, loopback(), secret, "server", true)?,
             connections: Vec::new(),
         })
     }
@@ -317,7 +314,7 @@ impl Idle {
     /// See [`BenchError`].
     pub fn connector(secret: &Secret) -> Result<Self, BenchError> {
         Ok(Self {
-            transport: Transport::bind(loopback(), secret, "client", false)?,
+            transport: Transport::bind(&KernelNetwork, loopback(), secret, "client", false)?,
             connections: Vec::new(),
         })
     }

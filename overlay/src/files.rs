@@ -1,6 +1,6 @@
 //! The one question that every layer answers: what is in the namespace, and what are its bytes?
 //!
-//! Implemented by the parent's stub ([`crate::Parent`]), by the origins at the root, and by a node's
+//! Implemented by the stub towards the other nodes ([`crate::Upstream`]), by the origins at the root, and by a node's
 //! own read path, which stacks caches and single-flight on either of the two. So a child node and a
 //! local application are served by the same ladder.
 
@@ -43,8 +43,9 @@ impl ReadRequest {
     }
 }
 
-/// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. After an error
-/// nothing more comes. Dropping the stream cancels the read.
+/// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. A block that is ended
+/// is verified; what comes before its end may be taken back by a restart, and is never all of it.
+/// After an error nothing more comes. Dropping the stream cancels the read.
 pub type ReadStream = BoxStream<'static, Result<BlockPart, Failure>>;
 
 /// Answers for a namespace of files. All calls may be cancelled by dropping the future.

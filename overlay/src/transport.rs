@@ -11,12 +11,16 @@ pub(crate) mod stream;
 use crate::identity::{Identity, Secret};
 use crate::overlay::OverlayError;
 use crate::wire;
+use futures_util::future::BoxFuture;
 use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+    AsyncUdpSocket, ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
+use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,11 +42,13 @@ const STALLED_STREAMS: u64 = 16;
 const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
 const DATAGRAM_BYTES_MAX: u16 = 8972;
-/// Packets between silent neighbours. Only the child sends them.
+/// Packets between neighbours that have nothing to say. Only the child sends them. While requests are
+/// under way it looks for life more often ([`crate::Liveness`]).
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// After so long without a packet a connection is given up. Generous: a job that burns every core
-/// must not look dead, and a request has its own time-out.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// After so long without a packet a connection without requests is given up.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Bytes of probes that a parent holds: it never reads them, and older ones make room.
+const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
 /// Handshakes in progress; further ones are refused.
@@ -58,6 +64,8 @@ pub(crate) mod close {
     pub(crate) const PROTOCOL: u32 = 2;
     /// The same child has connected anew.
     pub(crate) const REPLACED: u32 = 3;
+    /// Nothing came for too long, or something wrong.
+    pub(crate) const GIVEN_UP: u32 = 4;
 }
 
 /// Packets that the peer may leave unacknowledged. Between an answer and the next question an
@@ -66,6 +74,43 @@ pub(crate) mod close {
 const ACK_AFTER_PACKETS: u32 = 10;
 /// How long it may take its time.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
+
+/// Where datagrams travel: the kernel's sockets, or a simulated network.
+pub trait Network: Send + Sync + fmt::Debug + 'static {
+    /// A socket bound to `address`, and the receive buffer in bytes that it was granted (as the
+    /// kernel counts: twice what fits).
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)>;
+
+    /// The addresses of `address` (host and port, or IP and port), best first.
+    ///
+    /// # Errors
+    /// Nobody knows the name.
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
+
+    /// The seed of all that is random in an endpoint; `None`: the system's randomness.
+    fn seed(&self) -> Option<[u8; 32]> {
+        None
+    }
+}
+
+/// The kernel's UDP sockets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelNetwork;
+
+impl Network for KernelNetwork {
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        let (socket, granted) = socket::bind(address, SOCKET_BUFFER_BYTES)?;
+        Ok((socket::wrap(socket, DATAGRAM_BYTES_MAX)?, granted))
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        let address = address.to_owned();
+        Box::pin(async move { Ok(tokio::net::lookup_host(address).await?.collect()) })
+    }
+}
 
 /// A node's end of all its connections.
 #[derive(Debug)]
@@ -80,21 +125,18 @@ impl Transport {
     /// stateless resets: a node that restarts at the same place tells its old peers at once that
     /// their connections are gone.
     pub(crate) fn bind(
+        network: &dyn Network,
         listen: SocketAddr,
         secret: &Secret,
         name: &str,
         serve: bool,
     ) -> Result<Self, OverlayError> {
         let identity = Identity::new(secret)?;
-        let (socket, buffer_bytes) =
-            socket::bind(listen, SOCKET_BUFFER_BYTES).map_err(|source| OverlayError::Listen {
-                address: listen,
-                source,
-            })?;
         let listen_failed = |source| OverlayError::Listen {
             address: listen,
             source,
         };
+        let (socket, buffer_bytes) = network.bind(listen).map_err(listen_failed)?;
         let local_addr = socket.local_addr().map_err(listen_failed)?;
         let window = window_bytes(buffer_bytes);
         let server = if serve {
@@ -114,9 +156,9 @@ impl Transport {
         let mut client = ClientConfig::new(Arc::new(tls));
         client.transport_config(Arc::new(client_transport(window)));
         let endpoint = Endpoint::new_with_abstract_socket(
-            endpoint_config(secret, name, local_addr)?,
+            endpoint_config(secret, name, local_addr, network.seed())?,
             server,
-            socket::wrap(socket, DATAGRAM_BYTES_MAX).map_err(listen_failed)?,
+            socket,
             Arc::new(TokioRuntime),
         )
         .map_err(listen_failed)?;
@@ -132,6 +174,7 @@ fn endpoint_config(
     secret: &Secret,
     name: &str,
     local_addr: SocketAddr,
+    seed: Option<[u8; 32]>,
 ) -> Result<EndpointConfig, OverlayError> {
     let salt = format!("{name} {local_addr}");
     let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
@@ -142,6 +185,7 @@ fn endpoint_config(
     let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     let mut config = EndpointConfig::new(Arc::new(key));
     config
+        .rng_seed(seed)
         .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)))
         .max_udp_payload_size(DATAGRAM_BYTES_MAX)
         .map_err(|error| OverlayError::Tls(error.to_string()))?;
@@ -165,6 +209,7 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
+    config.datagram_receive_buffer_size(Some(PROBES_BYTES_MAX));
     config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
     config
 }
@@ -202,15 +247,6 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
         .datagram_receive_buffer_size(None)
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
-}
-
-/// The addresses of `address` (host and port, or IP and port) that a socket bound to `local` can
-/// reach, in the resolver's order.
-pub(crate) async fn resolve(address: &str, local: SocketAddr) -> std::io::Result<Vec<SocketAddr>> {
-    let found = tokio::net::lookup_host(address).await?;
-    Ok(found
-        .filter(|remote| remote.is_ipv4() || local.is_ipv6())
-        .collect())
 }
 
 #[cfg(test)]

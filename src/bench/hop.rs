@@ -94,16 +94,14 @@ fn reads(bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
         start_node(tree, 1, &members, &secret, &memory)?
     };
     let found = on_worker(&below, async move {
-        let parent = child
-            .parent()
-            .ok_or_else(|| BenchError::Broken("the child has no parent".into()))?;
-        tokio::time::timeout(CONNECT_PATIENCE, parent.first_connected())
+        let upstream = child.upstream();
+        tokio::time::timeout(CONNECT_PATIENCE, upstream.first_connected())
             .await
             .map_err(|_elapsed| BenchError::Broken("the child does not connect".into()))?;
         let mut found = Vec::with_capacity(samples);
         for sample in 0..=samples {
             let (start, cpu) = (Instant::now(), cpu_time());
-            fetch(&parent, bytes).await?;
+            fetch(upstream, bytes).await?;
             if sample > 0 {
                 found.push(Transfer {
                     bytes,

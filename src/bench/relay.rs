@@ -1,9 +1,10 @@
-//! A node without caches: passes reads on to its parent; the root answers from memory.
+//! A node without caches: passes reads on to its ancestor; the root's storage is memory.
 
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files,
-    FilesystemUsage, ItemPath, Listing, Parent, ReadRequest, ReadStream, Service, XattrList,
+    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Service,
+    Upstream, XattrList,
 };
 use futures_util::future::{BoxFuture, ready};
 use futures_util::{FutureExt, StreamExt, stream};
@@ -64,21 +65,16 @@ impl Memory {
     }
 }
 
-/// The node. Answers reads only.
-#[derive(Debug)]
-pub(super) enum Relay {
-    /// It asks its parent.
-    Inner(Parent),
-    /// It has everything.
-    Root(Arc<Memory>),
-}
-
 fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
     let failure = Failure::new(FailureKind::Unsupported, "a benchmark reads, nothing else");
     ready(Err(failure)).boxed()
 }
 
-impl Files for Relay {
+/// The root's storage. Answers reads only.
+#[derive(Debug)]
+pub(super) struct Storage(pub(super) Arc<Memory>);
+
+impl Files for Storage {
     fn list(
         &self,
         _path: ItemPath,
@@ -97,10 +93,7 @@ impl Files for Relay {
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        match self {
-            Self::Inner(parent) => parent.read(request),
-            Self::Root(memory) => ready(Ok(Arc::clone(memory).read(&request))).boxed(),
-        }
+        ready(Ok(Arc::clone(&self.0).read(&request))).boxed()
     }
 
     fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
@@ -112,7 +105,19 @@ impl Files for Relay {
     }
 }
 
+/// A node: asks whom the tree says.
+#[derive(Debug)]
+pub(super) struct Relay(pub(super) Upstream);
+
 impl Service for Relay {
+    fn files(&self, attempt: u8) -> Arc<dyn Files> {
+        Arc::new(self.0.at(attempt))
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        ready(Ok(Vec::new())).boxed()
+    }
+
     fn report(&self) -> Bytes {
         Bytes::from_static(b"{}")
     }

@@ -1,15 +1,14 @@
 //! Many nodes in one process: round trips through the tree.
 
-use super::relay::{Memory, Relay};
+use super::relay::{Memory, Relay, Storage};
 use super::{BenchError, CONNECT_PATIENCE, Quantiles, on_worker, runtime};
 use copperfs_overlay::bench::cpu_time;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Files, ItemPath, Member, Overlay, OverlayConfig, Parent, ReadRequest,
-    Secret, Tree, Version,
+    BLOCK_BYTES, BlockPart, Files, ItemPath, Member, Overlay, OverlayConfig, ReadRequest, Seat,
+    Secret, Tree, Upstream, Version,
 };
 use futures_util::StreamExt;
 use serde::Serialize;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -100,34 +99,34 @@ impl TreeBench {
         tree: Tree,
         rank: usize,
     ) -> Result<Vec<RoundTrips>, BenchError> {
-        let parent = nodes
+        let upstream = nodes
             .get(rank)
-            .and_then(Overlay::parent)
-            .ok_or_else(|| BenchError::Broken("the root has no parent".into()))?;
+            .map(Overlay::upstream)
+            .ok_or_else(|| BenchError::Broken("no such node".into()))?;
         let mut found = Vec::new();
         for &bytes in &self.sizes {
             let share = if bytes >= 1 << 20 { LARGE_SHARE } else { 1 };
             let samples = (self.samples / share).max(1);
-            found.push(round_trips(&parent, tree.depth(rank), bytes, samples).await?);
+            found.push(round_trips(upstream, tree.depth(rank), bytes, samples).await?);
         }
         Ok(found)
     }
 }
 
 async fn round_trips(
-    parent: &Parent,
+    upstream: &Upstream,
     hops: usize,
     bytes: u64,
     samples: usize,
 ) -> Result<RoundTrips, BenchError> {
     for _ in 0..(samples / 10).max(WARM_UP) {
-        fetch(parent, bytes).await?;
+        fetch(upstream, bytes).await?;
     }
     let cpu = cpu_time();
     let mut times = Vec::with_capacity(samples);
     for _ in 0..samples {
         let start = Instant::now();
-        fetch(parent, bytes).await?;
+        fetch(upstream, bytes).await?;
         times.push(start.elapsed());
     }
     let cpu = cpu_time().saturating_sub(cpu).as_secs_f64();
@@ -152,8 +151,14 @@ pub(super) async fn fetch(files: &impl Files, bytes: u64) -> Result<(), BenchErr
     let mut parts = files.read(request).await?;
     let mut got = 0;
     while let Some(part) = parts.next().await {
-        if let BlockPart::Bytes(piece) = part? {
-            got += piece.len() as u64;
+        match part? {
+            BlockPart::Bytes(piece) => got += piece.len() as u64,
+            BlockPart::End(_) => {}
+            BlockPart::Restart => {
+                return Err(BenchError::Broken(
+                    "a block came damaged, or a node died".into(),
+                ));
+            }
         }
     }
     if got == bytes {
@@ -183,11 +188,9 @@ async fn start(tree: Tree) -> Result<Vec<Overlay>, BenchError> {
         nodes.push(node);
     }
     for node in &nodes {
-        if let Some(parent) = node.parent() {
-            tokio::time::timeout(CONNECT_PATIENCE, parent.first_connected())
-                .await
-                .map_err(|_elapsed| BenchError::Broken("the tree does not connect".into()))?;
-        }
+        tokio::time::timeout(CONNECT_PATIENCE, node.upstream().first_connected())
+            .await
+            .map_err(|_elapsed| BenchError::Broken("the tree does not connect".into()))?;
     }
     Ok(nodes)
 }
@@ -200,19 +203,13 @@ pub(super) fn start_node(
     memory: &Arc<Memory>,
 ) -> Result<Overlay, BenchError> {
     let config = OverlayConfig {
-        members: members.to_vec(),
-        rank,
         arity: tree.arity(),
-        listen: (Ipv4Addr::LOCALHOST, 0).into(),
-        secret: secret.clone(),
         request_timeout: PATIENCE,
         connect_timeout: PATIENCE,
+        ..OverlayConfig::new(members.to_vec(), Seat::Member(rank), secret.clone())
     };
-    let memory = Arc::clone(memory);
-    let node = Overlay::start_with(config, |parent| match parent {
-        Some(parent) => Arc::new(Relay::Inner(parent)),
-        None => Arc::new(Relay::Root(memory)),
-    })?;
+    let storage = (rank == 0).then(|| Arc::new(Storage(Arc::clone(memory))) as Arc<dyn Files>);
+    let node = Overlay::start(config, storage, |upstream| Arc::new(Relay(upstream)))?;
     Ok(node)
 }
 

@@ -1,10 +1,12 @@
 //! Who the other nodes are, and where this one listens.
 
 use super::ConfigError;
-use super::hosts::{self, DEFAULT_PORT};
+use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::machine::Machine;
 use super::resolve::{Reader, check_secret_file, number_at_least};
-use super::settings::Member;
+use super::settings::{Member, Seat};
+use super::units::parse_bool;
+use copperfs_overlay::{Forest, ROOTS_MAX};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,7 +14,8 @@ use std::str::FromStr;
 /// This node among the others.
 pub(super) struct Network {
     pub(super) members: Vec<Member>,
-    pub(super) rank: usize,
+    pub(super) seat: Seat,
+    pub(super) roots: Vec<usize>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
 }
@@ -34,25 +37,34 @@ impl Network {
                 address: format!("{}:{default_port}", machine.host_name()),
             }],
         };
-        let rank = if listed {
+        let found = if listed {
             hosts::rank(&members, given_rank, &machine.host_names)
         } else {
             hosts::rank(&members, given_rank.or(Some(0)), &[])
-        }
-        .map_err(|error| {
-            let key = if given_rank.is_some() {
-                "rank"
-            } else {
-                "hosts"
-            };
-            reader.wrong(key, error)
-        })?;
+        };
+        let joins = reader.parsed("join", parse_bool)?;
+        let seat = match found {
+            Ok(rank) => Seat::Member(rank),
+            Err(HostsError::NotListed { .. }) if joins && listed => {
+                Seat::Guest(machine.host_name().to_owned())
+            }
+            Err(error) => {
+                let key = if given_rank.is_some() {
+                    "rank"
+                } else {
+                    "hosts"
+                };
+                return Err(reader.wrong(key, error));
+            }
+        };
+        let roots = roots(reader, &members)?;
         let secret_file = reader.path("secret_file")?;
-        let alone = members.len() == 1;
+        let alone = members.len() == 1 && seat == Seat::Member(0);
         if alone && listen.is_none() && secret_file.is_none() {
             return Ok(Self {
                 members,
-                rank,
+                seat,
+                roots,
                 listen: None,
                 secret_file: None,
             });
@@ -62,21 +74,62 @@ impl Network {
         };
         check_secret_file(secret, machine.uid)?;
         let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
-        let own_port = members[rank]
-            .address
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse().ok());
+        let own_port = match seat {
+            Seat::Member(rank) => members[rank]
+                .address
+                .rsplit_once(':')
+                .and_then(|(_, port)| port.parse().ok()),
+            // Nobody connects to a guest.
+            Seat::Guest(_) => Some(0),
+        };
         let port = listen
             .and_then(|(_, port)| port)
             .or(own_port)
             .unwrap_or(DEFAULT_PORT);
         Ok(Self {
             members,
-            rank,
+            seat,
+            roots,
             listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
             secret_file,
         })
     }
+}
+
+/// The ranks of the roots: so many, spread evenly, or those named.
+fn roots(reader: Reader<'_>, members: &[Member]) -> Result<Vec<usize>, ConfigError> {
+    let Some(text) = reader.text("roots") else {
+        return Ok(vec![0]);
+    };
+    let max = members.len().min(ROOTS_MAX);
+    if let Ok(count) = text.parse::<usize>() {
+        if !(1..=max).contains(&count) {
+            let why = format!("{count} roots among {} nodes; 1 to {max}", members.len());
+            return Err(reader.wrong("roots", why));
+        }
+        return Ok(Forest::spread(members.len(), count));
+    }
+    let mut roots = Vec::new();
+    for name in text
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+    {
+        let rank = members.iter().position(|member| member.name == name);
+        let Some(rank) = rank else {
+            let why = format!("{name:?} is not in the host list; write names as they stand there");
+            return Err(reader.wrong("roots", why));
+        };
+        if roots.contains(&rank) {
+            return Err(reader.wrong("roots", format!("{name} is named twice")));
+        }
+        roots.push(rank);
+    }
+    if roots.is_empty() || roots.len() > max {
+        let why = format!("{} roots; 1 to {max}", roots.len());
+        return Err(reader.wrong("roots", why));
+    }
+    Ok(roots)
 }
 
 /// The address to listen on: as given, else that of the interface, else all.

@@ -6,7 +6,7 @@
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
-pub use copperfs_overlay::Member;
+pub use copperfs_overlay::{Member, Orphan, Seat};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,10 +25,17 @@ pub struct Settings {
     pub environment: BTreeMap<String, String>,
     /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
     pub exclude: Option<Vec<PathBuf>>,
-    /// Every node of the tree in order, this one included. Exactly one in a single-node mount.
+    /// Every node of the tree in order, this one included unless it joins as a guest. Exactly one in
+    /// a single-node mount.
     pub members: Vec<Member>,
-    /// Index of this node in `members`.
-    pub rank: usize,
+    /// This node's place among them.
+    pub seat: Seat,
+    /// The nodes that touch storage, by rank.
+    pub roots: Vec<usize>,
+    /// What this node does when it is cut off from every root.
+    pub orphan: Orphan,
+    /// How long a parent may be silent while requests are under way.
+    pub silence: Duration,
     /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
     pub listen: Option<SocketAddr>,
     /// Children per node of the tree, at least 1.
@@ -132,6 +139,14 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
 }
 
+impl Settings {
+    /// Whether this node touches storage.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        matches!(self.seat, Seat::Member(rank) if self.roots.contains(&rank))
+    }
+}
+
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
@@ -139,7 +154,7 @@ impl fmt::Debug for Settings {
             .field("origins", &self.origins)
             .field("environment", &self.environment.keys())
             .field("members", &self.members.len())
-            .field("rank", &self.rank)
+            .field("seat", &self.seat)
             .field("listen", &self.listen)
             .field("arity", &self.arity)
             .field("open", &self.open)

@@ -6,7 +6,7 @@ use crate::read::ReadPath;
 use crate::report::Report;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, FailureKind, ItemPath, Overlay};
+use copperfs_overlay::{Failure, FailureKind, ItemPath, Overlay, Roster};
 use fuse::ioctl::{NO_PARENT, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -16,13 +16,47 @@ use std::time::Instant;
 /// Who a node is.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
-    pub(super) name: String,
-    pub(super) rank: usize,
-    pub(super) nodes: usize,
-    pub(super) parent: Option<usize>,
-    pub(super) has_children: bool,
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
+}
+
+/// Where a node sits, as its report says it.
+struct Place {
+    name: String,
+    rank: u64,
+    role: u64,
+    parent: u64,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            rank: NO_PARENT,
+            role: ROLE_SINGLE,
+            parent: NO_PARENT,
+        }
+    }
+}
+
+impl Place {
+    fn of(roster: &Roster) -> Self {
+        let rank = roster.rank();
+        let forest = roster.forest();
+        let role = match rank {
+            Some(_) if roster.members().len() == 1 => ROLE_SINGLE,
+            Some(rank) if forest.is_root(rank) => ROLE_ROOT,
+            Some(rank) if forest.is_inner(rank) => ROLE_INNER,
+            _ => ROLE_LEAF,
+        };
+        let number = |rank: Option<usize>| rank.map_or(NO_PARENT, |rank| rank as u64);
+        Self {
+            name: roster.name().to_owned(),
+            rank: number(rank),
+            role,
+            parent: number(roster.ancestors(0).first().copied()),
+        }
+    }
 }
 
 /// See the module. Cheap to clone.
@@ -91,17 +125,14 @@ impl Cluster {
             .as_ref()
             .map(|origins| origins.counters())
             .unwrap_or_default();
+        let place = overlay.get().map(|overlay| Place::of(overlay.roster()));
+        let place = place.unwrap_or_default();
         let mut body = StatsBody {
-            node: NodeName::new(&identity.name),
+            node: NodeName::new(&place.name),
             pid: u64::from(std::process::id()),
-            rank: identity.rank as u64,
-            role: match (identity.parent, identity.has_children) {
-                _ if identity.nodes == 1 => ROLE_SINGLE,
-                (None, _) => ROLE_ROOT,
-                (Some(_), true) => ROLE_INNER,
-                (Some(_), false) => ROLE_LEAF,
-            },
-            parent: identity.parent.map_or(NO_PARENT, |parent| parent as u64),
+            rank: place.rank,
+            role: place.role,
+            parent: place.parent,
             nodes: 1,
             uptime_s: identity.started.elapsed().as_secs(),
             rss_bytes: resident_bytes().unwrap_or(0),
@@ -115,8 +146,8 @@ impl Cluster {
             origin_listings: origin.listings,
             origin_stats: origin.stats,
             origin_errors: origin.errors,
-            verify_blocks: stats.blocks_verified,
-            verify_failures: stats.verify_failures,
+            verify_blocks: links.blocks_verified,
+            verify_failures: links.wrong_blocks,
             ..StatsBody::default()
         };
         fill_caches(&mut body, &stats.data, &stats.attributes, &stats.listings);

@@ -93,8 +93,8 @@ struct Feed {
 
 enum Current {
     None,
-    /// On its way here; so many bytes are forwarded.
-    Flying(Arc<Flight>, watch::Receiver<Progress>, usize),
+    /// On its way here; so many bytes are forwarded since it began anew so often.
+    Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
     /// The rest of a verified block.
     Rest(Block, usize),
     Failed,
@@ -116,7 +116,7 @@ impl Feed {
                         Source::Cached(block) => Current::Rest(block, 0),
                         Source::Flying(flight) => {
                             let progress = flight.watch();
-                            Current::Flying(flight, progress, 0)
+                            Current::Flying(flight, progress, (0, 0))
                         }
                     };
                 }
@@ -134,14 +134,28 @@ impl Feed {
                 Current::Flying(flight, progress, sent) => {
                     let now = progress.borrow_and_update().clone();
                     match now {
-                        Progress::Done(block) => self.current = Current::Rest(block, *sent),
+                        Progress::Done(block, restarts) => {
+                            let (forwarded, before) = *sent;
+                            let void = restarts != before && forwarded > 0;
+                            self.current = Current::Rest(block, if void { 0 } else { forwarded });
+                            if void {
+                                return Some(Ok(BlockPart::Restart));
+                            }
+                        }
                         Progress::Failed(failure) => {
                             self.current = Current::Failed;
                             return Some(Err(failure));
                         }
-                        Progress::Filling => {
-                            if let Some(bytes) = flight.forwardable(*sent) {
-                                *sent += bytes.len();
+                        Progress::Filling(restarts) => {
+                            let (forwarded, before) = *sent;
+                            if restarts != before {
+                                *sent = (0, restarts);
+                                if forwarded > 0 {
+                                    return Some(Ok(BlockPart::Restart));
+                                }
+                            }
+                            if let Some(bytes) = flight.forwardable(sent.0, restarts) {
+                                sent.0 += bytes.len();
                                 return Some(Ok(BlockPart::Bytes(bytes)));
                             }
                             if progress.changed().await.is_err() {

@@ -8,60 +8,9 @@
 //! simulated one by one). A single tree of 100,000 nodes has a few dozen classes; several rotated
 //! trees over one list have about as many as nodes, which is then simply the full simulation.
 
+use copperfs_overlay::Forest;
 use std::collections::HashMap;
 use std::hash::Hash;
-
-use copperfs_overlay::Tree;
-
-/// Several trees over one list: tree `k` is the same arithmetic over the list rotated by `k * len /
-/// roots`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Trees {
-    tree: Tree,
-    roots: usize,
-}
-
-impl Trees {
-    pub(super) fn new(nodes: usize, arity: usize, roots: usize) -> Option<Self> {
-        let tree = Tree::new(nodes, arity)?;
-        (roots >= 1 && roots <= nodes).then_some(Self { tree, roots })
-    }
-
-    pub(super) fn len(self) -> usize {
-        self.tree.len()
-    }
-
-    pub(super) fn roots(self) -> usize {
-        self.roots
-    }
-
-    pub(super) fn root(self, k: usize) -> usize {
-        k * self.len() / self.roots
-    }
-
-    pub(super) fn parent(self, k: usize, node: usize) -> Option<usize> {
-        let above = self.tree.parent(self.rank(k, node))?;
-        Some(self.node(k, above))
-    }
-
-    pub(super) fn children(self, k: usize, node: usize) -> impl Iterator<Item = usize> {
-        let ranks = self.tree.children(self.rank(k, node));
-        ranks.map(move |rank| self.node(k, rank))
-    }
-
-    /// Edges between the root of a tree and the node farthest from it.
-    pub(super) fn depth(self) -> usize {
-        self.tree.depth(self.len() - 1)
-    }
-
-    fn rank(self, k: usize, node: usize) -> usize {
-        (node + self.len() - self.root(k)) % self.len()
-    }
-
-    fn node(self, k: usize, rank: usize) -> usize {
-        (rank + self.root(k)) % self.len()
-    }
-}
 
 /// Nodes alike.
 #[derive(Debug)]
@@ -92,17 +41,17 @@ pub(super) struct Classes {
 
 impl Classes {
     /// The classes of `trees`, whose nodes differ in themselves by `kind` and by being a root.
-    pub(super) fn alike<K: Hash + Eq>(trees: Trees, kind: impl Fn(usize) -> K) -> Self {
+    pub(super) fn alike<K: Hash + Eq>(trees: &Forest, kind: impl Fn(usize) -> K) -> Self {
         Self::of(trees, &refine(trees, kind))
     }
 
     /// Every node by itself.
     #[cfg(test)]
-    pub(super) fn single(trees: Trees) -> Self {
+    pub(super) fn single(trees: &Forest) -> Self {
         Self::of(trees, &(0..trees.len()).collect::<Vec<_>>())
     }
 
-    fn of(trees: Trees, colours: &[usize]) -> Self {
+    fn of(trees: &Forest, colours: &[usize]) -> Self {
         let mut classes: Vec<Class> = Vec::new();
         for (node, &colour) in colours.iter().enumerate() {
             if colour == classes.len() {
@@ -117,7 +66,7 @@ impl Classes {
         let mut edges = Vec::new();
         for (child, class) in classes.iter_mut().enumerate() {
             let example = class.example;
-            class.above = (0..trees.roots())
+            class.above = (0..trees.roots().len())
                 .map(|k| {
                     let parent = trees.parent(k, example)?;
                     let alike = trees
@@ -138,15 +87,15 @@ impl Classes {
 }
 
 /// Colours 0, 1, … in the order of their first node.
-fn refine<K: Hash + Eq>(trees: Trees, kind: impl Fn(usize) -> K) -> Vec<usize> {
-    let is_root = |node| (0..trees.roots()).find(|&k| trees.root(k) == node);
+fn refine<K: Hash + Eq>(trees: &Forest, kind: impl Fn(usize) -> K) -> Vec<usize> {
+    let is_root = |node| trees.roots().iter().position(|&root| root == node);
     let (mut colours, mut count) =
         numbered((0..trees.len()).map(|node| (kind(node), is_root(node))));
     loop {
         // What a node is to its parents and children: with it, siblings tell on each other.
         let below: Vec<Vec<(usize, usize)>> = (0..trees.len())
             .map(|node| {
-                let mut below: Vec<(usize, usize)> = (0..trees.roots())
+                let mut below: Vec<(usize, usize)> = (0..trees.roots().len())
                     .flat_map(|k| trees.children(k, node).map(move |child| (k, child)))
                     .map(|(k, child)| (k, colours[child]))
                     .collect();
@@ -156,7 +105,7 @@ fn refine<K: Hash + Eq>(trees: Trees, kind: impl Fn(usize) -> K) -> Vec<usize> {
             .collect();
         let (families, _) = numbered(below.iter());
         let (finer, finer_count) = numbered((0..trees.len()).map(|node| {
-            let above: Vec<Option<(usize, usize)>> = (0..trees.roots())
+            let above: Vec<Option<(usize, usize)>> = (0..trees.roots().len())
                 .map(|k| trees.parent(k, node))
                 .map(|parent| parent.map(|parent| (colours[parent], families[parent])))
                 .collect();
@@ -184,9 +133,13 @@ fn numbered<T: Hash + Eq>(things: impl Iterator<Item = T>) -> (Vec<usize>, usize
 mod tests {
     use super::*;
 
+    fn forest(nodes: usize, arity: usize, roots: usize) -> Forest {
+        Forest::new(nodes, arity, Forest::spread(nodes, roots)).unwrap()
+    }
+
     fn count(nodes: usize, arity: usize, roots: usize) -> usize {
-        let trees = Trees::new(nodes, arity, roots).unwrap();
-        Classes::alike(trees, |_node| ()).classes.len()
+        let trees = forest(nodes, arity, roots);
+        Classes::alike(&trees, |_node| ()).classes.len()
     }
 
     #[test]
@@ -205,9 +158,9 @@ mod tests {
     #[test]
     fn classes_are_stable() {
         for (nodes, arity, roots) in [(40, 2, 1), (100, 3, 1), (64, 4, 4), (30, 2, 3)] {
-            let trees = Trees::new(nodes, arity, roots).unwrap();
-            let colours = refine(trees, |node| node == 17);
-            let classes = Classes::of(trees, &colours);
+            let trees = forest(nodes, arity, roots);
+            let colours = refine(&trees, |node| node == 17);
+            let classes = Classes::of(&trees, &colours);
             let total: u64 = classes.classes.iter().map(|class| class.count).sum();
             assert_eq!(total, u64::try_from(nodes).unwrap());
             for node in 0..nodes {
@@ -226,20 +179,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn rotated_trees_have_a_root_and_a_parent_each() {
-        let trees = Trees::new(32, 4, 4).unwrap();
-        for k in 0..4 {
-            assert_eq!(trees.root(k), 8 * k);
-            assert_eq!(trees.parent(k, trees.root(k)), None);
-            let mut children: Vec<usize> =
-                (0..32).flat_map(|node| trees.children(k, node)).collect();
-            children.sort_unstable();
-            assert_eq!(children.len(), 31);
-            assert!(!children.contains(&trees.root(k)));
-        }
-        assert!(Trees::new(3, 2, 4).is_none() && Trees::new(3, 2, 0).is_none());
     }
 }

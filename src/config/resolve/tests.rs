@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::settings::Seat;
 use crate::config::{file, gather};
 use std::os::unix::fs::PermissionsExt;
 
@@ -39,7 +40,7 @@ fn the_defaults() {
     let settings = settings(&[]).unwrap();
     assert_eq!(settings.mountpoint, Path::new("/copper_mnt"));
     assert_eq!(settings.members.len(), 1);
-    assert_eq!((settings.rank, settings.listen), (0, None));
+    assert_eq!((settings.seat, settings.listen), (Seat::Member(0), None));
     assert_eq!(settings.cache.memory_bytes, (64 << 30) / 20);
     assert_eq!(
         settings.cache.memory_bytes,
@@ -175,7 +176,8 @@ fn a_tree_needs_a_secret_that_only_its_owner_reads() {
     );
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let settings = with(&[]).unwrap();
-    assert_eq!((settings.rank, settings.members.len()), (1, 3));
+    assert_eq!(settings.seat, Seat::Member(1));
+    assert_eq!((settings.members.len(), settings.roots), (3, vec![0]));
     assert_eq!(settings.listen, Some("0.0.0.0:9000".parse().unwrap()));
     let by_name = with(&[("interface", "hsn0")]).unwrap();
     assert_eq!(by_name.listen, Some("10.1.2.3:9000".parse().unwrap()));

@@ -74,21 +74,28 @@ fn request() -> impl Strategy<Value = Request> {
             ),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
-        any::<u32>().prop_map(|budget_ms| Request::ClusterReports { budget_ms }),
-        (path(), any::<u32>())
-            .prop_map(|(path, budget_ms)| Request::ClearBelow { path, budget_ms }),
+        any::<u8>().prop_map(|tree| Request::Origins { tree }),
+        any::<(u8, u32)>()
+            .prop_map(|(tree, budget_ms)| Request::ClusterReports { tree, budget_ms }),
+        (any::<u8>(), path(), any::<u32>()).prop_map(|(tree, path, budget_ms)| {
+            Request::ClearBelow {
+                tree,
+                path,
+                budget_ms,
+            }
+        }),
     ]
 }
 
 proptest! {
     #[test]
-    fn requests_round_trip(request in request()) {
-        let body = encode("request", &request).unwrap();
-        prop_assert_eq!(decode::<Request>("request", &body), Ok(request.clone()));
+    fn questions_round_trip(request in request(), attempt: u8) {
+        let body = encode_question(attempt, &request).unwrap();
         let _checked = request.check();
         for cut in 0..body.len() {
-            prop_assert!(decode::<Request>("request", &body[..cut]).is_err());
+            prop_assert!(decode::<Question>("request", &body[..cut]).is_err());
         }
+        prop_assert_eq!(decode("request", &body), Ok(Question { attempt, request }));
     }
 
     #[test]
@@ -109,9 +116,10 @@ proptest! {
 
     #[test]
     fn garbage_never_panics(body: Vec<u8>) {
-        if let Ok(request) = decode::<Request>("request", &body) {
-            let _checked = request.check();
+        if let Ok(question) = decode::<Question>("request", &body) {
+            let _checked = question.request.check();
         }
+        let _reported = decode::<Reported>("report", &body);
         let _head = decode::<Head>("head", &body);
         let _hello = decode::<Hello>("hello", &body);
         let _failure = decode::<Failure>("failure", &body);
