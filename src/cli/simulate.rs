@@ -208,7 +208,7 @@ impl TreeArgs {
         let bytes: u64 = items.iter().map(|item| item.bytes).sum();
         let note = format!(
             "Model: {} requests, {} a node; link {}, hop {}, origin {} a root, {} of computing \
-             between accesses. Paper: Copper (Lewis et al.), Aurora, 12 processes a node.",
+             between accesses.\nPaper: Copper (Lewis et al.), Aurora, 12 processes a node.",
             items.len(),
             Bytes(bytes),
             shown_rate(scenario.link),

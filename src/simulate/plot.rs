@@ -17,16 +17,16 @@ pub struct Curve {
 }
 
 const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 560.0;
+const HEIGHT: f64 = 610.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 46.0;
-const BOTTOM: f64 = 140.0;
+const BOTTOM: f64 = 185.0;
 const COLOURS: [&str; 4] = ["#0072b2", "#009e73", "#cc79a7", "#56b4e9"];
 const LUSTRE: &str = "#000000";
 const COPPER: &str = "#d55e00";
 
-/// The plot. `note` says what was simulated.
+/// The plot. `note` says in at most two lines what was simulated.
 #[must_use]
 pub fn svg(curves: &[Curve], note: &str) -> String {
     let seconds = curves
@@ -69,8 +69,10 @@ pub fn svg(curves: &[Curve], note: &str) -> String {
         );
         legend.line(&mut svg, mark, colour, &name);
     }
-    let caption = HEIGHT - 10.0;
-    text(&mut svg, LEFT, caption, "font-size=\"11\"", note);
+    for (index, line) in note.lines().enumerate() {
+        let y = HEIGHT - 26.0 + 14.0 * f64::from(u32::try_from(index).unwrap_or(0));
+        text(&mut svg, LEFT, y, "font-size=\"11\"", line);
+    }
     svg.push_str("</svg>\n");
     svg
 }
@@ -174,7 +176,7 @@ impl Axes {
     }
 }
 
-/// Lines below the plot, in two columns.
+/// Lines below the plot.
 #[derive(Default)]
 struct Legend {
     lines: u32,
@@ -182,8 +184,8 @@ struct Legend {
 
 impl Legend {
     fn line(&mut self, svg: &mut String, kind: Mark, colour: &str, name: &str) {
-        let x = LEFT + f64::from(self.lines % 2) * 395.0;
-        let y = HEIGHT - BOTTOM + 58.0 + f64::from(self.lines / 2) * 18.0;
+        let x = LEFT;
+        let y = HEIGHT - BOTTOM + 58.0 + f64::from(self.lines) * 17.0;
         mark(svg, kind, (x, y - 4.0), colour);
         text(svg, x + 12.0, y, "font-size=\"11\"", name);
         self.lines += 1;
