@@ -3,11 +3,13 @@
 //! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
 //! and what to try. Only this module and those below it print.
 
+pub mod bench;
 pub mod doctor;
 pub mod flags;
 pub mod launch;
 pub mod mount;
 pub mod record;
+pub mod simulate;
 pub mod start;
 pub mod stats;
 pub mod unmount;
@@ -116,6 +118,22 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Model a start on many nodes before there are any
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs simulate tree --nodes 8300 --arity 4 --link 25GB/s --hop 2us\n  \
+            copperfs simulate tree --help"
+    )]
+    Simulate(simulate::SimulateCommand),
+    /// Measure what the tree costs on this machine
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs bench tree --nodes 31 --arity 2\n  \
+            copperfs bench hop --bulk 1GiB"
+    )]
+    Bench(bench::BenchCommand),
     /// The background process of a mount; options on standard input
     #[command(hide = true)]
     Daemon {
@@ -157,6 +175,8 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Simulate(command) => simulate::simulate(command),
+        Command::Bench(command) => bench::bench(command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => match start::daemon(&mountpoint) {
             Ok(()) => Ok(()),

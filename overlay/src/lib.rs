@@ -9,6 +9,7 @@
 //! no byte; nothing that a peer sends can panic this crate.
 
 pub mod ascent;
+pub mod bench;
 mod cluster;
 mod counters;
 pub mod files;

@@ -25,9 +25,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child may have open. quinn allocates for all of them, here: 95 KiB a child. So
-/// many that hundreds of hanging ones do not stop the next.
-const STREAMS_OF_CHILD: u32 = 1024;
+/// Questions that a child may have open at first. quinn allocates for all of them, some 90 bytes
+/// each, whether they are used or not: an idle child is to cost little.
+pub(crate) const STREAMS_OF_CHILD: u32 = 128;
+/// Questions that a child may have open when it needs them: so many that hundreds of hanging ones do
+/// not stop the next. The listening side allows more when half of what it allowed is in use.
+pub(crate) const STREAMS_OF_CHILD_MAX: u32 = 1024;
 /// Questions that a parent may have open: what is asked of the whole tree.
 const STREAMS_OF_PARENT: u32 = 16;
 /// What the socket buffers are asked to be.
