@@ -239,6 +239,10 @@ impl Answer<'_> {
     }
 
     async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+        if self.shared.leaving.load(Ordering::Acquire) {
+            // The stream is reset: the child asks elsewhere.
+            return Err(StreamError::Cancelled);
+        }
         self.message(FrameKind::Failure, failure).await
     }
 

@@ -3,7 +3,9 @@
 //! A listing whose connection is lost in the middle is asked for anew, and begins anew: the directory
 //! may have changed meanwhile.
 
-use super::{ANOTHER, Answer, Asked, Inner, REPLAYS_MAX, Route, Upstream, trimmed, unexpected};
+use super::{
+    ANOTHER, Answer, Asked, Inner, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected,
+};
 use crate::files::{LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream};
 use crate::item::{Cursor, Entry, Failure, ItemPath};
 use crate::transport::stream::StreamError;
@@ -29,7 +31,7 @@ pub(super) async fn open(
         cursor: cursor.clone(),
         limit: wanted,
     };
-    let mut replays = 0;
+    let (mut replays, mut resets) = (0, 0);
     let (answer, head) = loop {
         let mut answer = match upstream.ask(&Route::Item(&path), &request).await? {
             Asked::Storage(storage) => return storage.list_parts(path, cursor, limit).await,
@@ -43,9 +45,11 @@ pub(super) async fn open(
         match opened {
             Ok(head) => break (answer, head),
             Err(Broken::Remote(failure)) => return Err(failure),
-            Err(Broken::Stream(StreamError::Lost(_))) if replays < REPLAYS_MAX => {
+            Err(Broken::Stream(error)) if replays < REPLAYS_MAX && again(&error, &mut resets) => {
                 replays += 1;
-                upstream.replayed(&Route::Item(&path), &answer).await;
+                upstream
+                    .replayed(&Route::Item(&path), &answer, &error)
+                    .await;
             }
             Err(Broken::Stream(error)) => {
                 return Err(upstream.inner.failure(answer.asking.peer(), &error));
@@ -59,6 +63,7 @@ pub(super) async fn open(
         request,
         path,
         replays,
+        resets,
         restarts: 0,
     };
     Ok(ListingStream {
@@ -116,6 +121,7 @@ struct Entries {
     request: Request,
     path: ItemPath,
     replays: u32,
+    resets: u32,
     restarts: u32,
 }
 
@@ -127,8 +133,10 @@ async fn step(state: Option<Entries>) -> Step {
         Ok(Some(part)) => return Some((Ok(part), Some(entries))),
         Ok(None) => return None,
         Err(Broken::Remote(failure)) => failure,
-        Err(Broken::Stream(StreamError::Lost(_))) if entries.replays < REPLAYS_MAX => {
-            match entries.anew().await {
+        Err(Broken::Stream(error))
+            if entries.replays < REPLAYS_MAX && again(&error, &mut entries.resets) =>
+        {
+            match entries.anew(&error).await {
                 Ok(head) => return Some((Ok(ListingPart::Restart(head)), Some(entries))),
                 Err(failure) => failure,
             }
@@ -171,10 +179,10 @@ impl Entries {
     }
 
     /// Asks for the whole listing once more, over another connection.
-    async fn anew(&mut self) -> Result<ListingHead, Failure> {
+    async fn anew(&mut self, error: &StreamError) -> Result<ListingHead, Failure> {
         self.replays += 1;
         let route = Route::Item(&self.path);
-        self.upstream.replayed(&route, &self.answer).await;
+        self.upstream.replayed(&route, &self.answer, error).await;
         self.answer = match self.upstream.ask(&route, &self.request).await? {
             Asked::Answer(answer) => answer,
             // Cut off in the middle: whoever asks again is answered by storage from the beginning.
@@ -203,9 +211,10 @@ impl Entries {
 
 impl Upstream {
     /// Takes note that `answer` was lost with its connection, and waits until another can be asked.
-    async fn replayed(&self, route: &Route<'_>, answer: &Answer) {
+    async fn replayed(&self, route: &Route<'_>, answer: &Answer, error: &StreamError) {
         self.inner.meters.replays.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + self.inner.patience;
-        self.moved(route, answer.asking.peer(), deadline).await;
+        self.moved(route, answer.asking.peer(), error, deadline)
+            .await;
     }
 }
