@@ -95,6 +95,34 @@ impl Secret {
     /// `Random`, `Io`.
     pub fn write_new(path: &Path) -> Result<Self, SecretError> {
         let secret = Self::generate()?;
+        secret.write_for(path, None)?;
+        Ok(secret)
+    }
+
+    /// The secret of `job` of `user`, as every node that has the site's key makes it. Another job,
+    /// another user or another key make another one, and none of them tells anything of the key.
+    #[must_use]
+    pub fn of_job(site_key: &[u8], job: &str, user: u32) -> Self {
+        const CONTEXT: &str = "copperfs 2026-11-21 secret of a job from the key of a site";
+        let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+        // Lengths in front: no two inputs run together into one.
+        for part in [site_key, &user.to_le_bytes(), job.as_bytes()] {
+            let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
+            hasher.update(&length.to_le_bytes()).update(part);
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// Writes the secret to `path`, which must not exist, readable by its owner only; given to the user
+    /// and the group `owner` before it holds anything.
+    ///
+    /// # Errors
+    /// `Io`; nothing is left behind then.
+    pub fn write_for(
+        &self,
+        path: &Path,
+        owner: Option<(u32, Option<u32>)>,
+    ) -> Result<(), SecretError> {
         let failed = |source| SecretError::Io {
             action: "create",
             path: path.into(),
@@ -106,9 +134,17 @@ impl Secret {
             .mode(0o600)
             .open(path)
             .map_err(failed)?;
-        file.write_all(secret.to_hex().as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        Ok(secret)
+        let mut write = || {
+            if let Some((user, group)) = owner {
+                std::os::unix::fs::fchown(&file, Some(user), group)?;
+            }
+            file.write_all(self.to_hex().as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(|error| {
+            let _best_effort = std::fs::remove_file(path);
+            failed(error)
+        })
     }
 
     /// Reads the secret at `path`.

@@ -1,10 +1,13 @@
 //! Who the other nodes are, and where this one listens.
 
 use super::ConfigError;
-use super::hosts::{self, DEFAULT_PORT};
+use super::hosts::launcher::Launcher;
+use super::hosts::{self, DEFAULT_PORT, HostsError};
+use super::layer::Layer;
 use super::machine::Machine;
 use super::resolve::{Reader, check_secret_file, number_at_least};
 use super::settings::Member;
+use super::topology::{Crossings, Topology};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,6 +18,8 @@ pub(super) struct Network {
     pub(super) rank: usize,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
+    pub(super) network: Option<NetworkPrefix>,
+    pub(super) crossings: Option<Crossings>,
 }
 
 impl Network {
@@ -26,16 +31,30 @@ impl Network {
         };
         let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
         let listed = reader.text("hosts").is_some();
-        let members = match reader.text("hosts") {
-            Some(text) => hosts::parse(&read_host_list(text)?, default_port)
-                .map_err(|error| reader.wrong("hosts", error))?,
+        let mut members = match reader.text("hosts") {
+            Some(text) => {
+                let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
+                hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
+            }
             None => vec![Member {
                 name: machine.host_name().to_owned(),
                 address: format!("{}:{default_port}", machine.host_name()),
             }],
         };
+        let suffix = reader.optional("host_suffix", hosts::check_suffix)?;
+        let mut suffixed = members.clone();
+        if let Some(suffix) = suffix.filter(|_| listed) {
+            hosts::add_suffix(&mut suffixed, &suffix);
+        }
         let rank = if listed {
-            hosts::rank(&members, given_rank, &machine.host_names)
+            // By the names that the launcher wrote; by those of the fast network where a host goes by
+            // them.
+            match hosts::rank(&members, given_rank, &machine.host_names) {
+                Err(not_listed @ HostsError::NotListed { .. }) => {
+                    hosts::rank(&suffixed, None, &machine.host_names).map_err(|_same| not_listed)
+                }
+                found => found,
+            }
         } else {
             hosts::rank(&members, given_rank.or(Some(0)), &[])
         }
@@ -47,6 +66,28 @@ impl Network {
             };
             reader.wrong(key, error)
         })?;
+        let (order, crossings) = match reader.text("topology") {
+            Some(text) if listed => {
+                let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
+                let topology = topology(text, |why| reader.wrong("topology", why))?;
+                let (order, crossings) = topology.order(&members, arity, 1);
+                (Some(order), Some(crossings))
+            }
+            _ => (None, None),
+        };
+        members = suffixed;
+        let mut rank = rank;
+        if let Some(order) = order {
+            rank = order
+                .iter()
+                .position(|given| *given == rank)
+                .unwrap_or(rank);
+            members = order.iter().map(|given| members[*given].clone()).collect();
+        }
+        let network = reader.text("interface").and_then(parse_network);
+        let network = network
+            .transpose()
+            .map_err(|why| reader.wrong("interface", why))?;
         let secret_file = reader.path("secret_file")?;
         let alone = members.len() == 1;
         if alone && listen.is_none() && secret_file.is_none() {
@@ -55,6 +96,8 @@ impl Network {
                 rank,
                 listen: None,
                 secret_file: None,
+                network,
+                crossings,
             });
         }
         let Some(secret) = &secret_file else {
@@ -75,6 +118,8 @@ impl Network {
             rank,
             listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
             secret_file,
+            network,
+            crossings,
         })
     }
 }
@@ -128,13 +173,17 @@ fn local_address(
     })
 }
 
-struct NetworkPrefix {
+/// A network: `10.12.0.0/16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkPrefix {
     address: IpAddr,
     bits: u32,
 }
 
 impl NetworkPrefix {
-    fn holds(&self, address: IpAddr) -> bool {
+    /// Whether `address` lies in it.
+    #[must_use]
+    pub fn holds(&self, address: IpAddr) -> bool {
         let keep = |width: u32| width.saturating_sub(self.bits);
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -179,12 +228,22 @@ fn parse_listen(text: &str) -> Result<(Option<IpAddr>, Option<u16>), String> {
         })
 }
 
-/// The text of a host list: of the file that `given` names, or `given` itself. What has a slash and
-/// no comma names a file ([`super::Layer::absolute`] has seen to it).
+/// The text of a host list: what the launcher that `given` names says, or the file, or `given` itself.
+/// What has a slash and no comma names a file ([`super::Layer::absolute`] has seen to it). `wrong` makes
+/// the error of a launcher that is not there.
 ///
 /// # Errors
-/// The file cannot be read.
-pub fn read_host_list(given: &str) -> Result<String, ConfigError> {
+/// The file cannot be read; this is no job of that launcher.
+pub fn host_list(
+    given: &str,
+    machine: &Machine,
+    wrong: impl FnOnce(String) -> ConfigError,
+) -> Result<String, ConfigError> {
+    if let Some(launcher) = Launcher::named(given) {
+        return launcher
+            .hosts(machine)
+            .map_err(|error| wrong(error.to_string()));
+    }
     if given.contains(',') || !given.contains('/') {
         return Ok(given.to_owned());
     }
@@ -193,4 +252,33 @@ pub fn read_host_list(given: &str) -> Result<String, ConfigError> {
         path: given.into(),
         source,
     })
+}
+
+/// The topology in the file that `given` names; a text of several lines is one itself, as a launch hands
+/// it to nodes that do not have the file. `wrong` makes the error of one that makes no sense.
+///
+/// # Errors
+/// It cannot be read or understood.
+pub fn topology(
+    given: &str,
+    wrong: impl FnOnce(String) -> ConfigError,
+) -> Result<Topology, ConfigError> {
+    if given.contains('\n') {
+        return Topology::parse(given).map_err(|error| wrong(error.to_string()));
+    }
+    let text = std::fs::read_to_string(given).map_err(|source| ConfigError::Unreadable {
+        what: "topology file",
+        path: given.into(),
+        source,
+    })?;
+    Topology::parse(&text).map_err(|error| wrong(format!("{given}: {error}")))
+}
+
+/// The rank that a node with these options has: what [`super::resolve()`] makes of them, for those who
+/// need nothing else.
+///
+/// # Errors
+/// As [`super::resolve()`], of what concerns the other nodes.
+pub fn rank(layer: &Layer, machine: &Machine) -> Result<usize, ConfigError> {
+    Ok(Network::resolve(Reader::new(layer), machine)?.rank)
 }

@@ -84,6 +84,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         members: network.members,
         rank: network.rank,
         listen: network.listen,
+        network: network.network,
+        crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
@@ -181,6 +183,10 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    pub(super) fn new(layer: &'a Layer) -> Self {
+        Self { layer }
+    }
+
     /// The value or its default; `None` if both are unset.
     pub(super) fn text(self, key: &'static str) -> Option<&'a str> {
         self.layer

@@ -3,6 +3,8 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
+use super::network::NetworkPrefix;
+use super::topology::Crossings;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
@@ -31,6 +33,11 @@ pub struct Settings {
     pub rank: usize,
     /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
     pub listen: Option<SocketAddr>,
+    /// Of the addresses that a member's name stands for, those in this network are meant, if there are
+    /// any.
+    pub network: Option<NetworkPrefix>,
+    /// How many edges of the tree cross switches, where `members` were ordered by a topology.
+    pub crossings: Option<Crossings>,
     /// Children per node of the tree, at least 1.
     pub arity: usize,
     /// The job secret, a file only its owner may read. Always there when `listen` is.
