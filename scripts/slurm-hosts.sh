@@ -82,6 +82,7 @@ E
 
 # What a machine does when it comes up.
 start_host() { # I
+  # shellcheck disable=SC2016 # expanded on the host
   on_host "$1" bash -euo pipefail -c '
     dir=$1
     mount -t tmpfs -o mode=755 tmpfs /run
@@ -126,6 +127,7 @@ cmd_left() {
   for i in $(ids); do
     [ -f "$dir/hosts/$i.pid" ] || continue
     # Nobody reaps on such a host: what has ended is still shown.
+    # shellcheck disable=SC2016 # expanded on the host
     on_host "$i" sh -c '
       grep -E " - fuse\.copperfs | /run/copper_mnt/" /proc/self/mountinfo | sed "s/^/$(hostname): mount /"
       ps -eo stat,pid,args | grep "[c]opperfs daemon" | grep -v ^Z | sed "s/^/$(hostname): process /"

@@ -141,6 +141,9 @@ enum Command {
         /// One of many tasks that were given the same bundle: stay until the daemon ends
         #[arg(long)]
         together: bool,
+        /// The bundle is in this file
+        #[arg(long, value_name = "FILE")]
+        bundle: Option<PathBuf>,
         /// Only say the host and the number of this task
         #[arg(long)]
         who: bool,
@@ -188,7 +191,11 @@ pub fn main() -> ExitCode {
             launch::together::who();
             Ok(())
         }
-        Command::StartNode { together: true, .. } => launch::together::start_node(),
+        Command::StartNode {
+            together: true,
+            bundle,
+            ..
+        } => launch::together::start_node(bundle.as_deref()),
         Command::StartNode { .. } => launch::start_node(),
         Command::Secret(args) => secret::secret(&args),
     };

@@ -51,6 +51,11 @@ pub struct LaunchArgs {
     /// with --hosts mpi an mpirun that run one task a node]
     #[arg(long, value_name = "COMMAND")]
     starter: Option<String>,
+    /// A directory that all hosts see, for a --starter that does not give its standard input to each: the
+    /// options and the secret stand there in a file of mode 0600 until all nodes are up [default: with
+    /// --hosts mpi the home directory, otherwise none]
+    #[arg(long, value_name = "DIR")]
+    bundle_dir: Option<PathBuf>,
     /// Path of copperfs on the other hosts [default: the same as here]
     #[arg(long, value_name = "PATH")]
     remote_program: Option<String>,
@@ -67,6 +72,8 @@ struct Reach {
     starter: Vec<String>,
     /// Path of copperfs there.
     program: String,
+    /// Where all hosts find a file.
+    bundle_dir: Option<PathBuf>,
 }
 
 /// A launch before it happens.
@@ -80,6 +87,8 @@ struct Plan {
     listen: Vec<String>,
     secret: String,
     environment: BTreeMap<String, String>,
+    /// Where nodes find what they are started with, if it does not come over a pipe.
+    bundle_dir: Option<PathBuf>,
 }
 
 /// Starts all nodes.
@@ -100,6 +109,10 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         ssh,
         starter: together::starter(args.starter.as_deref(), launcher).unwrap_or_default(),
         program,
+        bundle_dir: args.bundle_dir.or_else(|| {
+            let home = || machine.variables.get("HOME").map(PathBuf::from);
+            (launcher == Some(Launcher::Mpi)).then(home).flatten()
+        }),
     };
     let plan = Plan::make(layer, &machine, reach)?;
     let before = Record::load(&plan.record.mountpoint, &machine)?;
@@ -197,6 +210,7 @@ impl Plan {
             listen,
             secret,
             environment,
+            bundle_dir: reach.bundle_dir,
         })
     }
 
@@ -282,16 +296,15 @@ impl Plan {
     fn run_together(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
         let mut progress = Progress::new(nodes.len());
-        let started = together::start(&self.record, &self.bundle(None), machine, || {
-            progress.step()
-        });
+        let (bundle, dir) = (self.bundle(None), self.bundle_dir.as_deref());
+        let started = together::start(&self.record, &bundle, dir, machine, || progress.step());
         drop(progress);
         let (mut outcomes, mut running) = started?;
         if outcomes.failed.is_empty() {
-            outcomes.up.sort_by_key(|(rank, _)| *rank);
-            let in_order = (0..nodes.len()).eq(outcomes.up.iter().map(|(rank, _)| *rank));
+            outcomes.up.sort_by_key(|answer| answer.rank);
+            let in_order = (0..nodes.len()).eq(outcomes.up.iter().map(|answer| answer.rank));
             if in_order {
-                return Ok(outcomes.up.into_iter().map(|(_, answer)| answer).collect());
+                return Ok(outcomes.up);
             }
             let why = "the tasks do not have one rank each: does --starter run one task a node?";
             let who = self.record.starter.join(" ");

@@ -3,7 +3,6 @@
 use super::ConfigError;
 use super::hosts::launcher::Launcher;
 use super::hosts::{self, DEFAULT_PORT, HostsError};
-use super::layer::Layer;
 use super::machine::Machine;
 use super::resolve::{Reader, check_secret_file, number_at_least};
 use super::settings::Member;
@@ -31,7 +30,7 @@ impl Network {
         };
         let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
         let listed = reader.text("hosts").is_some();
-        let mut members = match reader.text("hosts") {
+        let members = match reader.text("hosts") {
             Some(text) => {
                 let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
                 hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
@@ -41,20 +40,14 @@ impl Network {
                 address: format!("{}:{default_port}", machine.host_name()),
             }],
         };
-        let suffix = reader.optional("host_suffix", hosts::check_suffix)?;
-        let mut suffixed = members.clone();
-        if let Some(suffix) = suffix.filter(|_| listed) {
-            hosts::add_suffix(&mut suffixed, &suffix);
+        let mut reached = members.clone();
+        if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
+            && listed
+        {
+            hosts::add_suffix(&mut reached, &suffix);
         }
         let rank = if listed {
-            // By the names that the launcher wrote; by those of the fast network where a host goes by
-            // them.
-            match hosts::rank(&members, given_rank, &machine.host_names) {
-                Err(not_listed @ HostsError::NotListed { .. }) => {
-                    hosts::rank(&suffixed, None, &machine.host_names).map_err(|_same| not_listed)
-                }
-                found => found,
-            }
+            own_rank(&members, &reached, given_rank, machine)
         } else {
             hosts::rank(&members, given_rank.or(Some(0)), &[])
         }
@@ -66,24 +59,17 @@ impl Network {
             };
             reader.wrong(key, error)
         })?;
-        let (order, crossings) = match reader.text("topology") {
+        let (members, rank, crossings) = match reader.text("topology") {
             Some(text) if listed => {
                 let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
                 let topology = topology(text, |why| reader.wrong("topology", why))?;
                 let (order, crossings) = topology.order(&members, arity, 1);
-                (Some(order), Some(crossings))
+                let ordered = order.iter().map(|given| reached[*given].clone()).collect();
+                let rank = order.iter().position(|given| *given == rank);
+                (ordered, rank.unwrap_or_default(), Some(crossings))
             }
-            _ => (None, None),
+            _ => (reached, rank, None),
         };
-        members = suffixed;
-        let mut rank = rank;
-        if let Some(order) = order {
-            rank = order
-                .iter()
-                .position(|given| *given == rank)
-                .unwrap_or(rank);
-            members = order.iter().map(|given| members[*given].clone()).collect();
-        }
         let network = reader.text("interface").and_then(parse_network);
         let network = network
             .transpose()
@@ -122,6 +108,25 @@ impl Network {
             crossings,
         })
     }
+}
+
+/// This machine's place in the list: by the names that stand there, by those that `reached` has on the
+/// fast network, and only then by Slurm's name for this node: an MPI launcher hands on the variable of
+/// the node it was started on.
+fn own_rank(
+    members: &[Member],
+    reached: &[Member],
+    given: Option<usize>,
+    machine: &Machine,
+) -> Result<usize, HostsError> {
+    let not_listed = match hosts::rank(members, given, &machine.host_names) {
+        Err(error @ HostsError::NotListed { .. }) => error,
+        found => return found,
+    };
+    let slurm = machine.variables.get("SLURMD_NODENAME").cloned();
+    hosts::rank(reached, None, &machine.host_names)
+        .or_else(|_same| hosts::rank(members, None, slurm.as_slice()))
+        .map_err(|_same| not_listed)
 }
 
 /// The address to listen on: as given, else that of the interface, else all.
@@ -272,13 +277,4 @@ pub fn topology(
         source,
     })?;
     Topology::parse(&text).map_err(|error| wrong(format!("{given}: {error}")))
-}
-
-/// The rank that a node with these options has: what [`super::resolve()`] makes of them, for those who
-/// need nothing else.
-///
-/// # Errors
-/// As [`super::resolve()`], of what concerns the other nodes.
-pub fn rank(layer: &Layer, machine: &Machine) -> Result<usize, ConfigError> {
-    Ok(Network::resolve(Reader::new(layer), machine)?.rank)
 }

@@ -183,10 +183,6 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(layer: &'a Layer) -> Self {
-        Self { layer }
-    }
-
     /// The value or its default; `None` if both are unset.
     pub(super) fn text(self, key: &'static str) -> Option<&'a str> {
         self.layer

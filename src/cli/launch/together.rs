@@ -1,22 +1,25 @@
 //! All nodes at once, by one command that runs a program on every host: `srun`, `mpirun`.
 //!
-//! The command gives its standard input to every task, so one bundle serves all: each node finds its
-//! own rank by its name, and says one line when its mount answers, which it does only when its parent's
-//! does. What the launcher does grows with the number of nodes, what a node does does not. The tasks
+//! One bundle serves all: each node finds its own rank by its name, and says one line when its mount
+//! answers, which it does only when its parent's does. `srun` gives its standard input to every task, so
+//! the bundle goes over that; MPI's launchers do not (Open MPI 4.1 leaves out the tasks of its own host,
+//! Hydra knows rank 0 only), and find it in a file of mode 0600 that goes when all have started. What the launcher does grows with the number of nodes, what a node does does not. The tasks
 //! stay in the foreground as long as their daemons live: a scheduler that tracks processes kills what a
 //! step leaves behind.
 
 use super::super::record::Record;
 use super::super::{explained, say};
 use super::bundle::{Answer, Bundle, start_here};
+use crate::config::Machine;
 use crate::config::hosts::launcher::{Launcher, task_rank};
-use crate::config::{Machine, file};
+use crate::config::resolve::check_secret_file;
 use crate::daemon::process::Process;
 use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -46,13 +49,8 @@ pub(in crate::cli) struct Said {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Outcome {
-    /// The node of this rank is up.
-    Up {
-        /// Its rank.
-        rank: usize,
-        /// Its daemon.
-        answer: Answer,
-    },
+    /// Its node is up.
+    Up(Answer),
     /// What was taken away; empty: nothing was there.
     Down(String),
     /// What failed.
@@ -86,8 +84,8 @@ pub(super) fn starter(given: Option<&str>, launcher: Option<Launcher>) -> Option
     const SRUN: &str = "srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 \
                         --cpu-bind=none --mem=0 --gres=none --mpi=none --no-kill \
                         --kill-on-bad-exit=0 --wait=0 --quiet";
-    const OPEN_MPI: &str = "mpirun --map-by ppr:1:node --bind-to none --stdin all";
-    const HYDRA: &str = "mpiexec -ppn 1 -bind-to none -s all";
+    const OPEN_MPI: &str = "mpirun --map-by ppr:1:node --bind-to none --stdin none";
+    const HYDRA: &str = "mpiexec -ppn 1 -bind-to none";
     let line = match (given, launcher) {
         (Some("ssh"), _) => return None,
         (Some(line), _) => line,
@@ -146,32 +144,74 @@ pub(super) fn ask_hosts(
     Ok(hosts)
 }
 
-/// What came of a start: the answers by rank, and what failed by the name of its host.
+/// What came of a start: the answers, and what failed by the name of its host.
 #[derive(Debug, Default)]
 pub(super) struct Outcomes {
-    pub(super) up: Vec<(usize, Answer)>,
+    pub(super) up: Vec<Answer>,
     pub(super) failed: Vec<(String, anyhow::Error)>,
 }
 
-/// Starts all nodes and hears what they say; the command goes on running.
+/// A bundle as a file that all hosts see, gone with its guard.
+#[derive(Debug)]
+struct BundleFile(PathBuf);
+
+impl BundleFile {
+    fn write(dir: &Path, launch: &str, bundle: &[u8]) -> anyhow::Result<Self> {
+        let path = dir.join(format!(".copperfs-launch.{launch}"));
+        let mut file = fs::File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| {
+                format!(
+                    "cannot write the options for the nodes to {}; --bundle-dir names another \
+                     directory that all hosts see",
+                    dir.display()
+                )
+            })?;
+        let file_of_nodes = Self(path);
+        file.write_all(bundle)?;
+        file.sync_all()?;
+        Ok(file_of_nodes)
+    }
+}
+
+impl Drop for BundleFile {
+    fn drop(&mut self) {
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+/// Starts all nodes and hears what they say; the command goes on running. The bundle goes by a file in
+/// `bundle_dir` if one is given, over standard input otherwise.
 ///
 /// # Errors
-/// The command cannot be run.
+/// The command cannot be run, the file not written.
 pub(super) fn start(
     record: &Record,
     bundle: &Bundle,
+    bundle_dir: Option<&Path>,
     machine: &Machine,
     mut heard: impl FnMut(),
 ) -> anyhow::Result<(Outcomes, Running)> {
-    let input = serde_json::to_vec(bundle)?;
-    let args = ["start-node", "--together"];
-    let mut running = Running::of(record, &args, &input, machine)?;
+    let bundle = serde_json::to_vec(bundle)?;
+    let file = bundle_dir
+        .map(|dir| BundleFile::write(dir, &record.id, &bundle))
+        .transpose()?;
+    let mut args = vec!["start-node".to_owned(), "--together".to_owned()];
+    if let Some(BundleFile(path)) = &file {
+        args.extend(["--bundle".to_owned(), path.display().to_string()]);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let input = if file.is_some() { &[][..] } else { &bundle };
+    let mut running = Running::of(record, &args, input, machine)?;
     let mut outcomes = Outcomes::default();
     let mut deadline = Instant::now() + TIMEOUT;
     while outcomes.up.len() < record.nodes.len() {
         match running.next(deadline) {
             Ok(Some(said)) => match said.outcome {
-                Outcome::Up { rank, answer } => outcomes.up.push((rank, answer)),
+                Outcome::Up(answer) => outcomes.up.push(answer),
                 Outcome::Failed(why) => {
                     outcomes.failed.push((said.host, anyhow::Error::msg(why)));
                     deadline = deadline.min(Instant::now() + CLOSELY);
@@ -222,7 +262,7 @@ pub(in crate::cli) fn unmount(
         match said.outcome {
             Outcome::Down(done) => heard.push((said.host, Ok(done))),
             Outcome::Failed(why) => heard.push((said.host, Err(anyhow::Error::msg(why)))),
-            Outcome::Up { .. } | Outcome::Here(_) => {}
+            Outcome::Up(_) | Outcome::Here(_) => {}
         }
     }
     if heard.len() < record.nodes.len() {
@@ -285,6 +325,8 @@ impl Running {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(runtime_dir::open_log(&log)?)
+            // An mpirun that uses srun itself shares the job's nodes with its other steps.
+            .env("SLURM_OVERLAP", "1")
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {command}; --starter names another command"))?;
@@ -339,7 +381,6 @@ impl Running {
             self.command,
             self.tail()
         );
-        self.forget_log();
         Ok(())
     }
 
@@ -349,11 +390,6 @@ impl Running {
             let _best_effort = process.end(SHUTDOWN_TIMEOUT);
         }
         let _reaped = self.child.wait();
-        self.forget_log();
-    }
-
-    fn forget_log(&self) {
-        let _absent = fs::remove_file(&self.log);
     }
 
     /// The last lines that the command has written on its standard error.
@@ -365,6 +401,13 @@ impl Running {
             .filter(|line| !line.trim().is_empty())
             .collect();
         lines[lines.len().saturating_sub(6)..].join(" | ")
+    }
+}
+
+/// The command goes on running; its log goes, which is for the errors of the launch itself.
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _absent = fs::remove_file(&self.log);
     }
 }
 
@@ -394,18 +437,17 @@ pub(in crate::cli) fn who() {
 ///
 /// # Errors
 /// The daemon cannot be waited for.
-pub(in crate::cli) fn start_node() -> anyhow::Result<()> {
+pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let started = serde_json::from_reader(io::stdin().lock())
-        .context("start-node is what a launch runs; it was not given a bundle")
-        .and_then(|bundle: Bundle| {
-            let answer = start_here(&bundle, &machine)?;
-            Ok((rank_of(&bundle, &machine)?, answer))
-        });
+    let bundle = match bundle {
+        Some(path) => read_bundle(path, &machine),
+        None => Bundle::read(io::stdin().lock()),
+    };
+    let started = bundle.and_then(|bundle| start_here(&bundle, &machine));
     match started {
-        Ok((rank, answer)) => {
+        Ok(answer) => {
             let process = Process::open(answer.pid)?;
-            Said::here(&machine, Outcome::Up { rank, answer }).say();
+            Said::here(&machine, Outcome::Up(answer)).say();
             process.map_or(Ok(()), stay_with)
         }
         Err(error) => {
@@ -415,9 +457,10 @@ pub(in crate::cli) fn start_node() -> anyhow::Result<()> {
     }
 }
 
-fn rank_of(bundle: &Bundle, machine: &Machine) -> anyhow::Result<usize> {
-    let layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
-    Ok(crate::config::network::rank(&layer, machine)?)
+fn read_bundle(path: &Path, machine: &Machine) -> anyhow::Result<Bundle> {
+    check_secret_file(path, machine.uid)
+        .context("this host does not see what --bundle-dir holds on the others")?;
+    Bundle::read(BufReader::new(fs::File::open(path)?))
 }
 
 /// Stays until the daemon has ended, and hands on the signals that are to end it.
