@@ -34,4 +34,5 @@ mod object_store;
 mod ordinary_user;
 mod origins;
 mod real_clients;
+mod slurm;
 mod users;
