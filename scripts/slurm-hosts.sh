@@ -127,9 +127,10 @@ cmd_left() {
   for i in $(ids); do
     [ -f "$dir/hosts/$i.pid" ] || continue
     # Nobody reaps on such a host: what has ended is still shown.
+    # Below /run, which is the hosts' own: other mounts were there before the hosts.
     # shellcheck disable=SC2016 # expanded on the host
     on_host "$i" sh -c '
-      grep -E " - fuse\.copperfs | /run/copper_mnt/" /proc/self/mountinfo | sed "s/^/$(hostname): mount /"
+      grep -E "^([^ ]+ ){4}/run/.* - fuse\.copperfs " /proc/self/mountinfo | sed "s/^/$(hostname): mount /"
       ps -eo stat,pid,args | grep "[c]opperfs daemon" | grep -v ^Z | sed "s/^/$(hostname): process /"
       find /run/copper_mnt /run/copperfs-jobs -mindepth 1 2>/dev/null | sed "s/^/$(hostname): file /"
     '

@@ -239,6 +239,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    /// The beginning of the secret of job 77 of user 1000 from a key of 32 sevens.
+    const KNOWN: &str = "2fe5813e7c1d3d6c";
+
     #[test]
     fn a_written_secret_reads_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -255,6 +258,37 @@ mod tests {
             })
         ));
         assert_ne!(Secret::generate().unwrap(), secret);
+    }
+
+    #[test]
+    fn the_secret_of_a_job_is_the_same_wherever_the_key_is() {
+        let key = [7; 32];
+        let secret = Secret::of_job(&key, "77", 1000);
+        assert_eq!(secret, Secret::of_job(&key, "77", 1000));
+        let others = [
+            Secret::of_job(&key, "78", 1000),
+            Secret::of_job(&key, "77", 1001),
+            Secret::of_job(&[8; 32], "77", 1000),
+            Secret::of_job(&[7; 33], "7", 1000),
+        ];
+        assert!(others.iter().all(|other| *other != secret));
+        // As every later version must make it too: nodes of one job may be updated one by one.
+        assert!(secret.to_hex().starts_with(KNOWN), "{}", secret.to_hex());
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_given_away_is_not_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let secret = Secret::generate().unwrap();
+        let own = (rustix::process::geteuid().as_raw(), None);
+        secret.write_for(&path, Some(own)).unwrap();
+        assert_eq!(Secret::read_file(&path).unwrap(), secret);
+        std::fs::remove_file(&path).unwrap();
+        if own.0 != 0 {
+            assert!(secret.write_for(&path, Some((0, None))).is_err());
+            assert!(!path.exists());
+        }
     }
 
     #[test]
