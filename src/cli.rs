@@ -10,12 +10,14 @@ pub mod mount;
 pub mod record;
 pub mod start;
 pub mod stats;
+pub mod status;
 pub mod unmount;
 
 use crate::config::Machine;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
+use status::StatusArgs;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
@@ -92,6 +94,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Draw the tree of nodes as it is: who is missing, who has moved where
+    #[command(after_help = "Examples:\n  \
+            copperfs status /copper_mnt\n  \
+            copperfs status /copper_mnt --tree 1 --all\n  \
+            copperfs status /copper_mnt --json | jq -r '.missing[]'\n\n\
+            Ends with 0 only if all nodes answer and none is stranded (cut off from every ancestor \
+            in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
+            lag: the round trip to the node above.")]
+    Status(StatusArgs),
     /// Forget what is cached, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt\n  \
@@ -147,6 +158,11 @@ pub fn main() -> ExitCode {
             cluster,
             json,
         } => stats::stats(&mountpoint, cluster, json),
+        Command::Status(args) => match status::status(&args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Command::Clear {
             mountpoint,
             path,

@@ -254,7 +254,9 @@ impl Blocks {
                         *frame_left = usize::try_from(len).unwrap_or(usize::MAX);
                     }
                     _ => {
-                        return Err(WireError::Impossible("data that does not fit its block").into());
+                        return Err(
+                            WireError::Impossible("data that does not fit its block").into()
+                        );
                     }
                 }
             }
