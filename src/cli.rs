@@ -11,6 +11,7 @@ pub mod record;
 pub mod start;
 pub mod stats;
 pub mod status;
+pub mod top;
 pub mod unmount;
 
 use crate::config::Machine;
@@ -22,6 +23,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use top::TopArgs;
 
 /// A per-node, read-only, cooperative caching filesystem.
 ///
@@ -103,6 +105,13 @@ enum Command {
             in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
             lag: the round trip to the node above.")]
     Status(StatusArgs),
+    /// Show what each node does, live: requests, hits, traffic, memory
+    #[command(after_help = "Examples:\n  \
+            copperfs top /copper_mnt\n  \
+            copperfs top /copper_mnt --interval 5s\n\n\
+            q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
+            copperfs stats /copper_mnt --cluster --json")]
+    Top(TopArgs),
     /// Forget what is cached, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt\n  \
@@ -163,6 +172,7 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Top(args) => top::top(&args),
         Command::Clear {
             mountpoint,
             path,

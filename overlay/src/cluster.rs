@@ -214,7 +214,7 @@ async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> Repl
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(match tokio::time::timeout(patience, clearing).await {
+            ReplyBody::Cleared(match timeout(patience, clearing).await {
                 Ok(result) => result,
                 Err(_elapsed) => Err(Failure::new(
                     FailureKind::Unavailable,

@@ -5,7 +5,7 @@
 
 mod draw;
 mod fold;
-mod view;
+pub(super) mod view;
 
 use super::say;
 use super::stats::cluster_reports;
@@ -101,3 +101,6 @@ fn text(view: &View, shown: &[&TreeView], style: Style) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

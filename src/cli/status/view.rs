@@ -16,7 +16,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// How a node does in one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(in crate::cli) enum State {
     /// It hangs from its parent, or is the root.
     Ok,
     /// It hangs from another ancestor.
@@ -31,45 +31,45 @@ pub(super) enum State {
 
 /// A node in one tree.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Place {
-    pub(super) node: String,
-    pub(super) rank: Option<usize>,
-    pub(super) guest: bool,
+pub(in crate::cli) struct Place {
+    pub(in crate::cli) node: String,
+    pub(in crate::cli) rank: Option<usize>,
+    pub(in crate::cli) guest: bool,
     /// Empty if the node has not answered.
-    pub(super) role: String,
-    pub(super) state: State,
+    pub(in crate::cli) role: String,
+    pub(in crate::cli) state: State,
     /// For people.
-    pub(super) reason: Option<String>,
+    pub(in crate::cli) reason: Option<String>,
     /// For how long it has been in this state, in milliseconds.
-    pub(super) since_ms: Option<u64>,
+    pub(in crate::cli) since_ms: Option<u64>,
     /// Name of the parent by the list.
-    pub(super) home: Option<String>,
+    pub(in crate::cli) home: Option<String>,
     /// Name of the ancestor that it hangs from.
-    pub(super) using: Option<String>,
-    pub(super) round_trip_us: Option<u64>,
-    pub(super) children: Option<usize>,
-    pub(super) uptime_s: Option<u64>,
+    pub(in crate::cli) using: Option<String>,
+    pub(in crate::cli) round_trip_us: Option<u64>,
+    pub(in crate::cli) children: Option<usize>,
+    pub(in crate::cli) uptime_s: Option<u64>,
     /// Below whom it is drawn: an index into the places; `None` for the root.
     #[serde(skip)]
-    pub(super) above: Option<usize>,
+    pub(in crate::cli) above: Option<usize>,
     /// Who is drawn below it, in rank order, guests last.
     #[serde(skip)]
-    pub(super) below: Vec<usize>,
+    pub(in crate::cli) below: Vec<usize>,
 }
 
 /// One tree.
 #[derive(Debug, Serialize)]
-pub(super) struct TreeView {
-    pub(super) tree: usize,
+pub(in crate::cli) struct TreeView {
+    pub(in crate::cli) tree: usize,
     /// Name of its root.
-    pub(super) root: String,
+    pub(in crate::cli) root: String,
     /// Members by rank, then guests by name.
-    pub(super) nodes: Vec<Place>,
+    pub(in crate::cli) nodes: Vec<Place>,
 }
 
 impl TreeView {
     /// How many places are in `state`.
-    pub(super) fn count(&self, state: State) -> usize {
+    pub(in crate::cli) fn count(&self, state: State) -> usize {
         let places = self.nodes.iter();
         places.filter(|place| place.state == state).count()
     }
@@ -86,29 +86,29 @@ impl TreeView {
 
 /// All of it in a few numbers. A node counts once, also if it has moved in several trees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Summary {
+pub(in crate::cli) struct Summary {
     /// All nodes answer, and none is stranded in any tree.
-    pub(super) healthy: bool,
+    pub(in crate::cli) healthy: bool,
     /// Members and the guests that answered.
-    pub(super) nodes: usize,
-    pub(super) guests: usize,
-    pub(super) missing: Vec<String>,
-    pub(super) moved: Vec<String>,
-    pub(super) connecting: Vec<String>,
-    pub(super) stranded: Vec<String>,
+    pub(in crate::cli) nodes: usize,
+    pub(in crate::cli) guests: usize,
+    pub(in crate::cli) missing: Vec<String>,
+    pub(in crate::cli) moved: Vec<String>,
+    pub(in crate::cli) connecting: Vec<String>,
+    pub(in crate::cli) stranded: Vec<String>,
     /// Names of the roots, tree by tree.
-    pub(super) roots: Vec<String>,
+    pub(in crate::cli) roots: Vec<String>,
     /// Of the deepest tree, in edges.
-    pub(super) depth: usize,
+    pub(in crate::cli) depth: usize,
     /// Most connections to other nodes that one node has.
-    pub(super) connections_max: usize,
+    pub(in crate::cli) connections_max: usize,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct View {
-    pub(super) trees: Vec<TreeView>,
-    pub(super) summary: Summary,
+pub(in crate::cli) struct View {
+    pub(in crate::cli) trees: Vec<TreeView>,
+    pub(in crate::cli) summary: Summary,
 }
 
 /// A node, whether it has answered or not.
@@ -124,7 +124,7 @@ impl View {
     ///
     /// # Errors
     /// There is no list, or one that makes no forest: the daemon is of another release.
-    pub(super) fn of(reports: &ClusterReports) -> Result<Self, String> {
+    pub(in crate::cli) fn of(reports: &ClusterReports) -> Result<Self, String> {
         let (list, forest) = reports
             .list
             .as_ref()
@@ -139,6 +139,29 @@ impl View {
             .collect();
         let summary = summary(&nodes, &trees);
         Ok(Self { trees, summary })
+    }
+}
+
+/// A node over all trees.
+#[derive(Debug)]
+pub(in crate::cli) struct Overall<'a> {
+    /// Its place in the first tree.
+    pub(in crate::cli) place: &'a Place,
+    /// Its worst state in any.
+    pub(in crate::cli) worst: State,
+}
+
+impl View {
+    /// Members by rank, then guests by name.
+    pub(in crate::cli) fn nodes(&self) -> impl Iterator<Item = Overall<'_>> {
+        let first = self.trees.first().into_iter();
+        first
+            .flat_map(|tree| tree.nodes.iter().enumerate())
+            .map(|(at, place)| {
+                let states = self.trees.iter().map(|tree| tree.nodes[at].state);
+                let worst = states.max().unwrap_or(place.state);
+                Overall { place, worst }
+            })
     }
 }
 
@@ -287,4 +310,4 @@ fn connections_max(nodes: usize, trees: &[TreeView]) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::cli::status) mod tests;
