@@ -63,7 +63,11 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                     Ok(permit) => {
                         connections.spawn(welcome(Arc::clone(&shared), incoming, permit));
                     }
-                    Err(_full) => incoming.refuse(),
+                    Err(_full) => {
+                        let peer = incoming.remote_address();
+                        shared.refusals.log(peer, "too many connections without a hello");
+                        incoming.refuse();
+                    }
                 }
             }
             Some(_done) = connections.join_next() => {}

@@ -15,6 +15,7 @@ use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{fail, say, unmount};
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, origins};
+use crate::daemon::process::leave_no_core;
 use crate::daemon::runtime_dir;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
@@ -69,6 +70,7 @@ struct Plan {
 /// # Errors
 /// One node did not come up: which, and why. Those that had are taken down again.
 pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
+    leave_no_core();
     let machine = Machine::inspect();
     let layer = args.flags.gather(&machine)?;
     let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();

@@ -17,7 +17,7 @@ use futures_util::{FutureExt, StreamExt};
 use quinn::{Connection, RecvStream, SendStream};
 use serde::Serialize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -45,6 +45,8 @@ pub(crate) enum Asker {
 pub(crate) struct Floor {
     from: Arc<Asker>,
     turns: Arc<Semaphore>,
+    /// A refused request was logged: a peer that sends a thousand of them fills no disk.
+    complained: Arc<AtomicBool>,
 }
 
 impl Floor {
@@ -52,6 +54,7 @@ impl Floor {
         Self {
             from: Arc::new(from),
             turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
+            complained: Arc::default(),
         }
     }
 }
@@ -67,7 +70,9 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
             Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
             Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
-                tracing::warn!(?from, %error, "refused a request");
+                if !floor.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(?from, %error, "refused a request; said once a connection");
+                }
                 let text = format!("refused a request: {error}");
                 let failure = Failure::new(FailureKind::Corrupt, text);
                 writer.message(FrameKind::Failure, &failure).await.map(drop)

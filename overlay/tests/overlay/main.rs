@@ -8,6 +8,8 @@ mod faults;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod log;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tree;

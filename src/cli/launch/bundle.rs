@@ -2,6 +2,7 @@
 
 use super::super::{say, start};
 use crate::config::{Machine, Settings, Source, file, resolve};
+use crate::daemon::process::leave_no_core;
 use crate::daemon::{make_way, mountpoint, runtime_dir};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -86,6 +87,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
 /// # Errors
 /// As [`start_here`].
 pub fn start_node() -> anyhow::Result<()> {
+    leave_no_core();
     let bundle: Bundle = serde_json::from_reader(std::io::stdin().lock())
         .context("start-node is what a launch runs; it was not given a bundle")?;
     let answer = start_here(&bundle, &Machine::inspect())?;
