@@ -105,9 +105,9 @@ copperfs top  /copper_mnt  every 1s
 nodes: 4, 1 missing, 1 moved; roots: 1
 kernel: 2,475 req/s (read 1,237, lookup 4.0), 4.76 MiB/s read, hits -
 tree: 0 req/s, 0 B/s; origin: 0 opens/s, 0 B/s; memory: 90.0 MiB
-node                       reads/s▼    hits     up B/s   origin B/s  state
-nid0001                       1,234   75.0%   2.41 MiB          0 B  moved
-nid0003                         3.2   75.0%   6.50 KiB          0 B  ok
+node                      reads/s▼    hits     up B/s   origin B/s  state
+nid0001                      1,234   75.0%   2.41 MiB          0 B  moved
+nid0003                        3.2   75.0%   6.50 KiB          0 B  ok
 no answer, trying on: the daemon of /copper_mnt is gone and left its mount
 behind: `copperfs unmount` removes it
 q quit  ←→ sort by  r reverse  / filter  ↑↓ PgUp PgDn Home End scroll";
@@ -151,6 +151,7 @@ fn keys_choose_order_filter_and_place() {
     assert_eq!((app.typing, app.matching()), (false, 1));
     press(&mut app, &[KeyCode::Esc]);
 
+    assert_eq!(names(&mut app, 3).len(), 4, "as many as there are; 3 fit");
     press(&mut app, &[KeyCode::End]);
     assert_eq!(names(&mut app, 3), ["3", "0", "2"]);
     press(&mut app, &[KeyCode::PageUp, KeyCode::Down]);
