@@ -73,13 +73,6 @@ impl Standing {
     pub fn link(&self, tree: usize) -> Option<&Link> {
         self.links.iter().find(|link| link.tree == tree)
     }
-
-    /// How many children it has in `tree`.
-    #[must_use]
-    pub fn connected_children(&self, tree: usize) -> Option<usize> {
-        let entry = self.children.iter().find(|entry| entry.tree == tree)?;
-        Some(entry.connected)
-    }
 }
 
 impl From<LinkReport> for Link {

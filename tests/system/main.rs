@@ -37,4 +37,5 @@ mod origins;
 mod outside;
 mod real_clients;
 mod secrets;
+mod status;
 mod users;

@@ -70,11 +70,11 @@ enum Item {
 }
 
 fn row(before: &str, place: &Place) -> [String; 7] {
-    let number =
-        |number: Option<usize>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     [
         format!("{before}{}", place.node),
-        number(place.rank),
+        place
+            .rank
+            .map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
         if place.guest {
             "guest".to_owned()
         } else if place.role.is_empty() {
@@ -83,7 +83,7 @@ fn row(before: &str, place: &Place) -> [String; 7] {
             place.role.clone()
         },
         place.round_trip_us.map_or_else(|| "-".to_owned(), lag),
-        number(place.children),
+        place.children.to_string(),
         place.uptime_s.map_or_else(|| "-".to_owned(), duration),
         state(place),
     ]

@@ -19,13 +19,13 @@ fn a_small_tree_is_drawn_whole() {
     let view = tree_of((7, 2), vec![(3, link(0, 1, 0)), (6, connecting)], &[1, 4]);
     let wanted = "\
 node      rank  role      lag  children     up  state
-n0           0  inner       -         -  3m12s  ok
-├─ n1        1  -           -         -      -  missing: no answer
-│  └─ n4     4  -           -         -      -  missing: no answer
-├─ n2        2  inner  120 us         -  3m12s  ok
-│  ├─ n5     5  inner  120 us         -  3m12s  ok
-│  └─ n6     6  inner       -         -  3m12s  connecting to n2 since 3s: n2:7470 does not answer
-└─ n3        3  inner  120 us         -  3m12s  moved: under n0 instead of n1 since 12s
+n0           0  inner       -         2  3m12s  ok
+├─ n1        1  -           -         0      -  missing: no answer
+│  └─ n4     4  -           -         0      -  missing: no answer
+├─ n2        2  inner  120 us         1  3m12s  ok
+│  ├─ n5     5  inner  120 us         0  3m12s  ok
+│  └─ n6     6  inner       -         0  3m12s  connecting to n2 since 3s: n2:7470 does not answer
+└─ n3        3  inner  120 us         0  3m12s  moved: under n0 instead of n1 since 12s
 
 7 nodes, 3 well, 2 missing, 1 connecting, 1 moved; 1 root, depth 2, at most 2 connections a node
 no answer from: n1, n4";
@@ -49,11 +49,11 @@ fn a_large_tree_is_folded_but_for_what_is_wrong() {
     let shown = drawn(&view, Style::default());
     let wanted = "\
 node                    rank  role      lag  children     up  state
-n0                         0  inner       -         -  3m12s  ok
-├─ n1                      1  inner  120 us         -  3m12s  ok
-├─ n2                      2  inner  120 us         -  3m12s  ok
-├─ n3                      3  inner  120 us         -  3m12s  ok
-├─ n70                    70  -           -         -      -  missing: no answer
+n0                         0  inner       -        99  3m12s  ok
+├─ n1                      1  inner  120 us         0  3m12s  ok
+├─ n2                      2  inner  120 us         0  3m12s  ok
+├─ n3                      3  inner  120 us         0  3m12s  ok
+├─ n70                    70  -           -         0      -  missing: no answer
 └─ … 96 more, all well
 
 101 nodes, 100 well, 1 missing; 1 root, depth 1, at most 99 connections a node

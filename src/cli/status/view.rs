@@ -47,7 +47,8 @@ pub(in crate::cli) struct Place {
     /// Name of the ancestor that it hangs from.
     pub(in crate::cli) using: Option<String>,
     pub(in crate::cli) round_trip_us: Option<u64>,
-    pub(in crate::cli) children: Option<usize>,
+    /// How many nodes say that they hang from it.
+    pub(in crate::cli) children: usize,
     pub(in crate::cli) uptime_s: Option<u64>,
     /// Below whom it is drawn: an index into the places; `None` for the root.
     #[serde(skip)]
@@ -200,6 +201,7 @@ fn tree_view(forest: &Forest, tree: usize, nodes: &[Node<'_>]) -> TreeView {
     for at in 0..places.len() {
         if let Some(above) = places[at].above {
             places[above].below.push(at);
+            places[above].children += usize::from(places[at].using.is_some());
         }
     }
     TreeView {
@@ -254,7 +256,7 @@ fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> P
         home: home.map(name),
         using: using.map(name),
         round_trip_us: using.and(link).and_then(|link| link.round_trip_us),
-        children: node.standing.connected_children(tree),
+        children: 0,
         uptime_s: counter("uptime_s"),
         above,
         below: Vec::new(),
