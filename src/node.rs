@@ -202,7 +202,11 @@ async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
         Command::Reports => {
             let reports = cluster.reports().await;
             let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
-            serde_json::json!({ "nodes": nodes, "missing": reports.missing })
+            serde_json::json!({
+                "nodes": nodes,
+                "missing": reports.missing,
+                "list": reports.list,
+            })
         }
     }
 }

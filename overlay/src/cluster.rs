@@ -20,7 +20,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Answers on their way through a node.
 const ANSWERS_QUEUED: usize = 64;
@@ -28,6 +28,9 @@ const ANSWERS_QUEUED: usize = 64;
 const BUDGET_MAX: Duration = Duration::from_secs(300);
 /// Most nodes that answer without being in the list.
 const GUESTS_MAX: usize = 4096;
+/// So long a child may take until it has reported itself, which costs it nothing: nobody watches
+/// children for life, and a dead one would hold up everybody until its connection idles out.
+const FIRST_REPORT: Duration = Duration::from_secs(3);
 /// Each level keeps a 1/16 of its time for handing on what has come.
 const LEVEL_SHARE: u32 = 16;
 
@@ -211,7 +214,7 @@ async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> Repl
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(match tokio::time::timeout(patience, clearing).await {
+            ReplyBody::Cleared(match timeout(patience, clearing).await {
                 Ok(result) => result,
                 Err(_elapsed) => Err(Failure::new(
                     FailureKind::Unavailable,
@@ -313,9 +316,19 @@ async fn ask(
     };
     writer.message(FrameKind::Request, &question).await?;
     writer.finish();
+    let mut first = match question.request {
+        Request::ReportsBelow { .. } => Some(FIRST_REPORT),
+        _ => None,
+    };
     // One answer a node, guests among them, and the end.
     for _ in 0..=2 * shared.roster.members().len() + GUESTS_MAX {
-        let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+        let frame = match first.take() {
+            Some(first) => timeout(first, reader.frame())
+                .await
+                .map_err(|_elapsed| StreamError::Silent(first))?,
+            None => reader.frame().await,
+        };
+        let (kind, body) = frame?.ok_or(StreamError::Truncated)?;
         let Some(reply) = decode(kind, &body)? else {
             return reader.finish();
         };

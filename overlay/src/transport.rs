@@ -50,7 +50,7 @@ const DATAGRAM_BYTES_MAX: u16 = 8972;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// After so long without a packet a connection without requests is given up.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of probes that a parent holds: it never reads them, and older ones make room.
+/// Bytes of probes that a node holds: it never reads them, and older ones make room.
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
@@ -229,6 +229,8 @@ fn client_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, window * STALLED_STREAMS);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
+        // Who receives no datagrams may send none: the probes would not leave.
+        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .keep_alive_interval(Some(KEEP_ALIVE));
     config
 }

@@ -401,6 +401,7 @@ impl Plan {
             let nothing = ClusterReports {
                 nodes: Vec::new(),
                 missing: Vec::new(),
+                list: None,
             };
             return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or(nothing));
         }

@@ -38,4 +38,5 @@ mod outside;
 mod real_clients;
 mod secrets;
 mod slurm;
+mod status;
 mod users;
