@@ -22,7 +22,10 @@ pub mod wire;
 
 pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
-pub use files::{BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+pub use files::{
+    BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
+    BundleStream, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream,
+};
 pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,

@@ -4,11 +4,14 @@
 //! `Corrupt`, what does not come is `Unavailable`. Caches nothing and verifies no hash: that is the
 //! read path's. The connection itself is kept by the `link` module.
 
+mod bundle;
 pub(crate) mod link;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+use crate::files::{
+    BundleRequest, BundleStream, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream,
+};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -303,6 +306,10 @@ impl Files for Parent {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(read::open(self.clone(), request))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        Box::pin(bundle::open(self.clone(), request))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -20,6 +20,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+mod bundle;
+
 /// How long a peer may leave an answer untaken.
 const UNTAKEN: Duration = Duration::from_secs(60);
 /// Bytes of parts that are gathered into one write, if they are ready at once.
@@ -124,6 +126,10 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(request).await
+        }
+        Request::Bundle(request) => {
+            answer.count_request();
+            answer.bundle(request).await
         }
         Request::Xattrs { path } => {
             let found = service.xattrs(path).await;

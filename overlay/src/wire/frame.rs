@@ -32,10 +32,12 @@ pub enum FrameKind {
     Cleared = 10,
     /// No further reports or acknowledgements come. Empty.
     Done = 11,
+    /// Part of a bundle's files, as [`super::bundle`] says.
+    Bundle = 12,
 }
 
 impl FrameKind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -47,6 +49,7 @@ impl FrameKind {
         Self::Report,
         Self::Cleared,
         Self::Done,
+        Self::Bundle,
     ];
 
     /// Most body bytes of a frame of this kind.
@@ -63,7 +66,7 @@ impl FrameKind {
             Self::Report => REPORT_BYTES_MAX as u32 + 4,
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,
             #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
-            Self::Data => BLOCK_BYTES as u32,
+            Self::Data | Self::Bundle => BLOCK_BYTES as u32,
         }
     }
 
@@ -135,7 +138,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(12), None);
+        assert_eq!(FrameKind::from_byte(13), None);
     }
 
     #[test]
