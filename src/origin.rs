@@ -35,7 +35,8 @@ pub use router::Origins;
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;

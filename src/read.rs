@@ -14,15 +14,18 @@
 
 mod attributes;
 mod blocks;
+mod bundle;
 mod directory;
 mod flight;
 mod listings;
 mod serve;
 mod single_flight;
+mod touched;
 mod walk;
 
 pub use attributes::Found;
 pub use blocks::{FileId, FileRef, ReadAhead};
+pub use bundle::{Arrivals, BundleStats};
 pub use directory::Directory;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
@@ -35,7 +38,7 @@ use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bounds and choices of a [`ReadPath`].
@@ -54,8 +57,8 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
-    /// Whether small files are fetched ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Whether small files of a directory are brought together.
+    pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
 }
@@ -84,6 +87,8 @@ pub struct ReadStats {
     pub blocks_verified: u64,
     /// Blocks whose hash or length was wrong.
     pub verify_failures: u64,
+    /// Bundles.
+    pub bundles: BundleStats,
 }
 
 /// See the module. Cheap to clone.
@@ -117,8 +122,7 @@ struct Inner {
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: AtomicU64,
 
-    /// A reader has just gone through a directory to its end, and may carry on in the next one.
-    walked_out: AtomicBool,
+    bundles: bundle::Account,
 
     coalesced: AtomicU64,
     blocks_verified: AtomicU64,
@@ -152,7 +156,7 @@ impl ReadPath {
             xattrs: Cache::new(policy, xattr_bytes_max),
             xattr_flights: SingleFlight::new(),
             epoch: AtomicU64::new(0),
-            walked_out: AtomicBool::new(false),
+            bundles: bundle::Account::default(),
             coalesced: AtomicU64::new(0),
             blocks_verified: AtomicU64::new(0),
             verify_failures: AtomicU64::new(0),
@@ -199,6 +203,7 @@ impl ReadPath {
                 + inner.xattr_flights.coalesced(),
             blocks_verified: inner.blocks_verified.load(Ordering::Relaxed),
             verify_failures: inner.verify_failures.load(Ordering::Relaxed),
+            bundles: inner.bundles.stats(),
         }
     }
 }

@@ -81,6 +81,10 @@ struct copperfs_stats {
     uint64_t push_files; /* push.files */
     uint64_t push_bytes; /* push.bytes */
     uint64_t push_pending; /* push.pending */
+    uint64_t bundle_requests; /* bundle.requests */
+    uint64_t bundle_files; /* bundle.files */
+    uint64_t bundle_useful_bytes; /* bundle.useful_bytes */
+    uint64_t bundle_wasted_bytes; /* bundle.wasted_bytes */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

@@ -251,6 +251,14 @@ stats! {
     push_bytes "push.bytes",
     /// Inodes that wait to be looked at for pushing.
     push_pending "push.pending",
+    /// Requests for bundles that this node decided on.
+    bundle_requests "bundle.requests",
+    /// Files asked for in them.
+    bundle_files "bundle.files",
+    /// Bytes brought that were of use; of pages stored unasked estimated by samples.
+    bundle_useful_bytes "bundle.useful_bytes",
+    /// Bytes brought that were of no use so far.
+    bundle_wasted_bytes "bundle.wasted_bytes",
 }
 
 impl StatsBody {

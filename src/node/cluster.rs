@@ -117,6 +117,10 @@ impl Cluster {
             origin_errors: origin.errors,
             verify_blocks: stats.blocks_verified,
             verify_failures: stats.verify_failures,
+            bundle_requests: stats.bundles.requests,
+            bundle_files: stats.bundles.files,
+            bundle_useful_bytes: stats.bundles.useful_bytes,
+            bundle_wasted_bytes: stats.bundles.wasted_bytes,
             ..StatsBody::default()
         };
         fill_caches(&mut body, &stats.data, &stats.attributes, &stats.listings);

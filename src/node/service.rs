@@ -5,8 +5,8 @@ use super::front::Front;
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Failure, Files, FilesystemUsage, ItemPath, Listing, ReadRequest,
-    ReadStream, Service, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Failure, Files, FilesystemUsage, ItemPath,
+    Listing, ReadRequest, ReadStream, Service, XattrList,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -40,6 +40,10 @@ impl Files for NodeService {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Files::read(&self.read, request)
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        self.read.bundle(request)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -12,10 +12,12 @@ use futures_util::stream;
 /// Files read at the same time for one request.
 const AT_ONCE: usize = 8;
 
+type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
+
 /// Each file by itself, a few at a time, in the order of the request.
 pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest) -> BundleStream {
     let BundleRequest { directory, files } = request;
-    let mut opens: Vec<(usize, u64, BoxFuture<'static, Result<ByteStream, Failure>>)> = Vec::new();
+    let mut opens: Vec<(usize, u64, Opening)> = Vec::new();
     for (index, file) in files.into_iter().enumerate() {
         if let Ok(path) = directory.join(&file.name) {
             let range = ByteRange {
@@ -47,10 +49,7 @@ pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest)
         .boxed()
 }
 
-async fn whole(
-    open: BoxFuture<'static, Result<ByteStream, Failure>>,
-    size: u64,
-) -> Result<Bytes, Failure> {
+async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
     let mut pieces = open.await?;
     let mut bytes = BytesMut::new();
     while let Some(piece) = pieces.next().await {

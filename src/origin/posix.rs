@@ -25,7 +25,8 @@ use super::options::OriginOptions;
 use super::{ByteRange, ByteStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
+    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
+    XattrList,
 };
 use futures_util::future::BoxFuture;
 use rustix::fd::OwnedFd;

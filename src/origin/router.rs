@@ -15,8 +15,8 @@ use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath,
-    Listing, ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
+    FilesystemUsage, ItemPath, Listing, ReadRequest, ReadStream, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;

@@ -210,7 +210,7 @@ fn options() -> ReadOptions {
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
         bypass_above: None,
-        sibling_read_ahead: true,
+        bundles: true,
         listing_entries_max: 1000,
     }
 }
@@ -538,9 +538,9 @@ async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
 async fn small_files_are_fetched_ahead_of_one_who_goes_through_a_directory() {
     let names: Vec<String> = (0..60).map(|i| format!("f{i:04}")).collect();
     let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1000)).collect();
-    for (sibling_read_ahead, waits) in [(true, 7..=20), (false, 60..=60)] {
+    for (bundles, waits) in [(true, 7..=20), (false, 60..=60)] {
         let options = ReadOptions {
-            sibling_read_ahead,
+            bundles,
             ..options()
         };
         let (path, source) = read_path(Source::new(&files), options);
