@@ -10,8 +10,8 @@
 //! credit once, and gets nothing unasked from then on, until what it reads has been brought after all.
 //!
 //! While a bundle is under way its files have flights, so that a reader joins it and never asks again.
-//! A reader who has waited for [`PATIENCE`] gets a request of its own, and so does everyone who waits
-//! when the bundle ends without the file.
+//! A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
+//! file that it did not bring gets a request of its own.
 
 use super::blocks::{FileRef, Source, landed};
 use super::directory::Directory;
@@ -22,6 +22,7 @@ use copperfs_overlay::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,
     FailureKind, FileKind, ItemPath,
 };
+use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -46,7 +47,8 @@ const REQUEST_NAME_BYTES: usize = 128 << 10;
 const UNDER_WAY_MAX: usize = 8;
 /// Directories that are listed and brought ahead of one who goes from directory to directory.
 const DIRECTORIES_AHEAD: usize = 2;
-/// How long a reader waits for a file of a bundle before it is asked for by itself.
+/// How long a bundle may bring nothing before it is given up: one file that hangs must not keep the
+/// readers of the others.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Files that are reported as arrived together, if they arrive together.
 const REPORT_FILES: usize = 32;
@@ -420,21 +422,26 @@ impl Bring {
         };
         let inner = Arc::clone(&self.path.0);
         let opening = inner.source.bundle(request);
-        let opened = self.patiently(opening).await;
-        match opened {
-            Ok(stream) => self.fill(stream).await,
-            Err(failure) => tracing::debug!(directory = %self.directory, %failure, "no bundle"),
+        match timeout(PATIENCE, opening).await {
+            Ok(Ok(stream)) => self.fill(stream).await,
+            Ok(Err(failure)) => {
+                tracing::debug!(directory = %self.directory, %failure, "no bundle");
+            }
+            Err(_elapsed) => self.give_up(),
         }
         // The rest is given back as this is dropped.
     }
 
     async fn fill(&mut self, mut stream: BundleStream) {
         loop {
-            let next = match futures_util::FutureExt::now_or_never(stream.next()) {
+            let next = match stream.next().now_or_never() {
                 Some(ready) => ready,
                 None => {
                     self.report();
-                    self.patiently(stream.next()).await
+                    match timeout(PATIENCE, stream.next()).await {
+                        Ok(next) => next,
+                        Err(_elapsed) => return self.give_up(),
+                    }
                 }
             };
             match next {
@@ -452,27 +459,8 @@ impl Bring {
         }
     }
 
-    /// Waits; those who wait for a file longer than [`PATIENCE`] get a request of their own.
-    async fn patiently<T>(&mut self, future: impl Future<Output = T>) -> T {
-        let mut future = std::pin::pin!(future);
-        loop {
-            match timeout(PATIENCE, &mut future).await {
-                Ok(done) => return done,
-                Err(_elapsed) => self.rescue(),
-            }
-        }
-    }
-
-    fn rescue(&mut self) {
-        for slot in &mut self.files {
-            if let Some((file, flight)) = slot
-                && is_waited_for(flight)
-            {
-                let stretch = &mut vec![Arc::clone(flight)];
-                self.path.launch(file, 0, stretch);
-                *slot = None;
-            }
-        }
+    fn give_up(&self) {
+        tracing::debug!(directory = %self.directory, "a bundle that brings nothing was given up");
     }
 
     fn land(&mut self, item: BundleItem) {
@@ -558,9 +546,4 @@ fn wanted((file, _): &Waiting) -> BundleFile {
         version: file.version,
         size: file.size,
     }
-}
-
-/// Whether somebody holds the flight besides the map and the bundle.
-fn is_waited_for(flight: &Arc<Flight>) -> bool {
-    Arc::strong_count(flight) > 2
 }
