@@ -16,6 +16,7 @@
 use super::blocks::{FileRef, Source, landed};
 use super::directory::Directory;
 use super::flight::Flight;
+use super::touched::Whole;
 use super::{Block, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -45,6 +46,9 @@ const REQUEST_BYTES: u64 = 16 << 20;
 const REQUEST_NAME_BYTES: usize = 128 << 10;
 /// Bundles that this node has decided on and that are under way; more are not begun.
 const UNDER_WAY_MAX: usize = 8;
+/// Bundles for children that are under way; the files of more are asked for one by one, as the child
+/// takes them.
+const FOR_CHILDREN_MAX: usize = 64;
 /// Directories that are listed and brought ahead of one who goes from directory to directory.
 const DIRECTORIES_AHEAD: usize = 2;
 /// How long a bundle may bring nothing before it is given up: one file that hangs must not keep the
@@ -84,6 +88,7 @@ pub(super) struct Account {
     brought_bytes: AtomicU64,
     useful_bytes: AtomicU64,
     under_way: AtomicUsize,
+    for_children: AtomicUsize,
     /// A reader has just gone through a directory to its end, and may carry on in the next one.
     walked_out: AtomicBool,
     arrivals: OnceLock<Arc<dyn Arrivals>>,
@@ -100,6 +105,15 @@ impl Account {
                 .brought_bytes
                 .load(Ordering::Relaxed)
                 .saturating_sub(useful),
+        }
+    }
+
+    /// How many bundles of one kind are under way.
+    fn count_of(&self, own: bool) -> &AtomicUsize {
+        if own {
+            &self.under_way
+        } else {
+            &self.for_children
         }
     }
 
@@ -159,34 +173,34 @@ impl ReadPath {
             return;
         }
         if first.reads >= WHOLE_AT || step.begun {
-            if let Some(files) = self.whole(&parent, &directory, position) {
-                self.bring_own(&parent, &directory, files);
-            } else {
-                let ahead = std::iter::once(position).chain(step.ahead.iter().copied());
-                let ahead = self.candidates(&parent, &directory, ahead);
-                if ahead.len() > 1 {
-                    self.bring_own(&parent, &directory, ahead);
-                }
-            }
+            self.bring_whole(&parent, &directory, position);
+        }
+        if directory.touched.whole() == Whole::TooLarge && !step.ahead.is_empty() {
+            let ahead = std::iter::once(position).chain(step.ahead);
+            let ahead = self.candidates(&parent, &directory, ahead);
+            self.bring_own(&parent, &directory, ahead);
         }
         if step.begun {
             self.bring_next_directory(parent, DIRECTORIES_AHEAD);
         }
     }
 
-    /// The small files of a directory that has few of them, from `position` on; `None` if it has many.
-    fn whole(
-        &self,
-        path: &ItemPath,
-        directory: &Directory,
-        position: usize,
-    ) -> Option<Vec<Candidate>> {
+    /// Brings the small files of a directory that has few of them, from `position` on; once.
+    fn bring_whole(&self, path: &ItemPath, directory: &Directory, position: usize) {
+        let touched = &directory.touched;
+        if touched.whole() != Whole::Unknown || directory.entries.is_empty() {
+            return;
+        }
         if directory.entries.len() > WHOLE_ENTRIES {
-            return None;
+            return touched.set_whole(false);
         }
         let files = self.candidates(path, directory, directory.rest_from(position));
         let bytes: u64 = files.iter().map(|(_, file)| file.size).sum();
-        (files.len() <= WHOLE_FILES && bytes <= WHOLE_BYTES).then_some(files)
+        let small = files.len() <= WHOLE_FILES && bytes <= WHOLE_BYTES;
+        touched.set_whole(small);
+        if small {
+            self.bring_own(path, directory, files);
+        }
     }
 
     /// Those of `positions` that are small files, neither brought nor read before; the file that is
@@ -311,9 +325,7 @@ impl ReadPath {
     }
 
     fn send(&self, directory: &ItemPath, files: Vec<Option<Waiting>>, own: bool) -> u64 {
-        if own {
-            self.0.bundles.under_way.fetch_add(1, Ordering::Relaxed);
-        }
+        self.0.bundles.count_of(own).fetch_add(1, Ordering::Relaxed);
         let bring = Bring {
             path: self.clone(),
             directory: directory.clone(),
@@ -339,14 +351,12 @@ impl ReadPath {
                 let Ok(directory) = this.directory(&path).await else {
                     return;
                 };
-                let files = if directory.entries.is_empty() || !this.0.bundles.pays() {
-                    None
-                } else {
-                    this.whole(&path, &directory, directory.first())
-                };
-                match files {
-                    Some(files) => this.bring_own(&path, &directory, files),
-                    None => return,
+                if !this.0.bundles.pays() {
+                    return;
+                }
+                this.bring_whole(&path, &directory, directory.first());
+                if directory.touched.whole() != Whole::Brought {
+                    return;
                 }
             }
         };
@@ -377,10 +387,12 @@ impl ReadPath {
             Some((index, FileRef::new(path, file.version, file.size)))
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
-        let missing = files.iter();
-        let claimed = missing.filter_map(|(_, file)| Some((file.clone(), self.claim(file, 0)?)));
-        let claimed: Vec<_> = claimed.collect();
-        self.bring_claimed(&directory, claimed, false);
+        if self.0.bundles.for_children.load(Ordering::Relaxed) < FOR_CHILDREN_MAX {
+            let missing = files.iter();
+            let claim = |(_, file): &(_, FileRef)| Some((file.clone(), self.claim(file, 0)?));
+            let claimed: Vec<_> = missing.filter_map(claim).collect();
+            self.bring_claimed(&directory, claimed, false);
+        }
         let this = self.clone();
         stream::iter(files)
             .then(move |(index, file)| {
@@ -508,13 +520,8 @@ impl Drop for Bring {
         for (file, flight) in std::mem::take(&mut self.files).into_iter().flatten() {
             self.path.give_back(&file, flight);
         }
-        if self.own {
-            self.path
-                .0
-                .bundles
-                .under_way
-                .fetch_sub(1, Ordering::Relaxed);
-        }
+        let count = self.path.0.bundles.count_of(self.own);
+        count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -174,15 +174,13 @@ impl Directory {
         let count = self.entries.len();
         let narrow = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
         let is_file = |place| self.entries[entry_at(place)].kind == FileKind::File;
-        let begun = carried_on && !(0..place).any(is_file);
+        let unseen = |at: usize| !is_file(at) || self.touched.may_be_read_unseen(entry_at(at));
+        let begun = carried_on && (0..place).all(unseen);
         if begun {
             walk.carry_on(narrow(place));
         }
-        let unseen = |places: Range<u32>| {
-            let mut places = places.map(|place| place as usize);
-            places.all(|place| !is_file(place) || self.touched.may_be_read_unseen(entry_at(place)))
-        };
-        let ahead = walk.step(narrow(place), unseen).unwrap_or_default();
+        let all_unseen = |places: Range<u32>| places.map(|at| at as usize).all(unseen);
+        let ahead = walk.step(narrow(place), all_unseen).unwrap_or_default();
         let ahead = (ahead.start as usize).min(count)..(ahead.end as usize).min(count);
         Step {
             ahead: ahead.map(entry_at).collect(),

@@ -25,10 +25,23 @@ pub(super) const GROUP: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     marks: OnceLock<Box<[AtomicU8]>>,
+    /// Whether the directory is to be brought whole, once that was looked at.
+    whole: AtomicU8,
     reads: AtomicU32,
     /// Sample and group, by position. Guards itself; held for a push or a search of at most one entry
     /// for each [`GROUP`] files.
     groups: Mutex<Vec<(u32, Box<[u32]>)>>,
+}
+
+/// Whether a directory is brought whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whole {
+    /// Nobody has looked yet.
+    Unknown,
+    /// It was.
+    Brought,
+    /// It has too many small files for that.
+    TooLarge,
 }
 
 /// What the first read of a file says.
@@ -78,6 +91,21 @@ impl Touched {
                 self.lock().push(entry);
             }
         }
+    }
+
+    /// What was found out about bringing the directory whole.
+    pub(super) fn whole(&self) -> Whole {
+        match self.whole.load(Ordering::Relaxed) {
+            0 => Whole::Unknown,
+            1 => Whole::Brought,
+            _ => Whole::TooLarge,
+        }
+    }
+
+    /// The directory was brought whole, or is too large for that.
+    pub(super) fn set_whole(&self, brought: bool) {
+        let state = if brought { 1 } else { 2 };
+        self.whole.store(state, Ordering::Relaxed);
     }
 
     /// Whether a bundle has brought the file, or is to, or somebody has read it.

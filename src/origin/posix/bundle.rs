@@ -12,6 +12,8 @@ use copperfs_overlay::{BundleItem, BundleRequest, BundleStream, ContentHash, Fai
 use futures_util::stream::{self, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The first batch is small enough to be on its way soon …
 const FIRST_BATCH_BYTES: u64 = 128 << 10;
@@ -19,6 +21,8 @@ const FIRST_BATCH_BYTES: u64 = 128 << 10;
 const BATCH_BYTES: u64 = 512 << 10;
 /// Files of a batch: a slow file system must not keep the first of them back for long.
 const BATCH_FILES: usize = 64;
+/// How long a batch may take: what it has not read by then is left out.
+const BATCH_TIME: Duration = Duration::from_millis(200);
 /// Batches of one request that are read at the same time.
 const BATCHES_AT_ONCE: usize = 2;
 
@@ -61,7 +65,11 @@ fn batches(request: &BundleRequest) -> Vec<Range<usize>> {
 
 fn read_batch(shared: &Shared, request: &BundleRequest, batch: Range<usize>) -> Vec<BundleItem> {
     let mut items = Vec::with_capacity(batch.len());
+    let begun = Instant::now();
     for index in batch {
+        if begun.elapsed() > BATCH_TIME {
+            break;
+        }
         match read_file(shared, request, index) {
             Ok(bytes) => items.push(BundleItem {
                 index,
