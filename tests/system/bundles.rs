@@ -168,11 +168,11 @@ fn a_file_that_changes_inside_a_bundle_is_never_wrong() {
             ),
         }
     }
-    tree.leaf().clear("");
+    tree.leaf().clear("/");
     for rank in 0..2 {
-        tree.nodes[rank].clear("");
+        tree.nodes[rank].clear("/");
     }
-    tree.leaf().clear("");
+    tree.leaf().clear("/");
     for file in (2..FILES).step_by(3) {
         assert!(fs::read(leaf.join(name(0, file))).unwrap() == changed(file));
     }
@@ -192,7 +192,7 @@ fn a_killed_reader_leaves_nothing_behind() {
         let reader = Background::spawn(Command::new("sh").args(["-c", &script]));
         std::thread::sleep(Duration::from_millis(15));
         reader.signal(Signal::KILL);
-        tree.leaf().clear("");
+        tree.leaf().clear("/");
     }
     let begun = Instant::now();
     read_in_order(leaf);
