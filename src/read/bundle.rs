@@ -1,7 +1,7 @@
 //! Bundles: the small files of a directory that a reader will want, brought by one request.
 //!
 //! When: at the second file that is read of a directory whose small files are few, at the first one if
-//! its reader has just gone through another directory to its end; in a large directory after a run of
+//! its reader has just gone through the directory before it to its end; in a large directory after a run of
 //! files in order, a window that grows with the run. Who goes through one directory after the other
 //! has the next one listed and brought too.
 //!
@@ -25,8 +25,8 @@ use copperfs_overlay::{
 };
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -89,8 +89,9 @@ pub(super) struct Account {
     useful_bytes: AtomicU64,
     under_way: AtomicUsize,
     for_children: AtomicUsize,
-    /// A reader has just gone through a directory to its end, and may carry on in the next one.
-    walked_out: AtomicBool,
+    /// The directory that a reader has just gone through to its end: it may carry on in the next one.
+    /// Guards itself; held for a copy of a path.
+    walked_out: Mutex<Option<ItemPath>>,
     arrivals: OnceLock<Arc<dyn Arrivals>>,
 }
 
@@ -106,6 +107,12 @@ impl Account {
                 .load(Ordering::Relaxed)
                 .saturating_sub(useful),
         }
+    }
+
+    fn lock_walked_out(&self) -> MutexGuard<'_, Option<ItemPath>> {
+        self.walked_out
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many bundles of one kind are under way.
@@ -166,9 +173,11 @@ impl ReadPath {
         let useful = first.useful.iter().filter_map(size_of).sum();
         account.useful_bytes.fetch_add(useful, Ordering::Relaxed);
 
-        let carried_on = account.walked_out.swap(false, Ordering::Relaxed);
+        let carried_on = self.carries_on(&parent);
         let step = directory.reading(position, carried_on);
-        account.walked_out.fetch_or(step.ended, Ordering::Relaxed);
+        if step.ended {
+            *account.lock_walked_out() = Some(parent.clone());
+        }
         if !account.pays() {
             return;
         }
@@ -361,6 +370,12 @@ impl ReadPath {
             }
         };
         drop(self.0.runtime.spawn(bringing));
+    }
+
+    /// Whether a reader has just gone to the end of the directory before `path`.
+    fn carries_on(&self, path: &ItemPath) -> bool {
+        let walked_out = self.0.bundles.lock_walked_out().clone();
+        walked_out.is_some_and(|before| self.next_directory(&before).as_ref() == Some(path))
     }
 
     fn next_directory(&self, path: &ItemPath) -> Option<ItemPath> {
