@@ -20,6 +20,7 @@ use crate::report::Report;
 use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
+use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
     Secret, SecretError, Upstream,
@@ -260,7 +261,12 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
+    let network: Arc<dyn Network> = match settings.network {
+        Some(network) => Arc::new(WithinNetwork(move |address| network.holds(address))),
+        None => Arc::new(KernelNetwork),
+    };
     Ok(OverlayConfig {
+        network,
         arity: settings.arity,
         roots: settings.roots.clone(),
         listen: settings

@@ -21,7 +21,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,6 +112,37 @@ impl Network for KernelNetwork {
     fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
         let address = address.to_owned();
         Box::pin(async move { Ok(tokio::net::lookup_host(address).await?.collect()) })
+    }
+}
+
+/// The kernel's UDP sockets, towards those addresses of a host only that lie in one network: a host's
+/// name often leads to a slow one too.
+pub struct WithinNetwork<F>(
+    /// Whether an address lies in it.
+    pub F,
+);
+
+impl<F> fmt::Debug for WithinNetwork<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WithinNetwork")
+    }
+}
+
+impl<F> Network for WithinNetwork<F>
+where
+    F: Fn(IpAddr) -> bool + Clone + Send + Sync + 'static,
+{
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        KernelNetwork.bind(address)
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        let (all, within) = (KernelNetwork.resolve(address), self.0.clone());
+        Box::pin(async move {
+            let mut found = all.await?;
+            found.retain(|remote| within(remote.ip()));
+            Ok(found)
+        })
     }
 }
 
