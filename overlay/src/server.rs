@@ -57,6 +57,8 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = connections.join_next() => {}
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 match Arc::clone(&strangers).try_acquire_owned() {
@@ -70,7 +72,6 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                     }
                 }
             }
-            Some(_done) = connections.join_next() => {}
         }
     }
 }
@@ -190,6 +191,8 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
     let mut allowed = STREAMS_OF_CHILD;
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
@@ -205,7 +208,6 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
                     return;
                 }
             },
-            Some(_done) = streams.join_next() => {}
         }
     }
 }

@@ -83,6 +83,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
         }
     };
     let outcome = tokio::select! {
+        biased;
         outcome = answering => outcome,
         () = abandoned => return,
     };

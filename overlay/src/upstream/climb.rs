@@ -284,6 +284,7 @@ impl Used {
     /// The next thing that happens to it, and why it ended if it did.
     async fn event(&mut self) -> (Event, Option<String>) {
         tokio::select! {
+            biased;
             reason = self.peer.closed() => (Event::Lost(self.at), Some(reason)),
             Ok(()) = self.silent.changed() => {
                 let silent = *self.silent.borrow_and_update();
@@ -317,6 +318,7 @@ impl Climber {
         loop {
             let wake = ascent.wake(began.elapsed());
             let event = tokio::select! {
+                biased;
                 Some((at, outcome)) = dials.next() => match outcome {
                     Ok(peer) => {
                         welcomed.insert(at, peer);

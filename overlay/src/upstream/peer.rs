@@ -195,13 +195,14 @@ async fn attend(shared: Arc<Shared>, connection: Connection) {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
             incoming = connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     streams.spawn(stream::answer(Arc::clone(&shared), floor.clone(), send, recv));
                 }
                 Err(_closed) => return,
             },
-            Some(_done) = streams.join_next() => {}
         }
     }
 }
@@ -299,6 +300,7 @@ impl Dialer {
         let racing = async {
             loop {
                 tokio::select! {
+                    biased;
                     _tick = begin.tick() => {
                         attempts.extend(remotes_in_turn.next().map(|remote| attempt(*remote)));
                         untried = untried.saturating_sub(1);

@@ -14,6 +14,7 @@
 
 use copperfs_overlay::Forest;
 use copperfs_overlay::ascent::{Action, Ascent, Event, Patience};
+use std::panic::RefUnwindSafe;
 use std::time::Duration;
 
 const SEEDS: u64 = 500;
@@ -31,9 +32,13 @@ const MENDED: Duration = Duration::from_secs(8);
 const STRANDED_MAX: Duration = Duration::from_millis(1250 + 2000 + 2000 + 500 + 250);
 
 /// splitmix64.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -42,15 +47,15 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % u64::try_from(end).unwrap()).unwrap()
     }
 
-    fn chance(&mut self, one_in: usize) -> bool {
+    pub(super) fn chance(&mut self, one_in: usize) -> bool {
         self.below(one_in) == 0
     }
 
-    fn millis(&mut self, end: usize) -> Duration {
+    pub(super) fn millis(&mut self, end: usize) -> Duration {
         Duration::from_millis(u64::try_from(self.below(end)).unwrap())
     }
 }
@@ -516,7 +521,8 @@ fn run(seed: u64) {
     world.check_home();
 }
 
-fn number(name: &str) -> Option<u64> {
+/// A number from the environment.
+pub(super) fn number(name: &str) -> Option<u64> {
     #[expect(
         clippy::disallowed_methods,
         reason = "how much a test does is asked of the environment"
@@ -525,12 +531,11 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap())
 }
 
-#[test]
-fn no_seed_breaks_a_rule_of_healing() {
-    let only = number("COPPERFS_SEED");
-    let seeds = match only {
+/// Runs so many seeds, or only that of the environment; says which one failed.
+pub(super) fn seeds(count: u64, run: impl Fn(u64) + RefUnwindSafe) {
+    let seeds = match number("COPPERFS_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("COPPERFS_SEEDS").unwrap_or(SEEDS),
+        None => 0..count,
     };
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| run(seed));
@@ -539,4 +544,9 @@ fn no_seed_breaks_a_rule_of_healing() {
             std::panic::resume_unwind(panic);
         }
     }
+}
+
+#[test]
+fn no_seed_breaks_a_rule_of_healing() {
+    seeds(number("COPPERFS_SEEDS").unwrap_or(SEEDS), run);
 }
