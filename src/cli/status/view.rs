@@ -3,6 +3,22 @@
 //! Made of what the nodes reported and of the list that the asked one knows. Pure. Reports come from
 //! other nodes: one that names an ancestor that it cannot have is drawn where it belongs, so what is
 //! drawn is always a tree.
+//!
+//! | key | what |
+//! | --- | --- |
+//! | `healthy` | all nodes answer and none is stranded in any tree; then the command ends with 0 |
+//! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
+//! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
+//! | `roots` | names of the roots, tree by tree |
+//! | `depth` | of the deepest tree as it is, in edges |
+//! | `connections_max` | most connections to other nodes that one node has |
+//! | `trees[].{tree,root}` | number of the tree, name of its root; with `--tree` only that one |
+//! | `trees[].nodes[].{node,rank,guest,role}` | who it is; `rank` is null for a guest, `role` empty where there is no answer |
+//! | `trees[].nodes[].state` | `ok`, `moved`, `connecting`, `stranded` or `missing` |
+//! | `trees[].nodes[].{reason,since_ms}` | why it is not connected, or null; for how long it has stood so |
+//! | `trees[].nodes[].{home,using}` | name of the parent by the list; of the ancestor that it hangs from, or null |
+//! | `trees[].nodes[].{round_trip_us,uptime_s}` | to that ancestor, smoothed; since the daemon started; or null |
+//! | `trees[].nodes[].children` | how many nodes say that they hang from it |
 
 use crate::cli::stats::{ClusterReports, MemberList};
 use crate::report::{Link, LinkState, Report, Standing, printable};
