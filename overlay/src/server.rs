@@ -8,8 +8,8 @@
 pub(crate) mod stream;
 
 use crate::overlay::{Full, Shared};
-use crate::transport::close;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
 use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
@@ -187,12 +187,17 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
         connection,
     };
     let mut streams = JoinSet::new();
+    let mut allowed = STREAMS_OF_CHILD;
     loop {
         tokio::select! {
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
                     streams.spawn(answer);
+                    if let Some(more) = more_streams(allowed, streams.len()) {
+                        registered.connection.set_max_concurrent_bi_streams(more.into());
+                        allowed = more;
+                    }
                 }
                 Err(error) => {
                     let reason = explain(registered.connection.remote_address(), &error);

@@ -95,7 +95,6 @@ fn text(view: &View, shown: &[&TreeView], style: Style) -> String {
         text.push_str(&draw::tree(tree, style));
         text.push('\n');
     }
-    // What is known of the cluster besides its nodes' answers has its place here.
     text.push_str(&draw::summary(&view.summary));
     let is_shown = |tree: &&TreeView| shown.iter().any(|shown| shown.tree == tree.tree);
     let hidden = view.trees.iter().filter(|tree| !is_shown(tree));

@@ -37,5 +37,6 @@ mod origins;
 mod outside;
 mod real_clients;
 mod secrets;
+mod slurm;
 mod status;
 mod users;

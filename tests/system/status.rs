@@ -1,6 +1,7 @@
 //! The cluster as operators see it: `status`, `top`, and what each node reports of where it stands.
 
 use crate::skip;
+use crate::support::hosts::{Job, missing};
 use crate::support::tree::Members;
 use crate::support::{
     Finished, Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, run,
@@ -250,6 +251,25 @@ fn a_guest_is_shown_and_has_no_rank() {
     assert!(text.contains("4 nodes, all well, 1 guest;"), "{text}");
     let stats = check(copperfs(["stats"]).arg(&guest.point));
     assert!(stats.contains(" (guest, leaf, parent rank "), "{stats}");
+}
+
+#[test]
+fn edges_that_cross_switches_are_counted() {
+    if let Some(what) = missing() {
+        skip!("{what} is missing");
+    }
+    let scratch = Scratch::new();
+    let switches = "SwitchName=a Nodes=h1,h4,h5\nSwitchName=b Nodes=h2,h3\n";
+    let topology = scratch.file("topology.conf", switches);
+    let job = Job::new(5, &["--topology", topology.to_str().unwrap()]);
+    job.mount_all(1..=5);
+    let mut ask = job.hosts.copperfs(3, &["status"]);
+    let text = check(ask.arg(&job.point));
+    assert!(text.contains("5 nodes, all well;"), "{text}");
+    assert!(
+        text.trim_end().ends_with(", 1 of 4 edges cross switches"),
+        "{text}"
+    );
 }
 
 /// Runs a program on a terminal of its own, sends it `keys` or a signal once `cue` is on the screen,

@@ -6,6 +6,8 @@ mod cluster;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod healing;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod log;
