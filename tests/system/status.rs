@@ -259,7 +259,7 @@ fn edges_that_cross_switches_are_counted() {
         skip!("{what} is missing");
     }
     let scratch = Scratch::new();
-    let switches = "SwitchName=a Nodes=h1,h4,h5\nSwitchName=b Nodes=h2,h3\n";
+    let switches = "SwitchName=a Nodes=h1,h5\nSwitchName=b Nodes=h[2-4]\n";
     let topology = scratch.file("topology.conf", switches);
     let job = Job::new(5, &["--topology", topology.to_str().unwrap()]);
     job.mount_all(1..=5);
