@@ -4,6 +4,7 @@
 //! overlay that serves children from the read path, the FUSE front that serves applications from it,
 //! and the control socket.
 
+mod arrivals;
 mod backing;
 mod cluster;
 mod directory;
@@ -164,7 +165,7 @@ impl Node {
         let mount = tokio::task::spawn_blocking(mounting)
             .await
             .map_err(NodeError::Task)??;
-        this.connect(mount.notifier());
+        this.connect(&mount);
         drop(front.set(this));
 
         let path = &settings.control_socket;
@@ -297,7 +298,7 @@ fn ladder(
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
             bypass_above: settings.bypass_above,
-            sibling_read_ahead: settings.sibling_read_ahead,
+            bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
         },
         sources.collect(),

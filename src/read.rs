@@ -19,15 +19,18 @@
 mod arriving;
 mod attributes;
 mod blocks;
+mod bundle;
 mod directory;
 mod flight;
 mod listings;
 mod serve;
 mod single_flight;
+mod touched;
 mod walk;
 
 pub use attributes::Found;
 pub use blocks::{FileId, FileRef, ReadAhead};
+pub use bundle::{Arrivals, BundleStats};
 pub use directory::Directory;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
@@ -39,7 +42,7 @@ use dashmap::DashMap;
 use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -59,8 +62,8 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
-    /// Whether small files are fetched ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Whether small files of a directory are brought together.
+    pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
 }
@@ -85,6 +88,8 @@ pub struct ReadStats {
     pub listings: CacheStats,
     /// Requests that joined one already under way.
     pub coalesced: u64,
+    /// Bundles.
+    pub bundles: BundleStats,
 }
 
 /// See the module. Cheap to clone.
@@ -123,8 +128,7 @@ struct Inner {
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: Arc<AtomicU64>,
 
-    /// A reader has just gone through a directory to its end, and may carry on in the next one.
-    walked_out: AtomicBool,
+    bundles: bundle::Account,
 
     coalesced: AtomicU64,
 }
@@ -179,7 +183,7 @@ impl ReadPath {
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
                 epoch: Arc::clone(&epoch),
-                walked_out: AtomicBool::new(false),
+                bundles: bundle::Account::default(),
                 coalesced: AtomicU64::new(0),
                 options: options.clone(),
                 source,
@@ -227,6 +231,7 @@ impl ReadPath {
                 + inner.listing_flights.coalesced()
                 + inner.attribute_flights.coalesced()
                 + inner.xattr_flights.coalesced(),
+            bundles: inner.bundles.stats(),
         }
     }
 }

@@ -261,6 +261,14 @@ stats! {
     healing_replays "healing.replays",
     /// Wrong blocks of others, each fetched again.
     healing_wrong_blocks "healing.wrong_blocks",
+    /// Requests for bundles that this node decided on.
+    bundle_requests "bundle.requests",
+    /// Files asked for in them.
+    bundle_files "bundle.files",
+    /// Bytes brought that were of use; of pages stored unasked estimated by samples.
+    bundle_useful_bytes "bundle.useful_bytes",
+    /// Bytes brought that were of no use so far.
+    bundle_wasted_bytes "bundle.wasted_bytes",
 }
 
 impl StatsBody {

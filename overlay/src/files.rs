@@ -5,8 +5,8 @@
 //! local application are served by the same ladder.
 
 use crate::item::{
-    Attributes, BlockPart, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
-    Version, XattrList,
+    Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage,
+    ItemPath, Listing, Version, XattrList,
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -133,6 +133,47 @@ impl ListingStream {
     }
 }
 
+/// Largest file of a bundle, in bytes.
+pub const BUNDLE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// Files in one [`BundleRequest`].
+pub const BUNDLE_FILES_MAX: usize = 2048;
+
+/// Small files of one directory, wanted together.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BundleRequest {
+    /// Where they are.
+    pub directory: ItemPath,
+    /// Which: 1 to [`BUNDLE_FILES_MAX`] of them.
+    pub files: Vec<BundleFile>,
+}
+
+/// One file of a [`BundleRequest`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BundleFile {
+    /// Its name in the directory.
+    pub name: Bytes,
+    /// The version wanted.
+    pub version: Version,
+    /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
+    pub size: u64,
+}
+
+/// The whole content of one file of a bundle, in the version wanted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BundleItem {
+    /// Which of the request's files.
+    pub index: usize,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Their hash, checked where they arrived.
+    pub hash: ContentHash,
+}
+
+/// The files of a [`BundleRequest`] in its order. What cannot be given (it changed, is gone, or could
+/// not be read) is left out: whoever needs it asks for it by itself and learns why. After an error
+/// nothing more comes. Dropping the stream cancels the rest.
+pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;
+
 /// Answers for a namespace of files. All calls may be cancelled by dropping the future.
 pub trait Files: Send + Sync + 'static {
     /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
@@ -180,6 +221,16 @@ pub trait Files: Send + Sync + 'static {
     /// # Errors
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// Streams small files of one directory.
+    ///
+    /// # Errors
+    /// `Unsupported` where files travel one by one only; faults.
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        let detail = format!("{}: no bundles here", request.directory);
+        let failure = Failure::new(FailureKind::Unsupported, detail);
+        Box::pin(std::future::ready(Err(failure)))
+    }
 
     /// All extended attributes of `path`.
     ///

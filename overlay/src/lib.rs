@@ -28,7 +28,8 @@ pub mod wire;
 pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
 pub use files::{
-    BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
+    BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
+    BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
     ReadStream,
 };
 pub use forest::{Forest, ROOTS_MAX};

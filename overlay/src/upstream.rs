@@ -12,13 +12,14 @@
 //! what does not come is `Unavailable`. Blocks are verified here ([`read`]): an `End` part means that
 //! the bytes before it are those that the origin hashed. Caches nothing.
 
+mod bundle;
 pub(crate) mod climb;
 mod list;
 pub(crate) mod peer;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{Files, ListingStream, ReadRequest, ReadStream};
+use crate::files::{BundleRequest, BundleStream, Files, ListingStream, ReadRequest, ReadStream};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -510,6 +511,10 @@ impl Files for Upstream {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(read::open(self.clone(), request))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        Box::pin(bundle::open(self.clone(), request))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

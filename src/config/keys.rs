@@ -306,11 +306,11 @@ pub const KEYS: &[Key] = &[
          with read-ahead.",
     ),
     switch(
-        "sibling_read_ahead",
+        "bundles",
         "true",
         Group::Caches,
-        "Bring small files ahead of a reader who goes through a directory file by file, in the order \
-         of its listing or of the names, from the eighth in a row on.",
+        "Bring the small files of a directory together, when the first reads in it show that they will \
+         be wanted. What turns out not to be wanted is counted, and bounds what is brought.",
     ),
     key(
         "bypass_above",

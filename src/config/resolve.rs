@@ -106,7 +106,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .parsed("whole_file_max", parse_bytes)?
             .min(cache.data_bytes / 2),
         cache,
-        sibling_read_ahead: reader.parsed("sibling_read_ahead", parse_bool)?,
+        bundles: reader.parsed("bundles", parse_bool)?,
         bypass_above: reader.size_or_off("bypass_above")?,
         listing_attributes_max: reader.count("listing_attributes_max", 0)?,
         listing_entries_max: reader.count("listing_entries_max", 1)?,

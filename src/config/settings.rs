@@ -65,8 +65,8 @@ pub struct Settings {
     pub cache: CacheSettings,
     /// Files up to this many bytes are brought whole on their first read.
     pub whole_file_max: u64,
-    /// Small files are brought ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Small files of a directory are brought together.
+    pub bundles: bool,
     /// Files above this many bytes are read from storage by every node itself; `None`: never.
     pub bypass_above: Option<u64>,
     /// Up to so many entries, a POSIX directory's attributes come with its listing.

@@ -187,6 +187,10 @@ impl Cluster {
             healing_returns: moves(|link| link.returns),
             healing_replays: links.replays,
             healing_wrong_blocks: links.wrong_blocks,
+            bundle_requests: stats.bundles.requests,
+            bundle_files: stats.bundles.files,
+            bundle_useful_bytes: stats.bundles.useful_bytes,
+            bundle_wasted_bytes: stats.bundles.wasted_bytes,
             ..StatsBody::default()
         };
         fill_caches(&mut body, &stats.data, &stats.attributes, &stats.listings);

@@ -26,6 +26,14 @@ impl ReadPath {
         })
     }
 
+    /// As [`ReadPath::directory_now`], for the node's own questions: neither counted nor touched.
+    pub(super) fn peek_directory(&self, path: &ItemPath) -> Option<Arc<Directory>> {
+        self.0.listings.peek(&ListingKey {
+            path: path.clone(),
+            page: 0,
+        })
+    }
+
     /// The listing of `path`, or its first page when it is large. A directory that may not be listed
     /// comes back empty, to be searched by name.
     ///

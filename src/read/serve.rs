@@ -5,8 +5,8 @@ use super::flight::{Flight, Progress};
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
-    ListingStream, ReadRequest, ReadStream, XattrList,
+    Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
+    FilesystemUsage, ItemPath, Listing, ListingStream, ReadRequest, ReadStream, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -72,6 +72,10 @@ impl Files for ReadPath {
             Some((part, feed))
         });
         std::future::ready(Ok(parts.boxed())).boxed()
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        std::future::ready(Ok(self.give_bundle(request))).boxed()
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

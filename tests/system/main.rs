@@ -20,6 +20,7 @@ mod support;
 
 mod attributes;
 mod bad_input;
+mod bundles;
 mod caches;
 mod changes;
 mod faults;

@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+mod bundle;
+
 /// How long a peer may leave an answer untaken.
 const UNTAKEN: Duration = Duration::from_secs(60);
 /// Bytes of parts that are gathered into one write, if they are ready at once.
@@ -171,6 +173,10 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(files().read(request).await).await
+        }
+        Request::Bundle(request) => {
+            answer.count_request();
+            answer.bundle(files().bundle(request).await).await
         }
         Request::Xattrs { path } => {
             let found = files().xattrs(path).await;

@@ -34,10 +34,12 @@ pub enum FrameKind {
     Done = 11,
     /// What was sent of the current block is void, it begins anew. Empty.
     Restart = 12,
+    /// Part of a bundle's files, as [`super::bundle`] says.
+    Bundle = 13,
 }
 
 impl FrameKind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -50,6 +52,7 @@ impl FrameKind {
         Self::Cleared,
         Self::Done,
         Self::Restart,
+        Self::Bundle,
     ];
 
     /// Most body bytes of a frame of this kind.
@@ -66,7 +69,7 @@ impl FrameKind {
             Self::Report => REPORT_BYTES_MAX as u32 + 512,
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,
             #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
-            Self::Data => BLOCK_BYTES as u32,
+            Self::Data | Self::Bundle => BLOCK_BYTES as u32,
         }
     }
 
@@ -138,7 +141,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(13), None);
+        assert_eq!(FrameKind::from_byte(14), None);
     }
 
     #[test]

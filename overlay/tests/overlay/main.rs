@@ -2,6 +2,8 @@
 //! that are dead, late, strange or hostile.
 
 #[cfg(test)]
+mod bundles;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod faults;

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
-    Files, FilesystemUsage, ItemPath, LinkStatus, Listing, Member, OriginFingerprint, Overlay,
-    OverlayConfig, OverlayError, ReadRequest, ReadStream, Roster, Seat, Secret, Service, Timestamp,
-    Upstream, Version, XattrList,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, LinkStatus,
+    Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest,
+    ReadStream, Roster, Seat, Secret, Service, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -160,6 +160,26 @@ impl Files for TestStorage {
             _ => Ok(attributes(FileKind::File, name.len() as u64)),
         });
         ready(Ok(answers.collect()))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        if request.directory == path("absent") {
+            return ready(Err(Failure::not_found(&request.directory)));
+        }
+        let items = request.files.into_iter().enumerate();
+        let items = items.filter(|(_, file)| &file.name[..] != b"absent");
+        let items = items.map(|(index, file)| {
+            if &file.name[..] == b"fails" {
+                return Err(Failure::new(FailureKind::Unavailable, "enough"));
+            }
+            let bytes = content(index as u64, file.size);
+            let lie = u8::from(&file.name[..] == b"wrong");
+            let mut hash: [u8; 32] = blake3::hash(&bytes).into();
+            hash[0] ^= lie;
+            let hash = ContentHash(hash);
+            Ok(BundleItem { index, bytes, hash })
+        });
+        ready(Ok(stream::iter(items).boxed()))
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
