@@ -317,6 +317,7 @@ fn identity(settings: &Settings, started: Instant) -> Identity {
     Identity {
         started,
         control_socket: settings.control_socket.clone(),
+        crossings: settings.crossings,
     }
 }
 

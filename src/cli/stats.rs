@@ -1,6 +1,7 @@
 //! `copperfs stats` and `copperfs clear`: both need nothing but the mount.
 
 use super::{say, table};
+use crate::config::topology::Crossings;
 use crate::config::units::Bytes;
 use crate::daemon::mountpoint::{canonical, within};
 use crate::report::Report;
@@ -43,6 +44,8 @@ pub struct MemberList {
     pub roots: Vec<usize>,
     /// All names, in rank order.
     pub names: Vec<String>,
+    /// How many edges of the trees cross switches, if that is known.
+    pub crossings: Option<Crossings>,
 }
 
 impl ClusterReports {

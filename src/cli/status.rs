@@ -46,8 +46,11 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
     let reports = cluster_reports(&mountpoint)
         .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
     let view = View::of(&reports).map_err(anyhow::Error::msg)?;
-    let trees = chosen(&view.trees, args.tree)?;
     if args.json {
+        let trees = match args.tree {
+            None => view.trees.iter().collect(),
+            asked => chosen(&view.trees, asked)?,
+        };
         let mut all = serde_json::to_value(&view.summary)?;
         all["trees"] = json!(trees);
         say(serde_json::to_string_pretty(&all)?);
@@ -56,6 +59,7 @@ pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
             colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
             all: args.all,
         };
+        let trees = chosen(&view.trees, args.tree)?;
         say(text(&view, &trees, style));
     }
     Ok(view.summary.healthy)
@@ -91,7 +95,6 @@ fn text(view: &View, shown: &[&TreeView], style: Style) -> String {
         text.push_str(&draw::tree(tree, style));
         text.push('\n');
     }
-    // What is known of the cluster besides its nodes' answers has its place here.
     text.push_str(&draw::summary(&view.summary));
     let is_shown = |tree: &&TreeView| shown.iter().any(|shown| shown.tree == tree.tree);
     let hidden = view.trees.iter().filter(|tree| !is_shown(tree));

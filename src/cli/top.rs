@@ -73,7 +73,10 @@ pub fn top(args: &TopArgs) -> anyhow::Result<()> {
     let ask = asking(mountpoint, happens.clone());
     watch_signals(happens.clone())?;
     // From here on every way out gives the terminal back.
-    let mut terminal = ratatui::try_init().context("cannot take over the terminal")?;
+    let mut terminal = ratatui::try_init().or_else(|error| {
+        ratatui::try_restore()?;
+        Err(error)
+    })?;
     drop(std::thread::spawn(move || read_keyboard(&happens)));
     let shown = live.run(&mut terminal, &ask, &happenings);
     let restored = ratatui::try_restore().context("cannot give the terminal back");

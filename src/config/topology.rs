@@ -15,6 +15,7 @@ mod carve;
 use super::hosts::{HostsError, MEMBERS_MAX, fold, host_of, parse};
 use super::settings::Member;
 use copperfs_overlay::Tree;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 /// What is wrong with a topology file.
@@ -53,7 +54,7 @@ pub struct Topology {
 }
 
 /// How many edges of the tree there are, and how many of them join hosts on different switches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossings {
     /// Edges of the tree, or of all trees.
     pub edges: usize,

@@ -1,6 +1,7 @@
 //! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
 
 use crate::cache::CacheStats;
+use crate::config::topology::Crossings;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::report::{Children, Report, Standing};
@@ -21,6 +22,8 @@ use std::time::Instant;
 pub(super) struct Identity {
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
+    /// How many edges of the tree cross switches, if that is known.
+    pub(super) crossings: Option<Crossings>,
 }
 
 /// Where a node sits, as its report says it.
@@ -95,12 +98,15 @@ pub(crate) struct MemberList {
     roots: Vec<usize>,
     /// All names, in rank order.
     names: Vec<String>,
+    /// How many edges of the trees cross switches, if that is known.
+    crossings: Option<Crossings>,
 }
 
 impl MemberList {
-    fn of(roster: &Roster) -> Self {
+    fn of(roster: &Roster, crossings: Option<Crossings>) -> Self {
         let members = roster.members().iter();
         Self {
+            crossings,
             arity: roster.forest().arity(),
             roots: roster.forest().roots().to_vec(),
             names: members.map(|member| member.name.clone()).collect(),
@@ -234,7 +240,7 @@ impl Cluster {
         Reports {
             nodes: parsed.collect(),
             missing: answers.missing,
-            list: Some(MemberList::of(overlay.roster())),
+            list: Some(MemberList::of(overlay.roster(), self.0.identity.crossings)),
         }
     }
 

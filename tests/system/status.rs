@@ -1,6 +1,7 @@
 //! The cluster as operators see it: `status`, `top`, and what each node reports of where it stands.
 
 use crate::skip;
+use crate::support::hosts::{Job, missing};
 use crate::support::tree::Members;
 use crate::support::{
     Finished, Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, run,
@@ -44,91 +45,124 @@ fn names(list: &Value) -> Vec<&str> {
     list.map(|name| name.as_str().unwrap()).collect()
 }
 
+/// A tree of seven nodes, two children each, started one by one.
+struct Seven {
+    /// Removed before they are taken away, and put back when they run again.
+    nodes: Vec<Option<Mount>>,
+    members: Members,
+    _origin: Scratch,
+}
+
+impl Seven {
+    fn start() -> Self {
+        let origin = origin();
+        let mut this = Self {
+            members: Members::with_arity(7, 2, origin.path()),
+            nodes: Vec::new(),
+            _origin: origin,
+        };
+        this.nodes = (0..7).map(|rank| Some(this.mount(rank))).collect();
+        this
+    }
+
+    fn mount(&self, rank: usize) -> Mount {
+        self.members.start(rank, &["--request-timeout", "10s"])
+    }
+
+    fn name(&self, rank: usize) -> &str {
+        self.members.hosts.split(',').nth(rank).unwrap()
+    }
+
+    /// What node 6 says.
+    #[track_caller]
+    fn status(&self) -> (Value, bool) {
+        status_json(&self.members.point(6))
+    }
+
+    /// Kills node 1; then 3 and 4 read something, and so notice at once, and see no error.
+    fn kill_1(&self) {
+        self.nodes[1].as_ref().unwrap().signal(Signal::KILL);
+        for rank in [3, 4] {
+            let file = self.members.point(rank).join(format!("f{rank}"));
+            assert_eq!(std::fs::read(file).unwrap().len(), 10_000);
+        }
+        let asked = Instant::now();
+        let (said, well) = self.status();
+        let took = asked.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(!well && said["healthy"] == false, "{said}");
+        let limit = Duration::from_secs(20);
+        eventually(limit, "nodes 3 and 4 are with the root", || {
+            let (said, _) = self.status();
+            let moved = [self.name(3), self.name(4)];
+            names(&said["missing"]) == [self.name(1)] && names(&said["moved"]) == moved
+        });
+    }
+}
+
+#[test]
+fn a_tree_that_is_well_is_drawn_as_the_list_says() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let tree = Seven::start();
+    let (said, well) = tree.status();
+    assert!(well && said["healthy"] == true, "{said}");
+    assert_eq!((&said["nodes"], &said["depth"]), (&7.into(), &2.into()));
+    assert_eq!(said["connections_max"], 3);
+    let place = &said["trees"][0]["nodes"][3];
+    let parent: Value = tree.name(1).into();
+    assert_eq!((&place["using"], &place["home"]), (&parent, &parent));
+    assert_eq!(
+        (&place["state"], &place["role"]),
+        (&"ok".into(), &"leaf".into())
+    );
+}
+
 #[test]
 fn a_dead_inner_node_is_missing_its_children_move_and_come_home() {
     if !is_root() {
         skip!("needs root");
     }
-    let origin = origin();
-    let members = Members::with_arity(7, 2, origin.path());
-    let name: Vec<&str> = members.hosts.split(',').collect();
-    let start = |rank| members.start(rank, &["--request-timeout", "10s"]);
-    let mut nodes: Vec<Option<Mount>> = (0..7).map(|rank| Some(start(rank))).collect();
-    let point = |rank| members.point(rank);
-
-    let (said, well) = status_json(&point(6));
-    assert!(well && said["healthy"] == true, "{said}");
-    assert_eq!((&said["nodes"], &said["depth"]), (&7.into(), &2.into()));
-    assert_eq!(said["connections_max"], 3);
-    let place = &said["trees"][0]["nodes"][3];
-    assert_eq!(
-        (&place["using"], &place["home"]),
-        (&name[1].into(), &name[1].into())
-    );
-    assert_eq!(
-        (&place["state"], &place["role"]),
-        (&"ok".into(), &"leaf".into())
-    );
-
-    nodes[1].as_ref().unwrap().signal(Signal::KILL);
-    // Who asks for something notices at once, and sees no error.
-    for rank in [3, 4] {
-        let read = std::fs::read(point(rank).join(format!("f{rank}"))).unwrap();
-        assert_eq!(read.len(), 10_000);
-    }
-    let asked = Instant::now();
-    let (said, well) = status_json(&point(6));
-    assert!(
-        asked.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        asked.elapsed()
-    );
-    assert!(!well && said["healthy"] == false, "{said}");
-    eventually(
-        Duration::from_secs(20),
-        "nodes 3 and 4 are with the root",
-        || {
-            let (said, _) = status_json(&point(6));
-            names(&said["missing"]) == [name[1]] && names(&said["moved"]) == [name[3], name[4]]
-        },
-    );
-    let (said, _) = status_json(&point(6));
+    let mut tree = Seven::start();
+    tree.kill_1();
+    let (said, _) = tree.status();
     let places = &said["trees"][0]["nodes"];
     assert_eq!(places[1]["state"], "missing");
-    assert_eq!(places[1]["home"], name[0]);
-    assert_eq!(places[3]["using"], name[0]);
-    assert_eq!(places[3]["home"], name[1]);
+    assert_eq!(places[1]["home"], tree.name(0));
+    assert_eq!(places[3]["using"], tree.name(0));
+    assert_eq!(places[3]["home"], tree.name(1));
     assert_eq!(places[0]["children"], 3);
-    let text = status(&point(6), &[]);
+    let text = status(&tree.members.point(6), &[]);
     assert_eq!(text.status.code(), Some(1));
     let text = text.text();
     for wanted in [
         "missing: no answer".to_owned(),
-        format!("moved: under {} instead of {} since", name[0], name[1]),
-        format!("no answer from: {}", name[1]),
+        format!(
+            "moved: under {} instead of {} since",
+            tree.name(0),
+            tree.name(1)
+        ),
+        format!("no answer from: {}", tree.name(1)),
         "7 nodes, 4 well, 1 missing, 2 moved; 1 root, depth 2".to_owned(),
     ] {
         assert!(text.contains(&wanted), "{wanted}\n{text}");
     }
-    assert!(
-        !text.contains('\x1b'),
-        "no colours where there is no terminal"
-    );
+    assert!(!text.contains('\x1b'), "there is no terminal: {text:?}");
 
-    nodes[1] = None;
-    nodes[1] = Some(start(1));
+    tree.nodes[1] = None;
+    tree.nodes[1] = Some(tree.mount(1));
     eventually(Duration::from_secs(20), "all are at home", || {
-        let (said, well) = status_json(&point(6));
+        let (said, well) = tree.status();
         well && names(&said["moved"]).is_empty()
     });
-    let reports = reports(&point(0));
+    let reports = reports(&tree.members.point(0));
     for rank in [3, 4] {
-        assert!(reports[rank]["healing"]["failovers"].as_u64() >= Some(1));
-        assert!(reports[rank]["healing"]["returns"].as_u64() >= Some(1));
-        assert_eq!(
-            reports[rank]["links"][0]["failovers"],
-            reports[rank]["healing"]["failovers"]
-        );
+        let healing = &reports[rank]["healing"];
+        assert!(healing["failovers"].as_u64() >= Some(1), "{healing}");
+        assert!(healing["returns"].as_u64() >= Some(1), "{healing}");
+        let link = &reports[rank]["links"][0];
+        assert_eq!(link["failovers"], healing["failovers"]);
     }
 }
 
@@ -217,6 +251,25 @@ fn a_guest_is_shown_and_has_no_rank() {
     assert!(text.contains("4 nodes, all well, 1 guest;"), "{text}");
     let stats = check(copperfs(["stats"]).arg(&guest.point));
     assert!(stats.contains(" (guest, leaf, parent rank "), "{stats}");
+}
+
+#[test]
+fn edges_that_cross_switches_are_counted() {
+    if let Some(what) = missing() {
+        skip!("{what} is missing");
+    }
+    let scratch = Scratch::new();
+    let switches = "SwitchName=a Nodes=h1,h5\nSwitchName=b Nodes=h[2-4]\n";
+    let topology = scratch.file("topology.conf", switches);
+    let job = Job::new(5, &["--topology", topology.to_str().unwrap()]);
+    job.mount_all(1..=5);
+    let mut ask = job.hosts.copperfs(3, &["status"]);
+    let text = check(ask.arg(&job.point));
+    assert!(text.contains("5 nodes, all well;"), "{text}");
+    assert!(
+        text.trim_end().ends_with(", 1 of 4 edges cross switches"),
+        "{text}"
+    );
 }
 
 /// Runs a program on a terminal of its own, sends it `keys` or a signal once `cue` is on the screen,

@@ -4,6 +4,7 @@ use super::fold::{Fold, fold};
 use super::view::{Place, State, Summary, TreeView};
 use crate::cli::stats::duration;
 use crate::cli::table;
+use crate::config::topology::Crossings;
 
 /// How to draw.
 #[derive(Debug, Clone, Copy, Default)]
@@ -175,7 +176,10 @@ pub(super) fn summary(summary: &Summary) -> String {
         summary.depth,
         count(summary.connections_max, "connection"),
     );
-    let mut lines = vec![text];
+    let crossings = summary.crossings.map(|Crossings { edges, used, .. }| {
+        format!(", {used} of {} cross switches", count(edges, "edge"))
+    });
+    let mut lines = vec![text + &crossings.unwrap_or_default()];
     if !summary.missing.is_empty() {
         lines.push(format!("no answer from: {}", listed(&summary.missing)));
     }

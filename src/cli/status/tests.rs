@@ -90,6 +90,22 @@ fn a_deep_tree_stays_within_a_screen_or_two() {
 }
 
 #[test]
+fn edges_that_cross_switches_are_counted_where_they_are_known() {
+    let mut view = tree_of((7, 2), Vec::new(), &[]);
+    assert!(!drawn(&view, Style::default()).contains("cross"));
+    view.summary.crossings = Some(crate::config::topology::Crossings {
+        edges: 6,
+        given: 4,
+        used: 1,
+    });
+    let shown = drawn(&view, Style::default());
+    assert!(
+        shown.ends_with("at most 3 connections a node, 1 of 6 edges cross switches"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn trees_are_chosen() {
     let view = tree_of((7, 2), Vec::new(), &[]);
     assert_eq!(chosen(&view.trees, None).unwrap().len(), 1);

@@ -3,8 +3,26 @@
 //! Made of what the nodes reported and of the list that the asked one knows. Pure. Reports come from
 //! other nodes: one that names an ancestor that it cannot have is drawn where it belongs, so what is
 //! drawn is always a tree.
+//!
+//! | key | what |
+//! | --- | --- |
+//! | `healthy` | all nodes answer and none is stranded in any tree; then the command ends with 0 |
+//! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
+//! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
+//! | `roots` | names of the roots, tree by tree |
+//! | `depth` | of the deepest tree as it is, in edges |
+//! | `connections_max` | most connections to other nodes that one node has |
+//! | `crossings.{edges,given,used}` | edges of all trees by the list, and how many of them cross switches in the list's order as it was given and as it is used; null where no topology is known |
+//! | `trees[].{tree,root}` | number of the tree, name of its root; with `--tree` only that one |
+//! | `trees[].nodes[].{node,rank,guest,role}` | who it is; `rank` is null for a guest, `role` empty where there is no answer |
+//! | `trees[].nodes[].state` | `ok`, `moved`, `connecting`, `stranded` or `missing` |
+//! | `trees[].nodes[].{reason,since_ms}` | why it is not connected, or null; for how long it has stood so |
+//! | `trees[].nodes[].{home,using}` | name of the parent by the list; of the ancestor that it hangs from, or null |
+//! | `trees[].nodes[].{round_trip_us,uptime_s}` | to that ancestor, smoothed; since the daemon started; or null |
+//! | `trees[].nodes[].children` | how many nodes say that they hang from it |
 
 use crate::cli::stats::{ClusterReports, MemberList};
+use crate::config::topology::Crossings;
 use crate::report::{Link, LinkState, Report, Standing, printable};
 use copperfs_overlay::Forest;
 use serde::Serialize;
@@ -103,6 +121,8 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) depth: usize,
     /// Most connections to other nodes that one node has.
     pub(in crate::cli) connections_max: usize,
+    /// Edges by the list that cross switches, if the nodes know a topology.
+    pub(in crate::cli) crossings: Option<Crossings>,
 }
 
 /// See the module.
@@ -138,7 +158,10 @@ impl View {
         let trees: Vec<TreeView> = (0..forest.roots().len())
             .map(|tree| tree_view(&forest, tree, &nodes))
             .collect();
-        let summary = summary(&nodes, &trees);
+        let summary = Summary {
+            crossings: list.crossings,
+            ..summary(&nodes, &trees)
+        };
         Ok(Self { trees, summary })
     }
 }
@@ -290,6 +313,7 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         roots: trees.iter().map(|tree| tree.root.clone()).collect(),
         depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
         connections_max: connections_max(nodes.len(), trees),
+        crossings: None,
     }
 }
 

@@ -216,6 +216,7 @@ mod tests {
                     arity: 2,
                     roots: vec![0],
                     names,
+                    crossings: None,
                 }),
             },
         }

@@ -43,6 +43,7 @@ pub(in crate::cli::status) fn cluster(
             arity,
             roots,
             names: (0..members).map(|rank| format!("n{rank}")).collect(),
+            crossings: None,
         }),
     }
 }
