@@ -9,6 +9,7 @@ pub mod flags;
 pub mod launch;
 pub mod mount;
 pub mod record;
+pub mod secret;
 pub mod simulate;
 pub mod start;
 pub mod stats;
@@ -18,6 +19,7 @@ use crate::config::Machine;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
+use secret::SecretArgs;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
@@ -74,10 +76,21 @@ enum Command {
         /// Succeed if nothing is there: one node of a launch that is taken down
         #[arg(long, hide = true)]
         if_mounted: bool,
+        /// Say what was done as a line of JSON, for a launch
+        #[arg(long, hide = true)]
+        report: bool,
         /// Only what the launch with this id has started, if it has: a launch that gives up
         #[arg(long, hide = true, value_name = "ID")]
         of_launch: Option<String>,
     },
+    /// Make the secret of a job, for nodes that are started one by one
+    #[command(after_help = "Examples:\n  \
+            copperfs secret ~/.job-secret                      # a new one: --secret-file of every node\n  \
+            copperfs secret /etc/copperfs/site.key             # once, as root: the same on all nodes\n  \
+            copperfs secret /run/copperfs-jobs/77/secret --site-key /etc/copperfs/site.key \\\n      \
+            --job 77 --owner 1000:1000                      # in a Prolog: the same on all its nodes\n\n\
+            The secret is never shown. Whoever can read the file can read what the job reads.")]
+    Secret(SecretArgs),
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
             copperfs stats /copper_mnt\n  \
@@ -142,7 +155,17 @@ enum Command {
     },
     /// The other side of a remote launch; a bundle on standard input
     #[command(hide = true)]
-    StartNode,
+    StartNode {
+        /// One of many tasks that were given the same bundle: stay until the daemon ends
+        #[arg(long)]
+        together: bool,
+        /// The bundle is in this file
+        #[arg(long, value_name = "FILE")]
+        bundle: Option<PathBuf>,
+        /// Only say the host and the number of this task
+        #[arg(long)]
+        who: bool,
+    },
 }
 
 /// Runs the program.
@@ -155,9 +178,11 @@ pub fn main() -> ExitCode {
             mountpoint,
             all,
             if_mounted,
+            report,
             of_launch,
         } => match of_launch {
-            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()),
+            _ if report => unmount::report(&mountpoint, of_launch.as_deref()),
+            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()).map(drop),
             None => unmount::unmount(&mountpoint, all, if_mounted),
         },
         Command::Stats {
@@ -182,7 +207,17 @@ pub fn main() -> ExitCode {
             Ok(()) => Ok(()),
             Err(_) => return ExitCode::FAILURE,
         },
-        Command::StartNode => launch::start_node(),
+        Command::StartNode { who: true, .. } => {
+            launch::together::who();
+            Ok(())
+        }
+        Command::StartNode {
+            together: true,
+            bundle,
+            ..
+        } => launch::together::start_node(bundle.as_deref()),
+        Command::StartNode { .. } => launch::start_node(),
+        Command::Secret(args) => secret::secret(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

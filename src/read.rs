@@ -16,6 +16,7 @@
 //! first. Such questions are answered from the same caches, but what is asked for them waits only for
 //! questions of the same position ([`ReadPath::views`]): so no two nodes ever wait for each other.
 
+mod arriving;
 mod attributes;
 mod blocks;
 mod directory;
@@ -112,6 +113,8 @@ struct Inner {
     block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
 
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
+    /// Listings on their way here, for children who take them as they come.
+    arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
     attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
@@ -169,6 +172,7 @@ impl ReadPath {
                 data: Arc::clone(&data),
                 block_flights: DashMap::new(),
                 listings: Arc::clone(&listings),
+                arriving: DashMap::new(),
                 listing_flights: SingleFlight::new(),
                 attributes: Arc::clone(&attributes),
                 attribute_flights: SingleFlight::new(),

@@ -27,7 +27,10 @@ pub mod wire;
 
 pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
-pub use files::{BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+pub use files::{
+    BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
+    ReadStream,
+};
 pub use forest::{Forest, ROOTS_MAX};
 pub use identity::{Secret, SecretError};
 pub use item::{

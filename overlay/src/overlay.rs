@@ -9,6 +9,7 @@ use crate::counters::{Counters, Meters};
 use crate::files::Files;
 use crate::identity::{IdentityError, Secret};
 use crate::item::{Failure, ItemPath};
+use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
 use crate::transport::{KernelNetwork, Network, Transport, close};
@@ -25,6 +26,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -163,6 +165,8 @@ pub(crate) struct Shared {
     pub(crate) upstream: Upstream,
     pub(crate) meters: Arc<Meters>,
     pub(crate) refusals: Refusals,
+    /// This node is going: what fails from now on says nothing about what was asked.
+    pub(crate) leaving: AtomicBool,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
     children: Mutex<HashMap<NodeId, Child>>,
 }
@@ -308,6 +312,7 @@ impl Overlay {
             upstream,
             meters,
             refusals: Refusals::default(),
+            leaving: AtomicBool::new(false),
             children: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
@@ -324,13 +329,13 @@ impl Overlay {
                 config.network,
                 config.connect_timeout,
             ));
-            let name = blake3::hash(shared.roster.name().as_bytes());
-            for (hold, seed) in shared.upstream.holds().zip(name.as_bytes()) {
+            let seed = digest(shared.roster.name().as_bytes());
+            for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
                 let climber = Climber {
                     hold: Arc::clone(hold),
                     dialer: Arc::clone(&dialer),
                     patience: config.patience,
-                    seed: u64::from(*seed),
+                    seed: seed.wrapping_add(tree),
                 };
                 tasks.spawn(climber.run());
             }
@@ -410,6 +415,7 @@ impl Overlay {
     }
 
     fn stop(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
         self.shared.upstream.stop();
         if let Some(transport) = &self.transport {
             transport

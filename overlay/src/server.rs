@@ -9,7 +9,7 @@ pub(crate) mod stream;
 
 use crate::overlay::{Full, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::transport::{STREAMS_OF_CHILD, STREAMS_OF_CHILD_MAX, close};
+use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
 use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
@@ -63,7 +63,11 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                     Ok(permit) => {
                         connections.spawn(welcome(Arc::clone(&shared), incoming, permit));
                     }
-                    Err(_full) => incoming.refuse(),
+                    Err(_full) => {
+                        let peer = incoming.remote_address();
+                        shared.refusals.log(peer, "too many connections without a hello");
+                        incoming.refuse();
+                    }
                 }
             }
             Some(_done) = connections.join_next() => {}
@@ -190,9 +194,9 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
                 Ok((send, recv)) => {
                     let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
                     streams.spawn(answer);
-                    if let Some(more) = more_streams(streams.len(), allowed) {
-                        allowed = more;
+                    if let Some(more) = more_streams(allowed, streams.len()) {
                         registered.connection.set_max_concurrent_bi_streams(more.into());
+                        allowed = more;
                     }
                 }
                 Err(error) => {
@@ -206,24 +210,9 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
     }
 }
 
-/// How many streams to allow a child from now on that has `open` of the `allowed` ones, if more.
-fn more_streams(open: usize, allowed: u32) -> Option<u32> {
-    let in_use = u32::try_from(open).unwrap_or(u32::MAX);
-    let more = allowed.saturating_mul(2).min(STREAMS_OF_CHILD_MAX);
-    (in_use >= allowed / 2 && more > allowed).then_some(more)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_busy_child_may_open_more_streams_up_to_a_bound() {
-        assert_eq!(more_streams(63, 128), None);
-        assert_eq!(more_streams(64, 128), Some(256));
-        assert_eq!(more_streams(600, 512), Some(1024));
-        assert_eq!(more_streams(1024, 1024), None);
-    }
 
     #[test]
     fn a_peer_that_tries_again_is_not_news_and_a_flood_is_not_logged() {

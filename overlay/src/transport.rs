@@ -25,12 +25,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child may have open at first. quinn allocates for all of them, some 90 bytes
-/// each, whether they are used or not: an idle child is to cost little.
-pub(crate) const STREAMS_OF_CHILD: u32 = 128;
-/// Questions that a child may have open when it needs them: so many that hundreds of hanging ones do
-/// not stop the next. The listening side allows more when half of what it allowed is in use.
-pub(crate) const STREAMS_OF_CHILD_MAX: u32 = 1024;
+/// Questions that a child may have open at first. quinn allocates for all of them, so that there are
+/// more only for one that needs them ([`more_streams`]).
+pub(crate) const STREAMS_OF_CHILD: u32 = 64;
+/// Questions that a child may have open at most: so many that hundreds of hanging ones do not stop the
+/// next. 95 KiB of the parent's memory.
+const STREAMS_OF_CHILD_MAX: u32 = 1024;
 /// Questions that a parent may have open: what is asked of the whole tree.
 const STREAMS_OF_PARENT: u32 = 16;
 /// What the socket buffers are asked to be.
@@ -209,6 +209,13 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
+/// The streams that a child with `open` ones may have from now on, if those are more than `allowed`.
+pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
+    let scarce = open >= usize::try_from(allowed / 2).unwrap_or(usize::MAX);
+    let more = allowed.saturating_mul(4).min(STREAMS_OF_CHILD_MAX);
+    (scarce && more > allowed).then_some(more)
+}
+
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
@@ -255,6 +262,14 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_given_to_those_who_use_them() {
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 31), None);
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 32), Some(256));
+        assert_eq!(more_streams(256, 128), Some(1024));
+        assert_eq!(more_streams(1024, 1024), None);
+    }
 
     #[test]
     fn windows_follow_the_granted_buffers() {

@@ -37,7 +37,7 @@ impl Machine {
         let addresses = addresses();
         Self {
             uid: rustix::process::geteuid().as_raw(),
-            host_names: host_names(&variables, &addresses),
+            host_names: host_names(&addresses),
             addresses,
             memory_bytes: memory_bytes(Path::new("/")),
             variables,
@@ -92,11 +92,10 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// The kernel's name of this host, Slurm's name of this node, and every address but loopback.
-fn host_names(variables: &BTreeMap<String, String>, addresses: &[(String, IpAddr)]) -> Vec<String> {
+/// The kernel's name of this host, and every address but loopback.
+fn host_names(addresses: &[(String, IpAddr)]) -> Vec<String> {
     let uname = rustix::system::uname();
     let mut names = vec![uname.nodename().to_string_lossy().into_owned()];
-    names.extend(variables.get("SLURMD_NODENAME").cloned());
     names.extend(
         addresses
             .iter()

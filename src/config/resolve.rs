@@ -92,6 +92,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         orphan: reader.word("orphan", ORPHAN)?,
         silence: reader.positive_duration("silence")?,
         listen: network.listen,
+        network: network.network,
+        crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),

@@ -5,8 +5,8 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{BLOCK_BYTES, ReadStream};
-use crate::item::{Attributes, BlockPart, Failure, FailureKind, Listing, XattrList};
+use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, ReadStream};
+use crate::item::{Attributes, BlockPart, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
@@ -17,7 +17,7 @@ use futures_util::{FutureExt, StreamExt};
 use quinn::{Connection, RecvStream, SendStream};
 use serde::Serialize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -45,6 +45,8 @@ pub(crate) enum Asker {
 pub(crate) struct Floor {
     from: Arc<Asker>,
     turns: Arc<Semaphore>,
+    /// A refused request was logged: a peer that sends a thousand of them fills no disk.
+    complained: Arc<AtomicBool>,
 }
 
 impl Floor {
@@ -52,6 +54,7 @@ impl Floor {
         Self {
             from: Arc::new(from),
             turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
+            complained: Arc::default(),
         }
     }
 }
@@ -67,7 +70,9 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
             Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
             Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
-                tracing::warn!(?from, %error, "refused a request");
+                if !floor.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(?from, %error, "refused a request; said once a connection");
+                }
                 let text = format!("refused a request: {error}");
                 let failure = Failure::new(FailureKind::Corrupt, text);
                 writer.message(FrameKind::Failure, &failure).await.map(drop)
@@ -154,7 +159,7 @@ async fn respond(
             limit,
         } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let listing = files().list(path, cursor, limit).await;
+            let listing = files().list_parts(path, cursor, limit).await;
             answer.count_request();
             answer.listing(listing).await
         }
@@ -234,26 +239,64 @@ impl Answer<'_> {
     }
 
     async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+        if self.shared.leaving.load(Ordering::Acquire) {
+            // The stream is reset: the child asks elsewhere.
+            return Err(StreamError::Cancelled);
+        }
         self.message(FrameKind::Failure, failure).await
     }
 
-    async fn listing(&mut self, listing: Result<Listing, Failure>) -> Result<(), StreamError> {
-        match listing {
-            Ok(Listing {
-                directory,
-                entries,
-                next,
-            }) => {
-                let head = Head::Listing {
-                    directory,
-                    next,
-                    entries: count(&entries),
-                };
-                self.message(FrameKind::Head, &head).await?;
-                self.pages(entries).await
+    /// A listing page by page as it arrives: a page is never held back for the next.
+    async fn listing(
+        &mut self,
+        listing: Result<ListingStream, Failure>,
+    ) -> Result<(), StreamError> {
+        let ListingStream { head, parts } = match listing {
+            Ok(listing) => listing,
+            Err(failure) => return self.failure(&failure).await,
+        };
+        self.listing_head(head).await?;
+        let mut parts = parts.fuse();
+        let mut pages = PageWriter::default();
+        loop {
+            let ready = parts.next().now_or_never();
+            let part = match ready {
+                Some(part) => part,
+                None => {
+                    if let Some(page) = pages.finish() {
+                        self.frame(FrameKind::Page, page).await?;
+                    }
+                    parts.next().await
+                }
+            };
+            match part {
+                Some(Ok(ListingPart::Entries(entries))) => {
+                    if !self.page_items(&mut pages, entries).await? {
+                        return Ok(());
+                    }
+                }
+                Some(Ok(ListingPart::Restart(head))) => {
+                    pages = PageWriter::default();
+                    self.frame(FrameKind::Restart, Bytes::new()).await?;
+                    self.listing_head(head).await?;
+                }
+                Some(Err(failure)) => return self.failure(&failure).await,
+                None => break,
             }
-            Err(failure) => self.failure(&failure).await,
         }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn listing_head(&mut self, head: ListingHead) -> Result<(), StreamError> {
+        let head = Head::Listing {
+            directory: head.directory,
+            next: head.next,
+            entries: u32::try_from(head.entries).unwrap_or(u32::MAX),
+        };
+        self.message(FrameKind::Head, &head).await
     }
 
     async fn stat(
@@ -309,22 +352,35 @@ impl Answer<'_> {
     /// Items as pages: one page in memory at a time.
     async fn pages<T: Serialize>(&mut self, items: Vec<T>) -> Result<(), StreamError> {
         let mut pages = PageWriter::default();
+        if !self.page_items(&mut pages, items).await? {
+            return Ok(());
+        }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Adds items to the answer's pages and sends those that are full; `false` after an item that
+    /// does not fit, which ends the answer with a failure.
+    async fn page_items<T: Serialize>(
+        &mut self,
+        pages: &mut PageWriter,
+        items: Vec<T>,
+    ) -> Result<bool, StreamError> {
         for item in items {
             match pages.push(&item) {
                 Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
                 Ok(None) => {}
                 Err(error) => {
                     let text = format!("an answer too big to send: {error}");
-                    return self
-                        .failure(&Failure::new(FailureKind::Unsupported, text))
-                        .await;
+                    self.failure(&Failure::new(FailureKind::Unsupported, text))
+                        .await?;
+                    return Ok(false);
                 }
             }
         }
-        match pages.finish() {
-            Some(page) => self.frame(FrameKind::Page, page).await,
-            None => Ok(()),
-        }
+        Ok(true)
     }
 
     async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {

@@ -173,9 +173,7 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
             if now != received {
                 received = now;
                 silent_for = 0;
-                health
-                    .silent
-                    .send_if_modified(|silent| std::mem::take(silent));
+                health.silent.send_if_modified(std::mem::take);
                 continue;
             }
             silent_for += 1;
@@ -187,9 +185,7 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
             // Anything that must be acknowledged will do; a full queue means that much is on its way.
             let _queued = connection.send_datagram(Bytes::from_static(b"?"));
         }
-        health
-            .silent
-            .send_if_modified(|silent| std::mem::take(silent));
+        health.silent.send_if_modified(std::mem::take);
     }
 }
 

@@ -5,9 +5,9 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
-    Files, FilesystemUsage, ItemPath, Listing, Member, OriginFingerprint, Overlay, OverlayConfig,
-    OverlayError, ReadRequest, ReadStream, Roster, Seat, Secret, Service, Timestamp, Upstream,
-    Version, XattrList,
+    Files, FilesystemUsage, ItemPath, LinkStatus, Listing, Member, OriginFingerprint, Overlay,
+    OverlayConfig, OverlayError, ReadRequest, ReadStream, Roster, Seat, Secret, Service, Timestamp,
+    Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -222,7 +222,7 @@ impl Files for TestStorage {
         ]))
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
         ready(Ok(FilesystemUsage {
             blocks: 1 << 40,
             block_size: 4096,
@@ -318,7 +318,7 @@ impl TestTree {
         for rank in 0..self.members.len() {
             self.start_node(rank);
         }
-        for rank in 1..self.members.len() {
+        for rank in 0..self.members.len() {
             self.connected(rank).await;
         }
     }
@@ -378,11 +378,20 @@ impl TestTree {
         self.node(rank).upstream().clone()
     }
 
-    /// What node `rank` says to those above it.
+    /// What node `rank` says to those above it in the first tree, as a frame.
     pub(crate) fn hello(&self, rank: usize) -> Vec<u8> {
+        hello(&self.said(rank))
+    }
+
+    pub(crate) fn said(&self, rank: usize) -> Hello {
         let (arity, roots) = (self.arity, self.roots.clone());
         let roster = Roster::new(self.members.clone(), arity, roots, Seat::Member(rank)).unwrap();
-        hello(&roster.hello(0))
+        roster.hello(0)
+    }
+
+    /// Where node `rank` stands in the first tree in which it is not the root.
+    pub(crate) fn status(&self, rank: usize) -> LinkStatus {
+        self.parent(rank).links()[0].status.clone()
     }
 
     pub(crate) async fn connected(&self, rank: usize) {
@@ -436,21 +445,26 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
 
 /// Takes all of a stream, verifying every block; gives the bytes and how it ended.
 pub(crate) async fn drain(mut parts: ReadStream) -> (u64, Result<(), Failure>) {
-    let (mut total, mut hasher) = (0, blake3::Hasher::new());
+    let (mut total, mut block, mut hasher) = (0, 0, blake3::Hasher::new());
     while let Some(part) = parts.next().await {
         match part {
             Ok(BlockPart::Bytes(bytes)) => {
-                total += bytes.len() as u64;
+                block += bytes.len() as u64;
                 hasher.update(&bytes);
+            }
+            Ok(BlockPart::Restart) => {
+                block = 0;
+                hasher.reset();
             }
             Ok(BlockPart::End(hash)) => {
                 assert_eq!(hash.0, *hasher.finalize().as_bytes());
                 hasher.reset();
+                total += std::mem::take(&mut block);
             }
-            Err(failure) => return (total, Err(failure)),
+            Err(failure) => return (total + block, Err(failure)),
         }
     }
-    (total, Ok(()))
+    (total + block, Ok(()))
 }
 
 /// The kind of a failure that must be one.
