@@ -69,6 +69,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=8
 KillWait=5
+UnkillableStepTimeout=200
 SchedulerParameters=sched_min_interval=0
 PrologFlags=Alloc,Contain
 Prolog=$dir/etc/prolog

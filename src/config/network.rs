@@ -28,48 +28,11 @@ impl Network {
             Some((_, Some(port))) if port > 0 => port,
             _ => DEFAULT_PORT,
         };
-        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
-        let listed = reader.text("hosts").is_some();
-        let members = match reader.text("hosts") {
-            Some(text) => {
-                let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
-                hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
-            }
-            None => vec![Member {
-                name: machine.host_name().to_owned(),
-                address: format!("{}:{default_port}", machine.host_name()),
-            }],
-        };
-        let mut reached = members.clone();
-        if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
-            && listed
-        {
-            hosts::add_suffix(&mut reached, &suffix);
-        }
-        let rank = if listed {
-            own_rank(&members, &reached, given_rank, machine)
-        } else {
-            hosts::rank(&members, given_rank.or(Some(0)), &[])
-        }
-        .map_err(|error| {
-            let key = if given_rank.is_some() {
-                "rank"
-            } else {
-                "hosts"
-            };
-            reader.wrong(key, error)
-        })?;
-        let (members, rank, crossings) = match reader.text("topology") {
-            Some(text) if listed => {
-                let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
-                let topology = topology(text, |why| reader.wrong("topology", why))?;
-                let (order, crossings) = topology.order(&members, arity, 1);
-                let ordered = order.iter().map(|given| reached[*given].clone()).collect();
-                let rank = order.iter().position(|given| *given == rank);
-                (ordered, rank.unwrap_or_default(), Some(crossings))
-            }
-            _ => (reached, rank, None),
-        };
+        let Place {
+            members,
+            rank,
+            crossings,
+        } = place(reader, machine, default_port)?;
         let network = reader.text("interface").and_then(parse_network);
         let network = network
             .transpose()
@@ -108,6 +71,63 @@ impl Network {
             crossings,
         })
     }
+}
+
+/// The other nodes, and which one this is.
+struct Place {
+    members: Vec<Member>,
+    rank: usize,
+    crossings: Option<Crossings>,
+}
+
+fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Place, ConfigError> {
+    let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
+    let listed = reader.text("hosts").is_some();
+    let members = match reader.text("hosts") {
+        Some(text) => {
+            let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
+            hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
+        }
+        None => vec![Member {
+            name: machine.host_name().to_owned(),
+            address: format!("{}:{default_port}", machine.host_name()),
+        }],
+    };
+    let mut reached = members.clone();
+    if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
+        && listed
+    {
+        hosts::add_suffix(&mut reached, &suffix);
+    }
+    let rank = if listed {
+        own_rank(&members, &reached, given_rank, machine)
+    } else {
+        hosts::rank(&members, given_rank.or(Some(0)), &[])
+    }
+    .map_err(|error| {
+        let key = if given_rank.is_some() {
+            "rank"
+        } else {
+            "hosts"
+        };
+        reader.wrong(key, error)
+    })?;
+    let (members, rank, crossings) = match reader.text("topology") {
+        Some(text) if listed => {
+            let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
+            let topology = topology(text, |why| reader.wrong("topology", why))?;
+            let (order, crossings) = topology.order(&members, arity, 1);
+            let ordered = order.iter().map(|given| reached[*given].clone()).collect();
+            let rank = order.iter().position(|given| *given == rank);
+            (ordered, rank.unwrap_or_default(), Some(crossings))
+        }
+        _ => (reached, rank, None),
+    };
+    Ok(Place {
+        members,
+        rank,
+        crossings,
+    })
 }
 
 /// This machine's place in the list: by the names that stand there, by those that `reached` has on the
