@@ -173,16 +173,23 @@ fn a_job_launches_and_takes_down_its_own() {
         .replace("/tmp/copper-$SLURM_JOB_ID", "/run/own/$SLURM_JOB_ID")
         .replace("lus/$USER/packages", "lus");
     let settings = format!(
-        "export ORIGIN=/lus=file://{} PROGRAM={}/train.py PYTHONDONTWRITEBYTECODE=1",
+        "export ORIGIN=/lus=file://{} PROGRAM={out}/train.py PYTHONDONTWRITEBYTECODE=1 \
+         COPPERFS_TOPOLOGY={out}/topology COPPERFS_ARITY=1",
         cluster.origin.display(),
-        cluster.out.display()
+        out = cluster.out.display()
     );
+    std::fs::write(cluster.out.join("topology"), "left h1 h3\nright h2 h4\n").unwrap();
     let shape = &shape(4);
     let job = cluster.submit(shape, &format!("{settings}\n{example}"));
     cluster.settled();
     let output = cluster.output(&job);
     imported(&output, 4, 2);
     assert_eq!(output.matches(" ended)").count(), 4, "{output}");
+    // A chain in which one edge crosses, and not three.
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let ranks = [["0", "h1"], ["1", "h3"], ["2", "h2"], ["3", "h4"]];
+    let shown = |rank: &[&str; 2]| words.windows(2).any(|pair| pair == rank);
+    assert!(ranks.iter().all(shown), "{output}");
 
     // As long as the job runs, whatever ends it.
     let endless = example.replace("python3", "sh -c 'echo up; exec sleep 1000'");
