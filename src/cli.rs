@@ -3,14 +3,18 @@
 //! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
 //! and what to try. Only this module and those below it print.
 
+pub mod bench;
 pub mod doctor;
 pub mod flags;
 pub mod launch;
 pub mod mount;
 pub mod record;
 pub mod secret;
+pub mod simulate;
 pub mod start;
 pub mod stats;
+pub mod status;
+pub mod top;
 pub mod unmount;
 
 use crate::config::Machine;
@@ -18,10 +22,12 @@ use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
 use secret::SecretArgs;
+use status::StatusArgs;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use top::TopArgs;
 
 /// A per-node, read-only, cooperative caching filesystem.
 ///
@@ -105,6 +111,22 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Draw the tree of nodes as it is: who is missing, who has moved where
+    #[command(after_help = "Examples:\n  \
+            copperfs status /copper_mnt\n  \
+            copperfs status /copper_mnt --tree 1 --all\n  \
+            copperfs status /copper_mnt --json | jq -r '.missing[]'\n\n\
+            Ends with 0 only if all nodes answer and none is stranded (cut off from every ancestor \
+            in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
+            lag: the round trip to the node above.")]
+    Status(StatusArgs),
+    /// Show what each node does, live: requests, hits, traffic, memory
+    #[command(after_help = "Examples:\n  \
+            copperfs top /copper_mnt\n  \
+            copperfs top /copper_mnt --interval 5s\n\n\
+            q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
+            copperfs stats /copper_mnt --cluster --json")]
+    Top(TopArgs),
     /// Forget what is cached, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt\n  \
@@ -129,6 +151,22 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Model a start on many nodes before there are any
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs simulate tree --nodes 8300 --arity 4 --link 25GB/s --hop 2us\n  \
+            copperfs simulate tree --help"
+    )]
+    Simulate(simulate::SimulateCommand),
+    /// Measure what the tree costs on this machine
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs bench tree --nodes 31 --arity 2\n  \
+            copperfs bench hop --bulk 1GiB"
+    )]
+    Bench(bench::BenchCommand),
     /// The background process of a mount; options on standard input
     #[command(hide = true)]
     Daemon {
@@ -172,6 +210,12 @@ pub fn main() -> ExitCode {
             cluster,
             json,
         } => stats::stats(&mountpoint, cluster, json),
+        Command::Status(args) => match status::status(&args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
+        Command::Top(args) => top::top(&args),
         Command::Clear {
             mountpoint,
             path,
@@ -182,6 +226,8 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Simulate(command) => simulate::simulate(command),
+        Command::Bench(command) => bench::bench(command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => match start::daemon(&mountpoint) {
             Ok(()) => Ok(()),

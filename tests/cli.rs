@@ -329,3 +329,56 @@ fn doctor_speaks_json() {
         assert!(fixed, "{check}");
     }
 }
+
+#[test]
+fn a_simulation_gives_the_same_twice_and_draws_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = dir.path().join("p.jsonl");
+    let line = r#"{"op":"read","path":"/a/b","size":70000,"offset":0,"len":1}"#;
+    std::fs::write(
+        &profile,
+        format!("{{\"op\":\"list\",\"path\":\"/a\"}}\n{line}\n"),
+    )
+    .unwrap();
+    let run = || {
+        let shape = [
+            "simulate",
+            "tree",
+            "--nodes",
+            "100",
+            "--json",
+            "--profile",
+            "p.jsonl",
+        ];
+        let output = copperfs(dir.path(), &[&shape[..], &["--plot", "cold.svg"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let (first, second) = (run(), run());
+    assert_eq!(first, second);
+    assert_eq!(first["outcome"]["requests_per_node_max"], 2);
+    assert_eq!(first["outcome"]["origin_reads"], 2);
+    let drawn = std::fs::read_to_string(dir.path().join("cold.svg")).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("Copper, import torch"));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(
+        dir.path().join("p"),
+        "{\"op\":\"stat\",\"path\":\"/\"}\nnonsense\n",
+    )
+    .unwrap();
+    let said = refused(dir.path(), &["simulate", "tree", "--profile", "p"]);
+    assert!(said.contains("line 2 of the profile"), "{said}");
+    let said = refused(
+        dir.path(),
+        &["simulate", "tree", "--roots", "9", "--nodes", "8"],
+    );
+    assert!(said.contains("no tree of 8 nodes"), "{said}");
+    let said = refused(dir.path(), &["simulate", "tree", "--calibration", "none"]);
+    assert!(said.contains("cannot read the calibration"), "{said}");
+    let said = refused(dir.path(), &["bench", "tree", "--nodes", "1"]);
+    assert!(said.contains("2 to 1024 nodes"), "{said}");
+}

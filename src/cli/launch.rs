@@ -18,6 +18,7 @@ use super::{fail, say, unmount};
 use crate::config::hosts::launcher::Launcher;
 use crate::config::network::topology;
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
+use crate::daemon::process::leave_no_core;
 use crate::daemon::runtime_dir;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
@@ -96,6 +97,7 @@ struct Plan {
 /// # Errors
 /// One node did not come up: which, and why. Those that had are taken down again.
 pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
+    leave_no_core();
     let machine = Machine::inspect();
     let layer = args.flags.gather(&machine)?;
     let ssh: Vec<String> = args.ssh.split_whitespace().map(ToOwned::to_owned).collect();
@@ -399,6 +401,7 @@ impl Plan {
             let nothing = ClusterReports {
                 nodes: Vec::new(),
                 missing: Vec::new(),
+                list: None,
             };
             return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or(nothing));
         }
@@ -515,7 +518,9 @@ fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
     let arity = arity
         .parse()
         .map_err(|error| wrong("arity", format!("{arity:?}: {error}")))?;
-    let (order, _) = topology.order(&members, arity, 1);
+    let roots = layer.text("roots").and_then(|text| text.parse().ok());
+    let roots = roots.unwrap_or(1).clamp(1, members.len());
+    let (order, _) = topology.order(&members, arity, roots);
     let ordered = order.iter().map(|given| nodes[*given].clone()).collect();
     *nodes = ordered;
     layer.set("topology", Source::Flag, vec![topology.text_for(&members)]);

@@ -25,6 +25,12 @@ fn documented() -> String {
         .filter(|command| !command.is_hide_set())
     {
         section(&mut command.clone().term_width(100));
+        for inner in command
+            .get_subcommands()
+            .filter(|inner| !inner.is_hide_set())
+        {
+            section(&mut inner.clone().term_width(100));
+        }
     }
     text.push_str("## Keys of `stats --json`\n\n");
     let report = include_str!("../report.rs");

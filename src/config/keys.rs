@@ -244,6 +244,37 @@ pub const KEYS: &[Key] = &[
         "Children per node of the tree. The same on all nodes.",
     ),
     key(
+        "roots",
+        "N|LIST",
+        "1",
+        Group::Tree,
+        "How many nodes touch storage, spread evenly over the host list, or which: r1,r2,... Each \
+         answers for its share of the paths, and for those of a root that is gone. They must see the \
+         same storage. The same on all nodes; at most as many as the arity is best.",
+    ),
+    choice(
+        "orphan",
+        &["wait", "origin", "error"],
+        Group::Tree,
+        "What a node does that is cut off from every root. wait: readers wait until a root can be \
+         reached again, for request_timeout at most. origin: it reads storage itself. error: readers \
+         get EIO at once.",
+    ),
+    switch(
+        "join",
+        "false",
+        Group::Tree,
+        "Join a running tree as a leaf, without being in its host list.",
+    ),
+    key(
+        "silence",
+        "DURATION",
+        "1s",
+        Group::Tree,
+        "After so long without a packet from its parent, while requests are under way, a node turns \
+         to the next ancestor.",
+    ),
+    key(
         "secret_file",
         "FILE",
         "",
@@ -275,11 +306,11 @@ pub const KEYS: &[Key] = &[
          with read-ahead.",
     ),
     switch(
-        "sibling_read_ahead",
+        "bundles",
         "true",
         Group::Caches,
-        "Bring small files ahead of a reader who goes through a directory file by file, in the order \
-         of its listing or of the names, from the eighth in a row on.",
+        "Bring the small files of a directory together, when the first reads in it show that they will \
+         be wanted. What turns out not to be wanted is counted, and bounds what is brought.",
     ),
     key(
         "bypass_above",

@@ -59,6 +59,13 @@ impl Machine {
             .collect()
     }
 
+    /// Whether a terminal may be written to in colours: `NO_COLOR` is not set, and it is no dumb one.
+    #[must_use]
+    pub fn wants_colours(&self) -> bool {
+        let set = |name: &str| self.variables.get(name).filter(|value| !value.is_empty());
+        set("NO_COLOR").is_none() && set("TERM").is_none_or(|terminal| terminal != "dumb")
+    }
+
     /// The first of this host's names.
     #[must_use]
     pub fn host_name(&self) -> &str {
@@ -217,6 +224,20 @@ mod tests {
             ]),
             8192
         );
+    }
+
+    #[test]
+    fn colours_can_be_refused() {
+        let wants = |name: &str, value: &str| {
+            let variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            let machine = Machine {
+                variables,
+                ..Machine::default()
+            };
+            machine.wants_colours()
+        };
+        assert!(wants("TERM", "xterm") && wants("NO_COLOR", "") && wants("X", "1"));
+        assert!(!wants("TERM", "dumb") && !wants("NO_COLOR", "1"));
     }
 
     #[test]

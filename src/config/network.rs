@@ -5,8 +5,10 @@ use super::hosts::launcher::Launcher;
 use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::machine::Machine;
 use super::resolve::{Reader, check_secret_file, number_at_least};
-use super::settings::Member;
+use super::settings::{Member, Seat};
 use super::topology::{Crossings, Topology};
+use super::units::parse_bool;
+use copperfs_overlay::{Forest, ROOTS_MAX};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,7 +16,8 @@ use std::str::FromStr;
 /// This node among the others.
 pub(super) struct Network {
     pub(super) members: Vec<Member>,
-    pub(super) rank: usize,
+    pub(super) seat: Seat,
+    pub(super) roots: Vec<usize>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
     pub(super) network: Option<NetworkPrefix>,
@@ -30,19 +33,21 @@ impl Network {
         };
         let Place {
             members,
-            rank,
+            seat,
             crossings,
         } = place(reader, machine, default_port)?;
+        let roots = roots(reader, &members)?;
         let network = reader.text("interface").and_then(parse_network);
         let network = network
             .transpose()
             .map_err(|why| reader.wrong("interface", why))?;
         let secret_file = reader.path("secret_file")?;
-        let alone = members.len() == 1;
+        let alone = members.len() == 1 && seat == Seat::Member(0);
         if alone && listen.is_none() && secret_file.is_none() {
             return Ok(Self {
                 members,
-                rank,
+                seat,
+                roots,
                 listen: None,
                 secret_file: None,
                 network,
@@ -54,17 +59,22 @@ impl Network {
         };
         check_secret_file(secret, machine.uid)?;
         let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
-        let own_port = members[rank]
-            .address
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse().ok());
+        let own_port = match seat {
+            Seat::Member(rank) => members[rank]
+                .address
+                .rsplit_once(':')
+                .and_then(|(_, port)| port.parse().ok()),
+            // Nobody connects to a guest.
+            Seat::Guest(_) => Some(0),
+        };
         let port = listen
             .and_then(|(_, port)| port)
             .or(own_port)
             .unwrap_or(DEFAULT_PORT);
         Ok(Self {
             members,
-            rank,
+            seat,
+            roots,
             listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
             secret_file,
             network,
@@ -76,7 +86,7 @@ impl Network {
 /// The other nodes, and which one this is.
 struct Place {
     members: Vec<Member>,
-    rank: usize,
+    seat: Seat,
     crossings: Option<Crossings>,
 }
 
@@ -99,35 +109,87 @@ fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Pla
     {
         hosts::add_suffix(&mut reached, &suffix);
     }
-    let rank = if listed {
+    let found = if listed {
         own_rank(&members, &reached, given_rank, machine)
     } else {
         hosts::rank(&members, given_rank.or(Some(0)), &[])
-    }
-    .map_err(|error| {
-        let key = if given_rank.is_some() {
-            "rank"
-        } else {
-            "hosts"
-        };
-        reader.wrong(key, error)
-    })?;
-    let (members, rank, crossings) = match reader.text("topology") {
+    };
+    let joins = reader.parsed("join", parse_bool)?;
+    let seat = match found {
+        Ok(rank) => Seat::Member(rank),
+        Err(HostsError::NotListed { .. }) if joins && listed => {
+            Seat::Guest(machine.host_name().to_owned())
+        }
+        Err(error) => {
+            let key = if given_rank.is_some() {
+                "rank"
+            } else {
+                "hosts"
+            };
+            return Err(reader.wrong(key, error));
+        }
+    };
+    let (members, seat, crossings) = match reader.text("topology") {
         Some(text) if listed => {
             let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
             let topology = topology(text, |why| reader.wrong("topology", why))?;
-            let (order, crossings) = topology.order(&members, arity, 1);
+            let trees =
+                reader.optional("roots", |text| Ok::<_, String>(text.parse().unwrap_or(1)))?;
+            let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
+            let (order, crossings) = topology.order(&members, arity, trees);
             let ordered = order.iter().map(|given| reached[*given].clone()).collect();
-            let rank = order.iter().position(|given| *given == rank);
-            (ordered, rank.unwrap_or_default(), Some(crossings))
+            let seat = match seat {
+                Seat::Member(rank) => {
+                    let rank = order.iter().position(|given| *given == rank);
+                    Seat::Member(rank.unwrap_or_default())
+                }
+                guest => guest,
+            };
+            (ordered, seat, Some(crossings))
         }
-        _ => (reached, rank, None),
+        _ => (reached, seat, None),
     };
     Ok(Place {
         members,
-        rank,
+        seat,
         crossings,
     })
+}
+
+/// The ranks of the roots: so many, spread evenly, or those named.
+fn roots(reader: Reader<'_>, members: &[Member]) -> Result<Vec<usize>, ConfigError> {
+    let Some(text) = reader.text("roots") else {
+        return Ok(vec![0]);
+    };
+    let max = members.len().min(ROOTS_MAX);
+    if let Ok(count) = text.parse::<usize>() {
+        if !(1..=max).contains(&count) {
+            let why = format!("{count} roots among {} nodes; 1 to {max}", members.len());
+            return Err(reader.wrong("roots", why));
+        }
+        return Ok(Forest::spread(members.len(), count));
+    }
+    let mut roots = Vec::new();
+    for name in text
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+    {
+        let rank = members.iter().position(|member| member.name == name);
+        let Some(rank) = rank else {
+            let why = format!("{name:?} is not in the host list; write names as they stand there");
+            return Err(reader.wrong("roots", why));
+        };
+        if roots.contains(&rank) {
+            return Err(reader.wrong("roots", format!("{name} is named twice")));
+        }
+        roots.push(rank);
+    }
+    if roots.is_empty() || roots.len() > max {
+        let why = format!("{} roots; 1 to {max}", roots.len());
+        return Err(reader.wrong("roots", why));
+    }
+    Ok(roots)
 }
 
 /// This machine's place in the list: by the names that stand there, by those that `reached` has on the

@@ -8,7 +8,7 @@ use super::topology::Crossings;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
-pub use copperfs_overlay::Member;
+pub use copperfs_overlay::{Member, Orphan, Seat};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,10 +27,17 @@ pub struct Settings {
     pub environment: BTreeMap<String, String>,
     /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
     pub exclude: Option<Vec<PathBuf>>,
-    /// Every node of the tree in order, this one included. Exactly one in a single-node mount.
+    /// Every node of the tree in order, this one included unless it joins as a guest. Exactly one in
+    /// a single-node mount.
     pub members: Vec<Member>,
-    /// Index of this node in `members`.
-    pub rank: usize,
+    /// This node's place among them.
+    pub seat: Seat,
+    /// The nodes that touch storage, by rank.
+    pub roots: Vec<usize>,
+    /// What this node does when it is cut off from every root.
+    pub orphan: Orphan,
+    /// How long a parent may be silent while requests are under way.
+    pub silence: Duration,
     /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
     pub listen: Option<SocketAddr>,
     /// Of the addresses that a member's name stands for, those in this network are meant, if there are
@@ -58,8 +65,8 @@ pub struct Settings {
     pub cache: CacheSettings,
     /// Files up to this many bytes are brought whole on their first read.
     pub whole_file_max: u64,
-    /// Small files are brought ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Small files of a directory are brought together.
+    pub bundles: bool,
     /// Files above this many bytes are read from storage by every node itself; `None`: never.
     pub bypass_above: Option<u64>,
     /// Up to so many entries, a POSIX directory's attributes come with its listing.
@@ -139,6 +146,23 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
 }
 
+impl Settings {
+    /// This node's place in the list; `None` for one that joins.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self.seat {
+            Seat::Member(rank) => Some(rank),
+            Seat::Guest(_) => None,
+        }
+    }
+
+    /// Whether this node touches storage.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.rank().is_some_and(|rank| self.roots.contains(&rank))
+    }
+}
+
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
@@ -146,7 +170,7 @@ impl fmt::Debug for Settings {
             .field("origins", &self.origins)
             .field("environment", &self.environment.keys())
             .field("members", &self.members.len())
-            .field("rank", &self.rank)
+            .field("seat", &self.seat)
             .field("listen", &self.listen)
             .field("arity", &self.arity)
             .field("open", &self.open)

@@ -5,6 +5,7 @@
 //! of that name, the two are merged. Symlinks are rewritten here and excluded paths hidden.
 
 mod blocks;
+mod bundle;
 mod links;
 mod open;
 
@@ -14,8 +15,9 @@ use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath,
-    Listing, ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
+    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Timestamp,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -78,11 +80,70 @@ impl Origins {
         Ok(())
     }
 
+    /// What lies at the top of every origin, in short: two nodes that see the same storage get the
+    /// same, those that see directories of their own under the same name (a local disk) do not.
+    ///
+    /// # Errors
+    /// Storage does not answer.
+    pub async fn fingerprints(&self) -> Result<Vec<OriginFingerprint>, Failure> {
+        let mut fingerprints = Vec::with_capacity(self.shared.mounts.len());
+        for mount in &self.shared.mounts {
+            fingerprints.push(OriginFingerprint {
+                prefix: mount.prefix.clone(),
+                fingerprint: mount.fingerprint().await?,
+            });
+        }
+        Ok(fingerprints)
+    }
+
     /// What the origins have done so far.
     #[must_use]
     pub fn counters(&self) -> OriginSnapshot {
         self.shared.counters.snapshot()
     }
+}
+
+/// So many entries of an origin's top directory are compared.
+const COMPARED_ENTRIES: usize = 256;
+
+impl Mount {
+    async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.uri.as_bytes());
+        let listed = self
+            .origin
+            .list(ItemPath::root(), None, COMPARED_ENTRIES)
+            .await;
+        let listing = match listed {
+            Ok(listing) => listing,
+            // It may be searched only: nothing more can be compared.
+            Err(failure) if failure.kind == FailureKind::PermissionDenied => {
+                return Ok(truncated(&hasher));
+            }
+            Err(failure) => return Err(failure),
+        };
+        hasher.update(&listing.directory.version.0);
+        let hidden = self.exclusion.now();
+        let mut entries: Vec<&Entry> = listing.entries.iter().collect();
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for entry in entries {
+            let path = ItemPath::root().join(&entry.name);
+            if path.is_ok_and(|path| hidden.covers(&path)) {
+                continue;
+            }
+            hasher.update(&entry.name).update(b"/");
+            if let Some(attributes) = &entry.attributes {
+                hasher.update(&attributes.version.0);
+            }
+        }
+        Ok(truncated(&hasher))
+    }
+}
+
+fn truncated(hasher: &blake3::Hasher) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    short
 }
 
 impl Shared {
@@ -436,6 +497,10 @@ impl Files for Origins {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(Arc::clone(&self.shared).read(request))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        Box::pin(std::future::ready(self.shared.bundle(request)))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

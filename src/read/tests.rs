@@ -2,8 +2,8 @@
 
 use super::*;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, Cursor, Entry, FailureKind, FileKind, FilesystemUsage,
-    Listing, ReadRequest, ReadStream, Timestamp, Version,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
+    FailureKind, FileKind, FilesystemUsage, Listing, ReadRequest, ReadStream, Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -20,9 +20,13 @@ struct Source {
     eager: bool,
     listable: bool,
     reads: Mutex<Vec<ReadRequest>>,
+    bundles: Mutex<Vec<BundleRequest>>,
+    /// Files after which a bundle breaks off, or hangs.
+    bundle_breaks: AtomicU64,
+    bundle_hangs: AtomicU64,
     stats: Mutex<Vec<Vec<Bytes>>>,
     lists: AtomicU64,
-    wrong_blocks: AtomicU64,
+    taken_back: AtomicU64,
     /// One permit lets one chunk or one listing through.
     gate: Semaphore,
 }
@@ -46,9 +50,12 @@ impl Source {
             eager: true,
             listable: true,
             reads: Mutex::default(),
+            bundles: Mutex::default(),
+            bundle_breaks: AtomicU64::new(u64::MAX),
+            bundle_hangs: AtomicU64::new(u64::MAX),
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
-            wrong_blocks: AtomicU64::new(0),
+            taken_back: AtomicU64::new(0),
             gate: Semaphore::new(OPEN_GATE),
         }
     }
@@ -163,15 +170,20 @@ impl Files for Shared {
                 let end = content
                     .len()
                     .min(start + usize::try_from(BLOCK_BYTES).unwrap());
-                let mut block = content[start..end].to_vec();
+                let block = content[start..end].to_vec();
                 let hash = ContentHash(*blake3::hash(&block).as_bytes());
-                let lie = source.wrong_blocks.fetch_update(
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                    |left| left.checked_sub(1),
-                );
-                if lie.is_ok() {
-                    block[0] ^= 1;
+                let taken_back =
+                    source
+                        .taken_back
+                        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                            left.checked_sub(1)
+                        });
+                if taken_back.is_ok() {
+                    let wrong: Vec<u8> = block.iter().map(|byte| byte ^ 1).collect();
+                    for chunk in wrong[..wrong.len() - 1].chunks(100_000) {
+                        parts.push(Ok(BlockPart::Bytes(Bytes::copy_from_slice(chunk))));
+                    }
+                    parts.push(Ok(BlockPart::Restart));
                 }
                 for chunk in block.chunks(100_000) {
                     parts.push(Ok(BlockPart::Bytes(Bytes::copy_from_slice(chunk))));
@@ -193,6 +205,36 @@ impl Files for Shared {
         .boxed()
     }
 
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        let source = Arc::clone(&self.0);
+        source.bundles.lock().unwrap().push(request.clone());
+        let items =
+            stream::iter(request.files.into_iter().enumerate()).then(move |(index, file)| {
+                let source = Arc::clone(&source);
+                async move {
+                    let permit = source.gate.acquire().await.unwrap();
+                    if source.gate.available_permits() < OPEN_GATE / 2 {
+                        permit.forget();
+                    }
+                    if index as u64 >= source.bundle_breaks.load(Ordering::Relaxed) {
+                        return Some(Err(Failure::new(FailureKind::Unavailable, "cut")));
+                    }
+                    if index as u64 >= source.bundle_hangs.load(Ordering::Relaxed) {
+                        std::future::pending::<()>().await;
+                    }
+                    let state = Version([source.files.lock().unwrap()[&file.name[..]].1; 16]);
+                    if state != file.version {
+                        return None;
+                    }
+                    let bytes = Bytes::from(source.files.lock().unwrap()[&file.name[..]].0.clone());
+                    let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+                    Some(Ok(BundleItem { index, bytes, hash }))
+                }
+            });
+        let items = items.filter_map(std::future::ready).boxed();
+        std::future::ready(Ok(items)).boxed()
+    }
+
     fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
         std::future::ready(Ok(vec![("user.a".into(), "1".into())])).boxed()
     }
@@ -210,7 +252,7 @@ fn options() -> ReadOptions {
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
         bypass_above: None,
-        sibling_read_ahead: true,
+        bundles: true,
         listing_entries_max: 1000,
     }
 }
@@ -264,7 +306,6 @@ async fn a_small_file_is_fetched_whole_by_one_request_and_read_from_memory_after
         Some(&source.content("f")[..1000])
     );
     assert_eq!(source.reads.lock().unwrap().len(), 1);
-    assert_eq!(path.stats().blocks_verified, 4);
     assert_eq!(path.stats().data.bytes, 3_500_000);
 }
 
@@ -286,26 +327,17 @@ async fn many_readers_cost_one_request() {
 }
 
 #[tokio::test]
-async fn a_damaged_block_is_counted_and_asked_for_again_and_never_given_out() {
-    let source = Source::new(&[("f", 10_000), ("g", 10_000)]);
-    source.wrong_blocks.store(1, Ordering::Relaxed);
+async fn what_a_source_takes_back_is_never_given_out() {
+    let source = Source::new(&[("f", 2_500_000)]);
+    source.taken_back.store(2, Ordering::Relaxed);
     let (path, source) = read_path(source, options());
     let f = file(&path, "f").await;
     let bytes = path
-        .read(&f, &ReadAhead::default(), 0, 10_000)
+        .read(&f, &ReadAhead::default(), 0, 2_500_000)
         .await
         .unwrap();
     assert_eq!(bytes, source.content("f"));
-    assert_eq!(path.stats().verify_failures, 1);
-
-    source.wrong_blocks.store(u64::MAX, Ordering::Relaxed);
-    let g = file(&path, "g").await;
-    let failure = path
-        .read(&g, &ReadAhead::default(), 0, 10_000)
-        .await
-        .unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Corrupt);
-    assert_eq!(path.read_now(&g, 0, 1), None);
+    assert_eq!(source.reads.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -534,43 +566,12 @@ async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
     assert_eq!(blocks, 8);
 }
 
-#[tokio::test]
-async fn small_files_are_fetched_ahead_of_one_who_goes_through_a_directory() {
-    let names: Vec<String> = (0..60).map(|i| format!("f{i:04}")).collect();
-    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1000)).collect();
-    for (sibling_read_ahead, waits) in [(true, 7..=20), (false, 60..=60)] {
-        let options = ReadOptions {
-            sibling_read_ahead,
-            ..options()
-        };
-        let (path, source) = read_path(Source::new(&files), options);
-        let mut waited = 0;
-        for name in &names {
-            let f = file(&path, name).await;
-            if path.read_now(&f, 0, 1000).is_some() {
-                path.read_ahead(&f, &ReadAhead::default(), 0, 1000);
-            } else {
-                waited += 1;
-                path.read(&f, &ReadAhead::default(), 0, 1000).await.unwrap();
-            }
-            for _ in 0..50 {
-                tokio::task::yield_now().await;
-            }
-        }
-        assert!(waits.contains(&waited), "waited for {waited} of 60 files");
-        assert_eq!(
-            source.reads.lock().unwrap().len(),
-            60,
-            "each file is asked for once"
-        );
-    }
-}
-
 async fn collect(mut stream: ReadStream) -> Result<(Vec<u8>, usize), Failure> {
     let (mut bytes, mut blocks, mut block) = (Vec::new(), 0, Vec::new());
     while let Some(part) = stream.next().await {
         match part? {
             BlockPart::Bytes(chunk) => block.extend_from_slice(&chunk),
+            BlockPart::Restart => block.clear(),
             BlockPart::End(hash) => {
                 assert_eq!(hash.0, *blake3::hash(&block).as_bytes());
                 bytes.append(&mut block);
@@ -627,10 +628,9 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
     while arrived < 300_000 {
         match stream.next().await.unwrap().unwrap() {
             BlockPart::Bytes(bytes) => arrived += bytes.len(),
-            BlockPart::End(_) => panic!("a block that is not here cannot end"),
+            BlockPart::End(_) | BlockPart::Restart => panic!("a block that is not here cannot end"),
         }
     }
-    assert_eq!(path.stats().blocks_verified, 0);
     source.gate.add_permits(OPEN_GATE);
     let (rest, blocks) = {
         let (mut bytes, mut blocks) = (arrived, 0);
@@ -638,6 +638,7 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
             match part.unwrap() {
                 BlockPart::Bytes(chunk) => bytes += chunk.len(),
                 BlockPart::End(_) => blocks += 1,
+                BlockPart::Restart => panic!("nothing was wrong"),
             }
         }
         (bytes, blocks)
@@ -646,15 +647,18 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
 }
 
 #[tokio::test]
-async fn a_forwarder_never_completes_a_block_that_is_wrong() {
+async fn a_forwarder_takes_back_what_was_taken_back() {
     let source = Source::new(&[("f", 500_000)]);
-    source.wrong_blocks.store(1, Ordering::Relaxed);
-    let (path, _source) = read_path(source, options());
+    source.taken_back.store(1, Ordering::Relaxed);
+    let (path, source) = read_path(source, options());
     let f = file(&path, "f").await;
-    let failure = collect(Files::read(&path, whole(&f)).await.unwrap())
-        .await
-        .unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Corrupt);
+    source.gate.forget_permits(OPEN_GATE - 2);
+    let mut early = Files::read(&path, whole(&f)).await.unwrap();
+    let part = early.next().await.unwrap().unwrap();
+    assert!(matches!(part, BlockPart::Bytes(bytes) if bytes[0] != source.content("f")[0]));
+    source.gate.add_permits(OPEN_GATE);
+    let (bytes, blocks) = collect(early).await.unwrap();
+    assert_eq!((bytes, blocks), (source.content("f"), 1));
 }
 
 #[tokio::test]
@@ -685,3 +689,5 @@ async fn extended_attributes_are_asked_for_once() {
     assert_eq!(path.xattrs(&f).await.unwrap().len(), 1);
     assert!(path.xattrs_now(&f).is_some());
 }
+
+mod bundles;

@@ -2,11 +2,17 @@
 //! that are dead, late, strange or hostile.
 
 #[cfg(test)]
+mod bundles;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod healing;
+#[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod log;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::super::{say, start};
 use crate::config::{Machine, Settings, Source, file, resolve};
+use crate::daemon::process::leave_no_core;
 use crate::daemon::{make_way, mountpoint, runtime_dir};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -92,7 +93,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     make_way(&settings.mountpoint)?;
     let started = start::background(&layer, &settings, &bundle.environment)?;
     Ok(Answer {
-        rank: settings.rank,
+        rank: settings.rank().unwrap_or_default(),
         pid: started.pid,
         log: started.log,
     })
@@ -104,6 +105,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
 /// # Errors
 /// As [`start_here`].
 pub fn start_node() -> anyhow::Result<()> {
+    leave_no_core();
     let bundle = Bundle::read(std::io::stdin().lock())?;
     let answer = start_here(&bundle, &Machine::inspect())?;
     say(serde_json::to_string(&answer)?);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::settings::Seat;
 use crate::config::{file, gather};
 use std::os::unix::fs::PermissionsExt;
 
@@ -39,7 +40,7 @@ fn the_defaults() {
     let settings = settings(&[]).unwrap();
     assert_eq!(settings.mountpoint, Path::new("/copper_mnt"));
     assert_eq!(settings.members.len(), 1);
-    assert_eq!((settings.rank, settings.listen), (0, None));
+    assert_eq!((settings.seat, settings.listen), (Seat::Member(0), None));
     assert_eq!(settings.cache.memory_bytes, (64 << 30) / 20);
     assert_eq!(
         settings.cache.memory_bytes,
@@ -175,7 +176,8 @@ fn a_tree_needs_a_secret_that_only_its_owner_reads() {
     );
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let settings = with(&[]).unwrap();
-    assert_eq!((settings.rank, settings.members.len()), (1, 3));
+    assert_eq!(settings.seat, Seat::Member(1));
+    assert_eq!((settings.members.len(), settings.roots), (3, vec![0]));
     assert_eq!(settings.listen, Some("0.0.0.0:9000".parse().unwrap()));
     let by_name = with(&[("interface", "hsn0")]).unwrap();
     assert_eq!(by_name.listen, Some("10.1.2.3:9000".parse().unwrap()));
@@ -228,7 +230,7 @@ fn a_scheduler_says_the_hosts() {
     };
     let list = ("SLURM_JOB_NODELIST", "nid[001-003]");
     let settings = with("nid002", &[list], &[]).unwrap();
-    assert_eq!((settings.members.len(), settings.rank), (3, 1));
+    assert_eq!((settings.members.len(), settings.rank()), (3, Some(1)));
     assert_eq!(settings.members[1].address, "nid002:7470");
 
     // The name of the fast network, the host's own or Slurm's; a variable that an MPI launcher has
@@ -236,14 +238,20 @@ fn a_scheduler_says_the_hosts() {
     let suffix = ("host_suffix", "-hsn0");
     let settings = with("nid003", &[list], &[suffix]).unwrap();
     assert_eq!(
-        (settings.rank, settings.members[2].name.as_str()),
-        (2, "nid003")
+        (settings.rank(), settings.members[2].name.as_str()),
+        (Some(2), "nid003")
     );
     assert_eq!(settings.members[0].address, "nid001-hsn0:7470");
-    assert_eq!(with("nid003-hsn0", &[list], &[suffix]).unwrap().rank, 2);
+    assert_eq!(
+        with("nid003-hsn0", &[list], &[suffix]).unwrap().rank(),
+        Some(2)
+    );
     let node = ("SLURMD_NODENAME", "nid001");
-    assert_eq!(with("container7", &[list, node], &[]).unwrap().rank, 0);
-    assert_eq!(with("nid002", &[list, node], &[]).unwrap().rank, 1);
+    assert_eq!(
+        with("container7", &[list, node], &[]).unwrap().rank(),
+        Some(0)
+    );
+    assert_eq!(with("nid002", &[list, node], &[]).unwrap().rank(), Some(1));
     assert!(
         with("container7", &[list], &[])
             .unwrap_err()
@@ -278,7 +286,7 @@ fn a_topology_orders_the_nodes_and_moves_the_rank_along() {
     let names = |settings: &Settings| -> Vec<String> {
         settings.members.iter().map(|m| m.name.clone()).collect()
     };
-    let mut ranks: Vec<usize> = all.iter().map(|settings| settings.rank).collect();
+    let mut ranks: Vec<usize> = all.iter().filter_map(Settings::rank).collect();
     for (given, settings) in all.iter().enumerate() {
         assert_eq!(
             names(settings),
@@ -286,13 +294,13 @@ fn a_topology_orders_the_nodes_and_moves_the_rank_along() {
             "the same order on all nodes"
         );
         assert_eq!(
-            settings.members[settings.rank].name,
+            settings.members[settings.rank().unwrap()].name,
             format!("nid00{}", given + 1)
         );
     }
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 1, 2, 3, 4, 5]);
-    assert_eq!(all[0].rank, 0, "the first host stays the root");
+    assert_eq!(all[0].rank(), Some(0), "the first host stays the root");
     let crossings = all[0].crossings.unwrap();
     assert!(crossings.used < crossings.given, "{crossings:?}");
     let error = refused(&[("hosts", "nid002,"), ("topology", "/no/such/topology.conf")]);

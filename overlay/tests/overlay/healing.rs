@@ -1,0 +1,4 @@
+//! Trees that lose nodes and mend: the rules alone, whole nodes on loopback, whole nodes in a
+//! simulated network.
+
+mod seeds;
