@@ -69,6 +69,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=8
 KillWait=5
+UnkillableStepTimeout=200
 SchedulerParameters=sched_min_interval=0
 PrologFlags=Alloc,Contain
 Prolog=$dir/etc/prolog
@@ -92,7 +93,18 @@ start_host() { # I
     munged --force --num-threads=1 --key-file="$dir/etc/munge.key" --log-file="$dir/log/munge-$(hostname)" \
       --pid-file=/run/munge/munged.pid --seed-file=/run/munge/seed
     [ "$(hostname)" != h1 ] || slurmctld
-    slurmd -N "$(hostname)"
+    # The first process of such a host reaps nobody, and Slurm waits for what is left of a step.
+    setsid python3 -c "
+import ctypes, os, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+" slurmd -D -N "$(hostname)" </dev/null >/dev/null 2>&1 &
   ' sh "$dir"
 }
 

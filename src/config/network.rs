@@ -31,64 +31,11 @@ impl Network {
             Some((_, Some(port))) if port > 0 => port,
             _ => DEFAULT_PORT,
         };
-        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
-        let listed = reader.text("hosts").is_some();
-        let members = match reader.text("hosts") {
-            Some(text) => {
-                let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
-                hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
-            }
-            None => vec![Member {
-                name: machine.host_name().to_owned(),
-                address: format!("{}:{default_port}", machine.host_name()),
-            }],
-        };
-        let mut reached = members.clone();
-        if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
-            && listed
-        {
-            hosts::add_suffix(&mut reached, &suffix);
-        }
-        let found = if listed {
-            own_rank(&members, &reached, given_rank, machine)
-        } else {
-            hosts::rank(&members, given_rank.or(Some(0)), &[])
-        };
-        let joins = reader.parsed("join", parse_bool)?;
-        let seat = match found {
-            Ok(rank) => Seat::Member(rank),
-            Err(HostsError::NotListed { .. }) if joins && listed => {
-                Seat::Guest(machine.host_name().to_owned())
-            }
-            Err(error) => {
-                let key = if given_rank.is_some() {
-                    "rank"
-                } else {
-                    "hosts"
-                };
-                return Err(reader.wrong(key, error));
-            }
-        };
-        let (members, seat, crossings) = match reader.text("topology") {
-            Some(text) if listed => {
-                let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
-                let topology = topology(text, |why| reader.wrong("topology", why))?;
-                let trees =
-                    reader.optional("roots", |text| Ok::<_, String>(text.parse().unwrap_or(1)))?;
-                let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
-                let (order, crossings) = topology.order(&members, arity, trees);
-                let ordered = order.iter().map(|given| reached[*given].clone()).collect();
-                let seat = match seat {
-                    Seat::Member(rank) => {
-                        let rank = order.iter().position(|given| *given == rank);
-                        Seat::Member(rank.unwrap_or_default())
-                    }
-                    guest => guest,
-                };
-                (ordered, seat, Some(crossings))
-            }
-            _ => (reached, seat, None),
-        };
+        let Place {
+            members,
+            seat,
+            crossings,
+        } = place(reader, machine, default_port)?;
         let roots = roots(reader, &members)?;
         let network = reader.text("interface").and_then(parse_network);
         let network = network
@@ -134,6 +81,79 @@ impl Network {
             crossings,
         })
     }
+}
+
+/// The other nodes, and which one this is.
+struct Place {
+    members: Vec<Member>,
+    seat: Seat,
+    crossings: Option<Crossings>,
+}
+
+fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Place, ConfigError> {
+    let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
+    let listed = reader.text("hosts").is_some();
+    let members = match reader.text("hosts") {
+        Some(text) => {
+            let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
+            hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
+        }
+        None => vec![Member {
+            name: machine.host_name().to_owned(),
+            address: format!("{}:{default_port}", machine.host_name()),
+        }],
+    };
+    let mut reached = members.clone();
+    if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
+        && listed
+    {
+        hosts::add_suffix(&mut reached, &suffix);
+    }
+    let found = if listed {
+        own_rank(&members, &reached, given_rank, machine)
+    } else {
+        hosts::rank(&members, given_rank.or(Some(0)), &[])
+    };
+    let joins = reader.parsed("join", parse_bool)?;
+    let seat = match found {
+        Ok(rank) => Seat::Member(rank),
+        Err(HostsError::NotListed { .. }) if joins && listed => {
+            Seat::Guest(machine.host_name().to_owned())
+        }
+        Err(error) => {
+            let key = if given_rank.is_some() {
+                "rank"
+            } else {
+                "hosts"
+            };
+            return Err(reader.wrong(key, error));
+        }
+    };
+    let (members, seat, crossings) = match reader.text("topology") {
+        Some(text) if listed => {
+            let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
+            let topology = topology(text, |why| reader.wrong("topology", why))?;
+            let trees =
+                reader.optional("roots", |text| Ok::<_, String>(text.parse().unwrap_or(1)))?;
+            let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
+            let (order, crossings) = topology.order(&members, arity, trees);
+            let ordered = order.iter().map(|given| reached[*given].clone()).collect();
+            let seat = match seat {
+                Seat::Member(rank) => {
+                    let rank = order.iter().position(|given| *given == rank);
+                    Seat::Member(rank.unwrap_or_default())
+                }
+                guest => guest,
+            };
+            (ordered, seat, Some(crossings))
+        }
+        _ => (reached, seat, None),
+    };
+    Ok(Place {
+        members,
+        seat,
+        crossings,
+    })
 }
 
 /// The ranks of the roots: so many, spread evenly, or those named.

@@ -6,7 +6,7 @@
 //!
 //! The shape of the tree is fixed by its size, so the question is which host goes to which position.
 //! A switch whose hosts stand in one connected piece of the tree costs one crossing edge, each further
-//! piece one more. [`order`] cuts connected pieces off the tree, the biggest switch first, each where
+//! piece one more. [`Topology::order`] cuts connected pieces off the tree, the biggest switch first, each where
 //! it leaves the least behind, and takes the result only if it beats the order that was given. No
 //! optimum is promised.
 

@@ -162,7 +162,7 @@ fn parse_range(text: &str) -> Result<Range, Malformed> {
     })
 }
 
-/// `names` in the short form: [`split`] and [`expand`] make the same names in the same order of it.
+/// `names` in the short form: a text of which [`super::parse`] makes the same names in the same order.
 ///
 /// Runs of names that differ in one number become a bracket, and runs of such entries again, as long
 /// as the new bracket stands left of the others: further right it would change the order.

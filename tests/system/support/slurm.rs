@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long a cluster may take to come up, and a job to come to its end.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long a cluster may take to come up, and a job to come to its end: after the crash of a node Slurm
+/// waits more than a minute for its part of a step.
+const LIMIT: Duration = Duration::from_secs(150);
 
 /// Hosts h1 to hN with slurmd and munged, slurmctld on h1, copperfs in Prolog and Epilog. Jobs run as
 /// `nobody`, and find the generated packages in `$COPPER_MNT`.
