@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from .mounts import run
+from .mounts import flatten, run
 
 SCRIPT = Path(__file__).resolve().parent.parent / "hosts.sh"
 
@@ -106,7 +106,7 @@ class Tree:
     def stats(self, number):
         """The flat counters of one node."""
         out = self.hosts.output(number, self.copperfs, "stats", "--json", self.mountpoint)
-        return flat(json.loads(out))
+        return dict(flatten(json.loads(out)))
 
     def unmount(self):
         """Takes the mounts away, as far as they are there."""
@@ -121,17 +121,6 @@ class Tree:
                 process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def flat(report, prefix=""):
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    found = {}
-    for key, value in report.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 @contextmanager

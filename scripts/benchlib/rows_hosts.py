@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import report
-from .clock import drop_caches, median
+from .clock import median
 from .data import IMPORT_LEAF, PACKAGES
 from .expect import touched
-from .hosts import Hosts, flat, mounted, together
+from .hosts import Hosts, mounted, together
 
 HOSTS = 32
 ARITY = 2
