@@ -78,9 +78,5 @@ int main(int argc, char **argv)
     PRINT(push_files, "push.files");
     PRINT(push_bytes, "push.bytes");
     PRINT(push_pending, "push.pending");
-    PRINT(bundle_requests, "bundle.requests");
-    PRINT(bundle_files, "bundle.files");
-    PRINT(bundle_useful_bytes, "bundle.useful_bytes");
-    PRINT(bundle_wasted_bytes, "bundle.wasted_bytes");
     return 0;
 }

@@ -2,7 +2,7 @@
 
 use crate::fixtures::{Backend, Posix, path, stat};
 use bytes::Bytes;
-use copperfs::origin::{Origin, OriginOptions, OriginSpec, Origins};
+use copperfs::origin::{OriginOptions, OriginSpec, Origins};
 use copperfs_overlay::{BundleFile, BundleItem, BundleRequest, BundleStream, Files, Version};
 use futures_util::StreamExt;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
