@@ -13,6 +13,10 @@ quick:
     cargo clippy --workspace --all-targets -- -D warnings
     cargo test --workspace --lib
 
+# Fuzzes the decoders for longer than CI does
+fuzz SECONDS="60":
+    scripts/fuzz --seconds {{SECONDS}}
+
 # Rewrites docs/cli.md and config/full.toml from the program
 snapshots:
     UPDATE_SNAPSHOTS=1 cargo test --lib docs_cli_md_is_what_help_says

@@ -1,8 +1,8 @@
 //! The control socket: questions whose answers do not fit an ioctl, one JSON line each way.
 //!
 //! A Unix socket, mode 0600, beside the daemon's other files. `{"cmd":"reports"}` is answered with
-//! `{"nodes":[…],"missing":[…]}`. Connections and lines are bounded; a client that says nothing is
-//! dropped.
+//! `{"nodes":[…],"missing":[…],"list":{"arity":…,"roots":[…],"names":[…]}}`. Connections and lines are
+//! bounded; a client that says nothing is dropped.
 
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -52,6 +52,7 @@ pub enum DaemonError {
 /// # Errors
 /// What keeps the node from starting, before `ready`; a failure of the node, after it.
 pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> {
+    process::leave_no_core();
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;

@@ -3,6 +3,7 @@
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
+pub mod bench;
 pub mod cache;
 pub mod cli;
 pub mod config;
@@ -12,5 +13,7 @@ pub mod namespace;
 pub mod node;
 pub mod num;
 pub mod origin;
+pub mod profile;
 pub mod read;
 pub mod report;
+pub mod simulate;

@@ -20,9 +20,10 @@ use crate::report::Report;
 use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
+use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
-    Attributes, Failure, Files, ItemPath, Overlay, OverlayConfig, OverlayError, Parent, Secret,
-    SecretError, Tree,
+    Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
+    Secret, SecretError, Upstream,
 };
 use front::{Front, Promises};
 use service::NodeService;
@@ -33,7 +34,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long one attempt to connect to the parent may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a node could not start. The message says what to try.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,21 @@ pub enum NodeError {
         failure: Failure,
         /// The parent that was asked, `None` on the root.
         parent: Option<String>,
+    },
+    /// This root's storage could not be looked at.
+    #[error("cannot look at this root's storage: {0}")]
+    Fingerprint(Failure),
+    /// Two roots see different storage.
+    #[error(
+        "this root and {other} see different storage at {prefix}: is it a local directory on one of \
+         them? Roots must share what they serve: name shared directories with --origin, or use one \
+         root"
+    )]
+    OriginsDiffer {
+        /// Where.
+        prefix: ItemPath,
+        /// Which other root.
+        other: String,
     },
     /// The mount failed.
     #[error(transparent)]
@@ -115,12 +131,17 @@ impl Node {
         let origins = open_origins(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
-        let overlay = Overlay::start_with(overlay_config(&settings)?, |parent| {
-            let (read, cluster) = ladder(&settings, started, origins, parent, runtime.clone());
-            parts = Some((read.clone(), cluster.clone()));
+        let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
+        let overlay = Overlay::start(overlay_config(&settings)?, storage, |upstream| {
+            let views = ladder(&settings, origins.as_ref(), &upstream, &runtime);
+            let read = views[0].clone();
+            let identity = identity(&settings, started);
+            let cluster = Cluster::new(identity, read.clone(), origins.clone());
+            parts = Some((read, cluster.clone()));
             Arc::new(NodeService {
-                read,
+                views,
                 cluster,
+                origins: origins.clone(),
                 front: Arc::clone(&front),
             })
         })?;
@@ -130,6 +151,9 @@ impl Node {
         };
         cluster.joined(Arc::clone(&overlay));
 
+        if let Some(origins) = &origins {
+            compare_origins(&overlay, origins).await?;
+        }
         let root = root_attributes(&settings, &overlay, &read).await?;
         let backings = Backings::new(backing_bytes(&settings), runtime.clone());
         let this = Front::new(read, root, promises(&settings), backings);
@@ -180,14 +204,20 @@ async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
         Command::Reports => {
             let reports = cluster.reports().await;
             let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
-            serde_json::json!({ "nodes": nodes, "missing": reports.missing })
+            serde_json::json!({
+                "nodes": nodes,
+                "missing": reports.missing,
+                "list": reports.list,
+            })
         }
     }
 }
 
-/// The root opens its origins; other nodes only where they read big files themselves.
+/// Roots open their origins; other nodes only where they read big files themselves, or everything
+/// when they are cut off.
 async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeError> {
-    if settings.rank > 0 && settings.bypass_above.is_none() {
+    let alone = settings.orphan == Orphan::Origin || settings.bypass_above.is_some();
+    if !settings.is_root() && !alone {
         return Ok(None);
     }
     let excluded = settings
@@ -231,37 +261,42 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
+    let network: Arc<dyn Network> = match settings.network {
+        Some(network) => Arc::new(WithinNetwork(move |address| network.holds(address))),
+        None => Arc::new(KernelNetwork),
+    };
     Ok(OverlayConfig {
-        members: settings.members.clone(),
-        rank: settings.rank,
+        network,
         arity: settings.arity,
+        roots: settings.roots.clone(),
         listen: settings
             .listen
             .unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
-        secret,
         request_timeout: settings.request_timeout,
         connect_timeout: CONNECT_TIMEOUT,
+        liveness: Liveness {
+            probe: settings.silence / 4,
+            silence: settings.silence,
+        },
+        orphan: settings.orphan,
+        ..OverlayConfig::new(settings.members.clone(), settings.seat.clone(), secret)
     })
 }
 
-/// The read path of this node, in front of its parent or of the origins, and who it is.
+/// The read paths of this node, by position in an item's root order, in front of the others.
 fn ladder(
     settings: &Settings,
-    started: Instant,
-    origins: Option<Arc<Origins>>,
-    parent: Option<Parent>,
-    runtime: tokio::runtime::Handle,
-) -> (ReadPath, Cluster) {
-    let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
-    let (source, direct): (Arc<dyn Files>, _) = match parent {
-        Some(parent) => (Arc::new(parent), storage),
-        None => (
-            storage.expect("the root, which has no parent, opens its origins"),
-            None,
-        ),
-    };
+    origins: Option<&Arc<Origins>>,
+    upstream: &Upstream,
+    runtime: &tokio::runtime::Handle,
+) -> Vec<ReadPath> {
+    let direct = origins
+        .filter(|_| settings.bypass_above.is_some())
+        .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
+    let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
+    let sources = (0..positions).map(|attempt| Arc::new(upstream.at(attempt)) as Arc<dyn Files>);
     let passthrough_bytes = backing_bytes(settings);
-    let read = ReadPath::new(
+    ReadPath::views(
         ReadOptions {
             policy: settings.cache.policy,
             data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
@@ -272,32 +307,66 @@ fn ladder(
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
         },
-        source,
+        sources.collect(),
         direct,
-        runtime,
-    );
-    (
-        read.clone(),
-        Cluster::new(identity(settings, started), read, origins),
+        runtime.clone(),
     )
 }
 
 fn identity(settings: &Settings, started: Instant) -> Identity {
-    let (rank, nodes) = (settings.rank, settings.members.len());
-    let tree = Tree::new(nodes, settings.arity);
     Identity {
-        name: settings
-            .members
-            .get(rank)
-            .map(|member| member.name.clone())
-            .unwrap_or_default(),
-        rank,
-        nodes,
-        parent: tree.and_then(|tree| tree.parent(rank)),
-        has_children: tree.is_some_and(|tree| !tree.children(rank).is_empty()),
         started,
         control_socket: settings.control_socket.clone(),
+        crossings: settings.crossings,
     }
+}
+
+/// How often roots look at their storage again before they refuse to differ, and how long they wait:
+/// a file may have appeared between two looks.
+const LOOKS: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+
+/// Compares what this root serves with what another one does.
+async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), NodeError> {
+    let roster = overlay.roster();
+    let roots = roster.forest().roots();
+    let Some(own) = roster.rank().filter(|own| roots.contains(own)) else {
+        return Ok(());
+    };
+    for (tree, root) in roots.iter().enumerate().filter(|(_, root)| **root < own) {
+        let mut difference = None;
+        for look in 0..LOOKS {
+            if look > 0 {
+                tokio::time::sleep(BETWEEN_LOOKS).await;
+            }
+            let theirs = match overlay.upstream().origins(tree).await {
+                Ok(theirs) => theirs,
+                Err(failure) => {
+                    tracing::warn!(tree, %failure, "another root's origins cannot be compared now");
+                    difference = None;
+                    break;
+                }
+            };
+            let own = origins
+                .fingerprints()
+                .await
+                .map_err(NodeError::Fingerprint)?;
+            let differs = own.iter().find(|own| !theirs.contains(own));
+            match differs {
+                Some(differs) => difference = Some(differs.prefix.clone()),
+                None => return Ok(()),
+            }
+        }
+        if let Some(prefix) = difference {
+            let other = roster
+                .members()
+                .get(*root)
+                .map_or("", |member| &member.name);
+            let other = other.to_owned();
+            return Err(NodeError::OriginsDiffer { prefix, other });
+        }
+    }
+    Ok(())
 }
 
 /// The memory that passthrough mounts set aside for whole files: half of the data cache.
@@ -314,14 +383,13 @@ async fn root_attributes(
     overlay: &Overlay,
     read: &ReadPath,
 ) -> Result<Attributes, NodeError> {
-    let parent = overlay.parent();
-    if let Some(parent) = &parent {
-        let connected = tokio::time::timeout(settings.request_timeout, parent.first_connected());
-        // A parent that never came answers below, with its reason.
-        drop(connected.await);
-    }
+    let connected = overlay.upstream().first_connected();
+    // A parent that never came answers below, with its reason.
+    drop(tokio::time::timeout(settings.request_timeout, connected).await);
     let attributes = read.attributes_of(&ItemPath::root()).await;
-    let parent = parent.map(|parent| parent.member().name.clone());
+    let roster = overlay.roster();
+    let parent = roster.ancestors(0).first().copied();
+    let parent = parent.and_then(|rank| Some(roster.members().get(rank)?.name.clone()));
     attributes.map_err(|failure| NodeError::Root { failure, parent })
 }
 

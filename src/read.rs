@@ -8,10 +8,15 @@
 //! What it does not do: inodes and the kernel (`namespace`), sockets (`copperfs_overlay`), storage
 //! (`origin`).
 //!
-//! Invariants: no byte is given out before its block's hash has been checked, except to a child that
-//! checks for itself (cut-through); a failure other than "there is no such file" is never cached;
-//! data is cached under its version, so an old copy is never taken for a new one.
+//! Invariants: no byte is given out before its block is complete and verified (by the source), except
+//! to a child that checks for itself (cut-through); a failure other than "there is no such file" is
+//! never cached; data is cached under its version, so an old copy is never taken for a new one.
+//!
+//! With several roots a question may come from a later position of its item's root order than its
+//! first. Such questions are answered from the same caches, but what is asked for them waits only for
+//! questions of the same position ([`ReadPath::views`]): so no two nodes ever wait for each other.
 
+mod arriving;
 mod attributes;
 mod blocks;
 mod bundle;
@@ -37,8 +42,8 @@ use dashmap::DashMap;
 use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Bounds and choices of a [`ReadPath`].
@@ -83,10 +88,6 @@ pub struct ReadStats {
     pub listings: CacheStats,
     /// Requests that joined one already under way.
     pub coalesced: u64,
-    /// Blocks whose hash was checked.
-    pub blocks_verified: u64,
-    /// Blocks whose hash or length was wrong.
-    pub verify_failures: u64,
     /// Bundles.
     pub bundles: BundleStats,
 }
@@ -103,30 +104,33 @@ impl fmt::Debug for ReadPath {
     }
 }
 
+/// One view: its source and what it has under way. The rest is shared by all of them.
 struct Inner {
     options: ReadOptions,
     source: Arc<dyn Files>,
+    /// All views, by position.
+    views: Arc<OnceLock<Vec<Weak<Inner>>>>,
     /// Storage as this node reaches it itself, for `bypass_above`.
     direct: Option<Arc<dyn Files>>,
     runtime: tokio::runtime::Handle,
 
-    data: Cache<BlockKey, Block>,
+    data: Arc<Cache<BlockKey, Block>>,
     block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
 
-    listings: Cache<ListingKey, Arc<Directory>>,
+    listings: Arc<Cache<ListingKey, Arc<Directory>>>,
+    /// Listings on their way here, for children who take them as they come.
+    arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
-    attributes: Cache<ItemPath, KnownAttributes>,
+    attributes: Arc<Cache<ItemPath, KnownAttributes>>,
     attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
-    xattrs: Cache<ItemPath, Result<Arc<XattrList>, Failure>>,
+    xattrs: Arc<Cache<ItemPath, Result<Arc<XattrList>, Failure>>>,
     xattr_flights: SingleFlight<ItemPath, Result<Arc<XattrList>, Failure>>,
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
-    epoch: AtomicU64,
+    epoch: Arc<AtomicU64>,
 
     bundles: bundle::Account,
 
     coalesced: AtomicU64,
-    blocks_verified: AtomicU64,
-    verify_failures: AtomicU64,
 }
 
 /// How long attributes that might change without a trace are trusted.
@@ -144,27 +148,53 @@ impl ReadPath {
         direct: Option<Arc<dyn Files>>,
         runtime: tokio::runtime::Handle,
     ) -> Self {
+        let mut views = Self::views(options, vec![source], direct, runtime);
+        views.swap_remove(0)
+    }
+
+    /// Read paths over the same caches, one in front of each of `sources`: those for the positions of
+    /// an item's root order. Not empty if `sources` is not.
+    #[must_use]
+    pub fn views(
+        options: ReadOptions,
+        sources: Vec<Arc<dyn Files>>,
+        direct: Option<Arc<dyn Files>>,
+        runtime: tokio::runtime::Handle,
+    ) -> Vec<Self> {
         let policy = options.policy;
         let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
-        Self(Arc::new(Inner {
-            data: Cache::new(policy, options.data_bytes_max),
-            block_flights: DashMap::new(),
-            listings: Cache::new(policy, options.listings_bytes_max),
-            listing_flights: SingleFlight::new(),
-            attributes: Cache::new(policy, options.attributes_bytes_max - xattr_bytes_max),
-            attribute_flights: SingleFlight::new(),
-            xattrs: Cache::new(policy, xattr_bytes_max),
-            xattr_flights: SingleFlight::new(),
-            epoch: AtomicU64::new(0),
-            bundles: bundle::Account::default(),
-            coalesced: AtomicU64::new(0),
-            blocks_verified: AtomicU64::new(0),
-            verify_failures: AtomicU64::new(0),
-            options,
-            source,
-            direct,
-            runtime,
-        }))
+        let data = Arc::new(Cache::new(policy, options.data_bytes_max));
+        let listings = Arc::new(Cache::new(policy, options.listings_bytes_max));
+        let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
+        let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
+        let xattrs = Arc::new(Cache::new(policy, xattr_bytes_max));
+        let epoch = Arc::new(AtomicU64::new(0));
+        let views = Arc::new(OnceLock::new());
+        let view = |source| {
+            Self(Arc::new(Inner {
+                views: Arc::clone(&views),
+                data: Arc::clone(&data),
+                block_flights: DashMap::new(),
+                listings: Arc::clone(&listings),
+                arriving: DashMap::new(),
+                listing_flights: SingleFlight::new(),
+                attributes: Arc::clone(&attributes),
+                attribute_flights: SingleFlight::new(),
+                xattrs: Arc::clone(&xattrs),
+                xattr_flights: SingleFlight::new(),
+                epoch: Arc::clone(&epoch),
+                bundles: bundle::Account::default(),
+                coalesced: AtomicU64::new(0),
+                options: options.clone(),
+                source,
+                direct: direct.clone(),
+                runtime: runtime.clone(),
+            }))
+        };
+        let all: Vec<Self> = sources.into_iter().map(view).collect();
+        let known = views.set(all.iter().map(|view| Arc::downgrade(&view.0)).collect());
+        drop(known);
+        all
     }
 
     /// Drops what is cached of `path` and of everything below it, and the directory entry of `path`
@@ -201,8 +231,6 @@ impl ReadPath {
                 + inner.listing_flights.coalesced()
                 + inner.attribute_flights.coalesced()
                 + inner.xattr_flights.coalesced(),
-            blocks_verified: inner.blocks_verified.load(Ordering::Relaxed),
-            verify_failures: inner.verify_failures.load(Ordering::Relaxed),
             bundles: inner.bundles.stats(),
         }
     }

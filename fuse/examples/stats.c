@@ -78,5 +78,9 @@ int main(int argc, char **argv)
     PRINT(push_files, "push.files");
     PRINT(push_bytes, "push.bytes");
     PRINT(push_pending, "push.pending");
+    PRINT(healing_failovers, "healing.failovers");
+    PRINT(healing_returns, "healing.returns");
+    PRINT(healing_replays, "healing.replays");
+    PRINT(healing_wrong_blocks, "healing.wrong_blocks");
     return 0;
 }

@@ -1,16 +1,17 @@
 //! Questions to the whole tree: every node's report, and clearing everywhere.
 //!
-//! A question climbs to the root and comes down again; answers stream back the way it went, each
-//! under the rank of its node, and are passed on as they come. So nobody gathers the cluster but
-//! whoever asked, and whoever does not answer is found by subtraction: no list of the dead travels.
-//! A node that cannot reach its parent asks its own subtree, and names the rest as missing.
+//! A question climbs to the root of one tree and comes down again, along the connections that there
+//! are; answers stream back the way it went, each under the name of its node, and are passed on as
+//! they come. So nobody gathers the cluster but whoever asked, and whoever does not answer is found by
+//! subtraction: no list of the dead travels. A node that cannot reach the root of any tree asks its
+//! own subtree, and names the rest as missing.
 
 use crate::item::{Failure, FailureKind, ItemPath};
 use crate::overlay::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::message::{self, Cleared};
-use crate::wire::{FrameKind, REPORT_BYTES_MAX, Request, WireError};
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use crate::wire::message::{self, Cleared, NodeId, Question, Reported};
+use crate::wire::{FrameKind, NAME_BYTES_MAX, REPORT_BYTES_MAX, Request, WireError};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use quinn::Connection;
@@ -19,12 +20,17 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Answers on their way through a node.
 const ANSWERS_QUEUED: usize = 64;
 /// The most time that a peer may ask this node to spend.
 const BUDGET_MAX: Duration = Duration::from_secs(300);
+/// Most nodes that answer without being in the list.
+const GUESTS_MAX: usize = 4096;
+/// So long a child may take until it has reported itself, which costs it nothing: nobody watches
+/// children for life, and a dead one would hold up everybody until its connection idles out.
+const FIRST_REPORT: Duration = Duration::from_secs(3);
 /// Each level keeps a 1/16 of its time for handing on what has come.
 const LEVEL_SHARE: u32 = 16;
 
@@ -56,17 +62,27 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    fn up(&self, budget_ms: u32) -> Request {
+    fn up(&self, tree: usize, budget_ms: u32) -> Request {
+        let tree = number(tree);
         match self.clone() {
-            Self::Reports => Request::ClusterReports { budget_ms },
-            Self::Clear(path) => Request::ClusterClear { path, budget_ms },
+            Self::Reports => Request::ClusterReports { tree, budget_ms },
+            Self::Clear(path) => Request::ClusterClear {
+                tree,
+                path,
+                budget_ms,
+            },
         }
     }
 
-    fn down(&self, budget_ms: u32) -> Request {
+    fn down(&self, tree: usize, budget_ms: u32) -> Request {
+        let tree = number(tree);
         match self.clone() {
-            Self::Reports => Request::ReportsBelow { budget_ms },
-            Self::Clear(path) => Request::ClearBelow { path, budget_ms },
+            Self::Reports => Request::ReportsBelow { tree, budget_ms },
+            Self::Clear(path) => Request::ClearBelow {
+                tree,
+                path,
+                budget_ms,
+            },
         }
     }
 }
@@ -74,7 +90,7 @@ impl Operation {
 /// One node's answer.
 #[derive(Debug)]
 struct Reply {
-    rank: usize,
+    node: NodeId,
     body: ReplyBody,
 }
 
@@ -87,54 +103,107 @@ enum ReplyBody {
 /// Asks every node for its report.
 pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
     let mut result = ClusterReports::default();
-    let mut replies = collect(shared, &Operation::Reports).await;
-    for (rank, member) in shared.members.iter().enumerate() {
-        match replies.remove(&rank) {
+    let tree = reachable(shared);
+    let replies = collect(shared, &Operation::Reports, tree, shared.request_timeout).await;
+    for (name, reply) in by_node(shared, replies) {
+        match reply {
             Some(ReplyBody::Report(report)) => result.reports.push(report),
-            _ => result.missing.push(member.name.clone()),
+            _ => result.missing.push(name),
         }
     }
     result
 }
 
-/// Has every node do `operation`, a clear.
+/// Has every node do `operation`, a clear, along one tree after another.
 pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> ClusterClear {
-    let mut result = ClusterClear::default();
-    let mut replies = collect(shared, &operation).await;
-    for (rank, member) in shared.members.iter().enumerate() {
-        match replies.remove(&rank) {
-            Some(ReplyBody::Cleared(Ok(()))) => result.cleared += 1,
-            Some(ReplyBody::Cleared(Err(failure))) => {
-                result.failed.push((member.name.clone(), failure));
+    let mut outcomes: BTreeMap<NodeId, ReplyBody> = BTreeMap::new();
+    let trees = shared.roster.trees();
+    let patience = shared.request_timeout / u32::from(number(trees)).max(1);
+    for tree in 0..trees {
+        let gone = shared
+            .upstream
+            .hold(tree)
+            .is_some_and(|hold| hold.is_stranded());
+        if gone && tree != reachable(shared) {
+            continue;
+        }
+        for (node, reply) in collect(shared, &operation, tree, patience).await {
+            match outcomes.entry(node) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(reply);
+                }
+                Entry::Occupied(mut known) => {
+                    // A node that failed once has not cleared everything.
+                    if matches!(known.get(), ReplyBody::Cleared(Ok(()))) {
+                        known.insert(reply);
+                    }
+                }
             }
-            _ => result.missing.push(member.name.clone()),
+        }
+    }
+    let mut result = ClusterClear::default();
+    for (name, reply) in by_node(shared, outcomes) {
+        match reply {
+            Some(ReplyBody::Cleared(Ok(()))) => result.cleared += 1,
+            Some(ReplyBody::Cleared(Err(failure))) => result.failed.push((name, failure)),
+            _ => result.missing.push(name),
         }
     }
     result
 }
 
-/// Every node's answer by rank, as far as they come within the request time-out.
-async fn collect(shared: &Arc<Shared>, operation: &Operation) -> BTreeMap<usize, ReplyBody> {
-    let deadline = Instant::now() + shared.request_timeout;
+/// The tree to ask along: the first whose root can be reached.
+fn reachable(shared: &Shared) -> usize {
+    let reached = |tree: &usize| {
+        let hold = shared.upstream.hold(*tree);
+        hold.is_none_or(|hold| hold.is_connected())
+    };
+    (0..shared.roster.trees()).find(reached).unwrap_or(0)
+}
+
+/// The name and the reply of every member in rank order, then of the guests that replied.
+fn by_node(
+    shared: &Shared,
+    mut replies: BTreeMap<NodeId, ReplyBody>,
+) -> Vec<(String, Option<ReplyBody>)> {
+    let mut nodes = Vec::with_capacity(shared.roster.members().len());
+    for (rank, member) in shared.roster.members().iter().enumerate() {
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        let reply = replies.remove(&NodeId::Member(rank));
+        nodes.push((member.name.clone(), reply));
+    }
+    let guests = replies.into_iter();
+    nodes.extend(guests.map(|(id, reply)| (shared.roster.name_of(&id).to_owned(), Some(reply))));
+    nodes
+}
+
+/// Every node's answer, as far as they come within `patience`.
+async fn collect(
+    shared: &Arc<Shared>,
+    operation: &Operation,
+    tree: usize,
+    patience: Duration,
+) -> BTreeMap<NodeId, ReplyBody> {
+    let deadline = Instant::now() + patience;
     let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
     let mut collected = BTreeMap::new();
     let asking = async {
         // A parent that takes questions and answers none leaves time for this node's own subtree.
-        let up_by = deadline - shared.request_timeout / 4;
-        let asked = whole(shared, operation, (up_by, deadline), &out);
+        let up_by = deadline - patience / 4;
+        let asked = whole(shared, (operation, tree), (up_by, deadline), &out);
         // What has not come by then is missing.
         let _elapsed = timeout_at(deadline, asked).await;
         drop(out);
     };
     let collecting = async {
-        while let Some(Reply { rank, body }) = replies.recv().await {
-            collected.entry(rank).or_insert(body);
+        while let Some(Reply { node, body }) = replies.recv().await {
+            collected.entry(node).or_insert(body);
         }
     };
     tokio::join!(asking, collecting);
-    if let Entry::Vacant(vacant) = collected.entry(shared.rank) {
+    if let Entry::Vacant(vacant) = collected.entry(shared.roster.id()) {
         // A dead tree does not keep a node from answering for itself.
-        vacant.insert(own(shared, operation, shared.request_timeout / 4).await);
+        vacant.insert(own(shared, operation, patience / 4).await);
     }
     collected
 }
@@ -145,7 +214,7 @@ async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> Repl
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(match tokio::time::timeout(patience, clearing).await {
+            ReplyBody::Cleared(match timeout(patience, clearing).await {
                 Ok(result) => result,
                 Err(_elapsed) => Err(Failure::new(
                     FailureKind::Unavailable,
@@ -160,85 +229,112 @@ async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> Repl
 /// does not answer, this node's subtree, until `deadline`.
 async fn whole(
     shared: &Arc<Shared>,
-    operation: &Operation,
+    (operation, tree): (&Operation, usize),
     (up_by, deadline): (Instant, Instant),
     out: &mpsc::Sender<Reply>,
 ) {
-    if let Some(parent) = &shared.parent {
-        let now = Instant::now();
-        let soon = now + up_by.saturating_duration_since(now) / 4;
-        if let Ok(connection) = parent.connection(soon).await {
-            let request = operation.up(budget_ms(up_by));
-            let parent = &parent.member().name;
-            match timeout_at(up_by, ask(shared, &connection, &request, 0, out)).await {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => {
-                    tracing::warn!(%parent, %error, "the parent did not answer for the cluster");
-                }
-                Err(_elapsed) => {
-                    tracing::warn!(%parent, "the parent did not answer for the cluster in time");
-                }
+    let now = Instant::now();
+    let soon = now + up_by.saturating_duration_since(now) / 4;
+    if let Some(parent) = shared.upstream.peer(tree, soon).await {
+        let request = operation.up(tree, budget_ms(up_by));
+        let neighbour = Neighbour {
+            connection: &parent.connection,
+            below: None,
+            tree,
+        };
+        // The parent is watched for life while it is asked.
+        let _asking = parent.asking();
+        match timeout_at(up_by, ask(shared, &neighbour, request, out)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => {
+                tracing::warn!(parent = %parent.label, %error, "no answer for the cluster");
+            }
+            Err(_elapsed) => {
+                tracing::warn!(parent = %parent.label, "no answer for the cluster in time");
             }
         }
     }
-    below(shared, operation, deadline, out).await;
+    below(shared, (operation, tree), deadline, out).await;
 }
 
 /// This node first, then all its children at once.
 async fn below(
     shared: &Arc<Shared>,
-    operation: &Operation,
+    (operation, tree): (&Operation, usize),
     deadline: Instant,
     out: &mpsc::Sender<Reply>,
 ) {
     // At most half of the time: a node that hangs must not keep its children from being asked.
     let patience = deadline.saturating_duration_since(Instant::now()) / 2;
     let body = own(shared, operation, patience).await;
-    if out
-        .send(Reply {
-            rank: shared.rank,
-            body,
-        })
-        .await
-        .is_err()
-    {
+    let node = shared.roster.id();
+    if out.send(Reply { node, body }).await.is_err() {
         return;
     }
-    let request = &operation.down(budget_ms(deadline));
-    let children = shared.connected_children();
+    let request = &operation.down(tree, budget_ms(deadline));
+    let children = shared.connected_children(tree);
     let mut asking: FuturesUnordered<_> = children
         .iter()
-        .map(async |(rank, connection)| {
-            if let Err(error) = ask(shared, connection, request, *rank, out).await {
-                tracing::debug!(rank, %error, "a child did not answer for its subtree");
+        .map(async |(id, connection)| {
+            let neighbour = Neighbour {
+                connection,
+                below: Some(id),
+                tree,
+            };
+            if let Err(error) = ask(shared, &neighbour, request.clone(), out).await {
+                let child = shared.roster.name_of(id);
+                tracing::debug!(child, %error, "a child did not answer for its subtree");
             }
         })
         .collect();
     while asking.next().await.is_some() {}
 }
 
-/// Asks one neighbour and passes on its answers, each for a node at or below `top` (a node may answer
-/// only for its own subtree).
+/// Whom to ask, and for whom it may answer.
+struct Neighbour<'a> {
+    connection: &'a Connection,
+    /// For this node and those below it; `None`: for all.
+    below: Option<&'a NodeId>,
+    tree: usize,
+}
+
+/// Asks one neighbour and passes on its answers.
 async fn ask(
     shared: &Shared,
-    connection: &Connection,
-    request: &Request,
-    top: usize,
+    neighbour: &Neighbour<'_>,
+    request: Request,
     out: &mpsc::Sender<Reply>,
 ) -> Result<(), StreamError> {
     let patience = shared.request_timeout;
-    let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
+    let opening = neighbour.connection.open_bi();
+    let (send, recv) = opening.await.map_err(StreamError::Lost)?;
     let mut reader = FrameReader::new(recv, patience);
     let mut writer = FrameWriter::new(send, patience);
-    writer.message(FrameKind::Request, request).await?;
+    let question = Question {
+        attempt: 0,
+        request,
+    };
+    writer.message(FrameKind::Request, &question).await?;
     writer.finish();
-    // One answer a node, and the end.
-    for _ in 0..=shared.tree.len() {
-        let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
-        let Some(reply) = decode(kind, body)? else {
+    let mut first = match question.request {
+        Request::ReportsBelow { .. } => Some(FIRST_REPORT),
+        _ => None,
+    };
+    // One answer a node, guests among them, and the end.
+    for _ in 0..=2 * shared.roster.members().len() + GUESTS_MAX {
+        let frame = match first.take() {
+            Some(first) => timeout(first, reader.frame())
+                .await
+                .map_err(|_elapsed| StreamError::Silent(first))?,
+            None => reader.frame().await,
+        };
+        let (kind, body) = frame?.ok_or(StreamError::Truncated)?;
+        let Some(reply) = decode(kind, &body)? else {
             return reader.finish();
         };
-        if !shared.tree.is_within(reply.rank, top) {
+        if let Some(top) = neighbour.below
+            && !shared.roster.is_within(neighbour.tree, &reply.node, top)
+        {
             return Err(WireError::Impossible("an answer for a node elsewhere").into());
         }
         if out.send(reply).await.is_err() {
@@ -249,29 +345,29 @@ async fn ask(
 }
 
 /// The answer in a frame; `None` for the end.
-fn decode(kind: FrameKind, mut body: Bytes) -> Result<Option<Reply>, StreamError> {
-    match kind {
-        FrameKind::Report if body.len() >= 4 => {
-            let rank = usize::try_from(body.get_u32_le()).unwrap_or(usize::MAX);
-            Ok(Some(Reply {
-                rank,
-                body: ReplyBody::Report(body),
-            }))
+fn decode(kind: FrameKind, body: &[u8]) -> Result<Option<Reply>, StreamError> {
+    let reply = match kind {
+        FrameKind::Report => {
+            let Reported { node, report } = message::decode("report", body)?;
+            let body = ReplyBody::Report(report);
+            Reply { node, body }
         }
         FrameKind::Cleared => {
-            let cleared: Cleared = message::decode("acknowledgement", &body)?;
-            let rank = usize::try_from(cleared.rank).unwrap_or(usize::MAX);
-            Ok(Some(Reply {
-                rank,
-                body: ReplyBody::Cleared(cleared.result),
-            }))
+            let Cleared { node, result } = message::decode("acknowledgement", body)?;
+            let body = ReplyBody::Cleared(result);
+            Reply { node, body }
         }
-        FrameKind::Done => Ok(None),
-        got => Err(WireError::Unexpected {
-            got,
-            wanted: "answers of nodes",
+        FrameKind::Done => return Ok(None),
+        got => {
+            let wanted = "answers of nodes";
+            return Err(WireError::Unexpected { got, wanted }.into());
         }
-        .into()),
+    };
+    match &reply.node {
+        NodeId::Guest(name) if name.len() > NAME_BYTES_MAX => {
+            Err(WireError::Impossible("a name that no node can have").into())
+        }
+        _ => Ok(Some(reply)),
     }
 }
 
@@ -281,22 +377,31 @@ pub(crate) async fn answer(
     request: Request,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    let (operation, up, budget) = match request {
-        Request::ClusterReports { budget_ms } => (Operation::Reports, true, budget_ms),
-        Request::ClusterClear { path, budget_ms } => (Operation::Clear(path), true, budget_ms),
-        Request::ReportsBelow { budget_ms } => (Operation::Reports, false, budget_ms),
-        Request::ClearBelow { path, budget_ms } => (Operation::Clear(path), false, budget_ms),
+    let (operation, tree, up, budget) = match request {
+        Request::ClusterReports { tree, budget_ms } => (Operation::Reports, tree, true, budget_ms),
+        Request::ReportsBelow { tree, budget_ms } => (Operation::Reports, tree, false, budget_ms),
+        Request::ClusterClear {
+            tree,
+            path,
+            budget_ms,
+        } => (Operation::Clear(path), tree, true, budget_ms),
+        Request::ClearBelow {
+            tree,
+            path,
+            budget_ms,
+        } => (Operation::Clear(path), tree, false, budget_ms),
         _ => return Err(WireError::Impossible("not a question to the tree").into()),
     };
+    let what = (&operation, usize::from(tree));
     let budget = Duration::from_millis(u64::from(budget)).min(BUDGET_MAX);
     let deadline = Instant::now() + budget - budget / LEVEL_SHARE;
     let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
     let asking = async {
         let asked = async {
             if up {
-                whole(shared, &operation, (deadline, deadline), &out).await;
+                whole(shared, what, (deadline, deadline), &out).await;
             } else {
-                below(shared, &operation, deadline, &out).await;
+                below(shared, what, deadline, &out).await;
             }
         };
         // What has not come by then is missing at whoever asked.
@@ -313,25 +418,25 @@ pub(crate) async fn answer(
     tokio::try_join!(asking, passing).map(drop)
 }
 
-async fn pass(writer: &mut FrameWriter, reply: Reply) -> Result<(), StreamError> {
-    let rank = u32::try_from(reply.rank).unwrap_or(u32::MAX);
-    match reply.body {
+async fn pass(writer: &mut FrameWriter, Reply { node, body }: Reply) -> Result<(), StreamError> {
+    match body {
         ReplyBody::Report(report) if report.len() > REPORT_BYTES_MAX => {
-            tracing::warn!(rank, bytes = report.len(), "a report is too long to send");
+            tracing::warn!(?node, bytes = report.len(), "a report is too long to send");
         }
         ReplyBody::Report(report) => {
-            let mut body = BytesMut::with_capacity(4 + report.len());
-            body.put_u32_le(rank);
-            body.put_slice(&report);
-            writer.frame(FrameKind::Report, body.freeze()).await?;
+            let reported = Reported { node, report };
+            writer.message(FrameKind::Report, &reported).await?;
         }
         ReplyBody::Cleared(result) => {
-            writer
-                .message(FrameKind::Cleared, &Cleared { rank, result })
-                .await?;
+            let cleared = Cleared { node, result };
+            writer.message(FrameKind::Cleared, &cleared).await?;
         }
     }
     Ok(())
+}
+
+fn number(tree: usize) -> u8 {
+    u8::try_from(tree).unwrap_or(u8::MAX)
 }
 
 fn budget_ms(deadline: Instant) -> u32 {

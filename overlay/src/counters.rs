@@ -14,6 +14,12 @@ pub struct Counters {
     pub downstream_requests: u64,
     /// Bytes of answers to children.
     pub downstream_bytes_sent: u64,
+    /// Blocks from others whose hash was right.
+    pub blocks_verified: u64,
+    /// Blocks from others whose hash was wrong.
+    pub wrong_blocks: u64,
+    /// Requests and reads that went on over another connection after theirs was lost.
+    pub replays: u64,
 }
 
 #[derive(Debug, Default)]
@@ -22,6 +28,9 @@ pub(crate) struct Meters {
     pub(crate) upstream_bytes_received: Arc<AtomicU64>,
     pub(crate) downstream_requests: AtomicU64,
     pub(crate) downstream_bytes_sent: AtomicU64,
+    pub(crate) blocks_verified: AtomicU64,
+    pub(crate) wrong_blocks: AtomicU64,
+    pub(crate) replays: AtomicU64,
 }
 
 impl Meters {
@@ -31,6 +40,9 @@ impl Meters {
             upstream_bytes_received: self.upstream_bytes_received.load(Ordering::Relaxed),
             downstream_requests: self.downstream_requests.load(Ordering::Relaxed),
             downstream_bytes_sent: self.downstream_bytes_sent.load(Ordering::Relaxed),
+            blocks_verified: self.blocks_verified.load(Ordering::Relaxed),
+            wrong_blocks: self.wrong_blocks.load(Ordering::Relaxed),
+            replays: self.replays.load(Ordering::Relaxed),
         }
     }
 }

@@ -329,8 +329,11 @@ pub struct FilesystemUsage {
 pub enum BlockPart {
     /// The next bytes of the current block.
     Bytes(Bytes),
-    /// The current block is complete and this is its hash, made where the origin was read.
+    /// The current block is complete and verified, and this is its hash, made where the origin was
+    /// read.
     End(ContentHash),
+    /// What was given of the current block is void: it begins anew.
+    Restart,
 }
 
 /// Why something could not be answered, in terms of what the asker can do about it.
@@ -354,7 +357,8 @@ pub enum FailureKind {
     Unsupported,
     /// Nobody answered in time, or the connection is gone. Retrying later may help.
     Unavailable,
-    /// The peer answered something that cannot be true: a wrong hash, a malformed frame.
+    /// A peer answered something that cannot be true, and nobody else had better: a wrong hash, a
+    /// malformed frame.
     Corrupt,
     /// Any other fault of the origin, after its retries.
     Io,

@@ -1,36 +1,55 @@
-//! A node's place in the tree, alive: its listening end, its link to the parent, its children.
+//! A node's place among the others, alive: its listening end, its holds in the trees, its children.
 //!
-//! [`Overlay::start`] puts the parts together; what they do is in [`crate::parent`], `server` and
+//! [`Overlay::start`] puts the parts together; what they do is in [`crate::upstream`], `server` and
 //! `cluster`. Every task belongs to the [`Overlay`] and ends with it.
 
+use crate::ascent::Patience;
 use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
 use crate::identity::{IdentityError, Secret};
 use crate::item::{Failure, ItemPath};
-use crate::parent::{Parent, link};
+use crate::placement::digest;
+use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
-use crate::transport::{Transport, close};
-use crate::tree::Tree;
+use crate::transport::{KernelNetwork, Network, Transport, close};
+use crate::upstream::climb::Climber;
+use crate::upstream::peer::{Dialer, Liveness};
+use crate::upstream::{Orphan, Upstream};
+use crate::wire::message::NodeId;
 use crate::{cluster, server};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use quinn::{Connection, VarInt};
-use std::collections::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// How long [`Overlay::shutdown`] waits for the last packets.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_millis(500);
-/// Longest member list.
-const MEMBERS_MAX: usize = 1 << 20;
+
+/// What a root serves below one prefix, in short: equal on roots that see the same storage.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OriginFingerprint {
+    /// The prefix in the namespace.
+    pub prefix: ItemPath,
+    /// A hash of what lies there.
+    pub fingerprint: [u8; 16],
+}
 
 /// What a node answers: files to its children, and about itself to the cluster.
-pub trait Service: Files {
+pub trait Service: Send + Sync + 'static {
+    /// What answers questions about files that come from position `attempt` of their items' root
+    /// orders. What it asks of others must not come from an earlier position ([`Upstream::at`]), and
+    /// must not wait for a question that does.
+    fn files(&self, attempt: u8) -> Arc<dyn Files>;
+
     /// This node's report, opaque here (JSON), at most 64 KiB. Must be cheap and must not block.
     fn report(&self) -> Bytes;
 
@@ -39,34 +58,64 @@ pub trait Service: Files {
     /// # Errors
     /// Whatever stops the node from doing so.
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>>;
+
+    /// What this node serves from storage, if it is a root.
+    ///
+    /// # Errors
+    /// Storage does not answer.
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>>;
 }
 
-/// One node of the member list.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Member {
-    /// Its name, unique in the list, at most 255 bytes.
-    pub name: String,
-    /// Where it listens: `host:port`. Looked up at every attempt to connect.
-    pub address: String,
-}
-
-/// Where a node stands and how it behaves. All nodes have the same `members`, `arity` and `secret`.
+/// Where a node stands and how it behaves. All nodes have the same `members`, `arity`, `roots` and
+/// `secret`.
 #[derive(Clone, Debug)]
 pub struct OverlayConfig {
-    /// The ordered member list; the first is the root.
+    /// The ordered member list.
     pub members: Vec<Member>,
     /// This node's place in it.
-    pub rank: usize,
-    /// Most children of a node, at least 1.
+    pub seat: Seat,
+    /// Most children of a node in one tree, at least 1.
     pub arity: usize,
+    /// The roots, by rank: one tree for each.
+    pub roots: Vec<usize>,
     /// Address to bind, for listening and connecting; its IP picks the network. Port 0: any.
     pub listen: SocketAddr,
     /// The job's secret.
     pub secret: Secret,
     /// How long a request waits for a connection and for each next byte of its answer.
     pub request_timeout: Duration,
-    /// How long one attempt to connect to the parent may take.
+    /// How long one attempt to connect to an ancestor may take.
     pub connect_timeout: Duration,
+    /// When an ancestor counts as dead.
+    pub liveness: Liveness,
+    /// How patient this node is with ancestors that are away.
+    pub patience: Patience,
+    /// What to do when no root can be reached.
+    pub orphan: Orphan,
+    /// Where datagrams travel.
+    pub network: Arc<dyn Network>,
+}
+
+impl OverlayConfig {
+    /// A node of `members` at `seat` with one root, the first, arity 4, and the default time-outs, on
+    /// loopback.
+    #[must_use]
+    pub fn new(members: Vec<Member>, seat: Seat, secret: Secret) -> Self {
+        Self {
+            members,
+            seat,
+            arity: 4,
+            roots: vec![0],
+            listen: ([127, 0, 0, 1], 0).into(),
+            secret,
+            request_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(2),
+            liveness: Liveness::default(),
+            patience: Patience::default(),
+            orphan: Orphan::default(),
+            network: Arc::new(KernelNetwork),
+        }
+    }
 }
 
 /// Why a node could not take its place.
@@ -109,44 +158,86 @@ fn listen_hint(error: &io::Error) -> &'static str {
 
 /// What all parts of a running node share.
 pub(crate) struct Shared {
-    pub(crate) members: Vec<Member>,
-    pub(crate) tree: Tree,
-    pub(crate) rank: usize,
+    pub(crate) roster: Arc<Roster>,
     pub(crate) request_timeout: Duration,
+    pub(crate) liveness: Liveness,
     pub(crate) service: Arc<dyn Service>,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) upstream: Upstream,
     pub(crate) meters: Arc<Meters>,
     pub(crate) refusals: Refusals,
-    /// Connected children by rank: at most arity of them. Held for look-ups only.
-    children: Mutex<HashMap<usize, Connection>>,
+    /// This node is going: what fails from now on says nothing about what was asked.
+    pub(crate) leaving: AtomicBool,
+    /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
+    children: Mutex<HashMap<NodeId, Child>>,
 }
 
+/// A connected child.
+struct Child {
+    connection: Connection,
+    /// In which trees it hangs from this node.
+    trees: BTreeSet<usize>,
+}
+
+/// A child that a node has no room for.
+#[derive(Debug)]
+pub(crate) struct Full;
+
 impl Shared {
-    /// Registers a child's connection; gives the one that it replaces.
-    pub(crate) fn add_child(&self, rank: usize, connection: Connection) -> Option<Connection> {
-        self.lock_children().insert(rank, connection)
+    /// Takes in a child in `tree`; gives the connection that its new one replaces.
+    pub(crate) fn add_child(
+        &self,
+        id: &NodeId,
+        tree: usize,
+        connection: &Connection,
+    ) -> Result<Option<Connection>, Full> {
+        let mut children = self.lock_children();
+        if let Some(child) = children.get_mut(id) {
+            if child.connection.stable_id() == connection.stable_id() {
+                child.trees.insert(tree);
+                return Ok(None);
+            }
+        } else if !self.roster.is_own_child(tree, id) && children.len() >= self.children_max() {
+            return Err(Full);
+        }
+        let child = Child {
+            connection: connection.clone(),
+            trees: BTreeSet::from([tree]),
+        };
+        Ok(children.insert(id.clone(), child).map(|old| old.connection))
+    }
+
+    /// How many children a node may have before it takes in only its own: enough for those of its
+    /// children that die, and at a root, which is everybody's last resort, for many more.
+    fn children_max(&self) -> usize {
+        let is_root = self
+            .roster
+            .rank()
+            .is_some_and(|own| self.roster.forest().is_root(own));
+        let floor = if is_root { 512 } else { 32 };
+        self.roster.forest().arity().saturating_mul(8).max(floor)
     }
 
     /// Forgets a child's connection, unless another has taken its place.
-    pub(crate) fn remove_child(&self, rank: usize, connection: &Connection) {
+    pub(crate) fn remove_child(&self, id: &NodeId, connection: &Connection) {
         let mut children = self.lock_children();
         if children
-            .get(&rank)
-            .is_some_and(|held| held.stable_id() == connection.stable_id())
+            .get(id)
+            .is_some_and(|held| held.connection.stable_id() == connection.stable_id())
         {
-            children.remove(&rank);
+            children.remove(id);
         }
     }
 
-    /// The connected children.
-    pub(crate) fn connected_children(&self) -> Vec<(usize, Connection)> {
+    /// The connected children in `tree`.
+    pub(crate) fn connected_children(&self, tree: usize) -> Vec<(NodeId, Connection)> {
         self.lock_children()
             .iter()
-            .map(|(&rank, held)| (rank, held.clone()))
+            .filter(|(_, held)| held.trees.contains(&tree))
+            .map(|(id, held)| (id.clone(), held.connection.clone()))
             .collect()
     }
 
-    fn lock_children(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Connection>> {
+    fn lock_children(&self) -> std::sync::MutexGuard<'_, HashMap<NodeId, Child>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -154,7 +245,7 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
-            .field("rank", &self.rank)
+            .field("node", &self.roster.id())
             .finish_non_exhaustive()
     }
 }
@@ -170,62 +261,58 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Takes this node's place in the tree. Returns once it listens; the parent is connected to in
-    /// the background ([`Parent::first_connected`]). A list of one node needs no network. Must be
+    /// Takes this node's place in the trees. Returns once it listens; ancestors are connected to in
+    /// the background ([`Upstream::first_connected`]). A list of one node needs no network. Must be
     /// called within a tokio runtime with I/O and time, which then runs the node's tasks.
+    ///
+    /// `storage` is what this node asks as a root, and, with [`Orphan::Origin`], when it is cut off;
+    /// `service` is called once, with the stub towards the others, before anything is served.
     ///
     /// # Errors
     /// `Config`, `Listen`; faults of the cryptographic library.
-    #[expect(
-        clippy::unused_async,
-        reason = "callers hold a runtime; binding may come to wait"
-    )]
-    pub async fn start(
+    pub fn start(
         config: OverlayConfig,
-        service: Arc<dyn Service>,
+        storage: Option<Arc<dyn Files>>,
+        service: impl FnOnce(Upstream) -> Arc<dyn Service>,
     ) -> Result<Self, OverlayError> {
-        Self::start_with(config, |_parent| service)
-    }
-
-    /// As [`Overlay::start`], for a service that itself asks the parent: `service` is called once,
-    /// with the parent's stub, before anything is served.
-    ///
-    /// # Errors
-    /// As [`Overlay::start`].
-    pub fn start_with(
-        config: OverlayConfig,
-        service: impl FnOnce(Option<Parent>) -> Arc<dyn Service>,
-    ) -> Result<Self, OverlayError> {
-        let tree = check(&config)?;
-        let serves = !tree.children(config.rank).is_empty();
-        let name = config
-            .members
-            .get(config.rank)
-            .map_or("", |member| &member.name);
-        let transport = if tree.len() > 1 {
+        if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
+            let text = "a time-out of 0 leaves no time for any answer";
+            return Err(OverlayError::Config(text.into()));
+        }
+        let roster = Roster::new(config.members, config.arity, config.roots, config.seat)
+            .map(Arc::new)
+            .map_err(OverlayError::Config)?;
+        let alone = roster.rank().is_some() && roster.members().len() == 1;
+        // Any member may take in a guest, and one that has lost its parent.
+        let serves = roster.rank().is_some() && !alone;
+        let transport = if alone {
+            None
+        } else {
+            let (network, name) = (&*config.network, roster.name());
             Some(Transport::bind(
+                network,
                 config.listen,
                 &config.secret,
                 name,
                 serves,
             )?)
-        } else {
-            None
         };
         let meters = Arc::new(Meters::default());
-        let parent = tree
-            .parent(config.rank)
-            .and_then(|rank| config.members.get(rank))
-            .map(|member| Parent::new(member.clone(), config.request_timeout, Arc::clone(&meters)));
+        let upstream = Upstream::new(
+            Arc::clone(&roster),
+            storage,
+            (config.orphan, config.request_timeout),
+            Arc::clone(&meters),
+        );
         let shared = Arc::new(Shared {
-            service: service(parent.clone()),
-            members: config.members,
-            tree,
-            rank: config.rank,
+            service: service(upstream.clone()),
+            roster,
             request_timeout: config.request_timeout,
-            parent,
+            liveness: config.liveness,
+            upstream,
             meters,
             refusals: Refusals::default(),
+            leaving: AtomicBool::new(false),
             children: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
@@ -236,15 +323,21 @@ impl Overlay {
                     transport.endpoint.clone(),
                 ));
             }
-            if shared.parent.is_some() {
-                let connector = link::Connector {
-                    shared: Arc::clone(&shared),
-                    endpoint: transport.endpoint.clone(),
-                    client: transport.client.clone(),
-                    local_addr: transport.local_addr,
-                    connect_timeout: config.connect_timeout,
+            let dialer = Arc::new(Dialer::new(
+                Arc::clone(&shared),
+                transport,
+                config.network,
+                config.connect_timeout,
+            ));
+            let seed = digest(shared.roster.name().as_bytes());
+            for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
+                let climber = Climber {
+                    hold: Arc::clone(hold),
+                    dialer: Arc::clone(&dialer),
+                    patience: config.patience,
+                    seed: seed.wrapping_add(tree),
                 };
-                tasks.spawn(connector.run());
+                tasks.spawn(climber.run());
             }
         }
         Ok(Self {
@@ -254,10 +347,16 @@ impl Overlay {
         })
     }
 
-    /// The stub towards this node's parent; `None` at the root.
+    /// The stub towards the others.
     #[must_use]
-    pub fn parent(&self) -> Option<Parent> {
-        self.shared.parent.clone()
+    pub fn upstream(&self) -> &Upstream {
+        &self.shared.upstream
+    }
+
+    /// Who is in the cluster.
+    #[must_use]
+    pub fn roster(&self) -> &Roster {
+        &self.shared.roster
     }
 
     /// The bound address; `None` for a node alone.
@@ -274,20 +373,20 @@ impl Overlay {
         self.shared.meters.snapshot()
     }
 
-    /// The names of the children that are connected now, in rank order.
+    /// The names of the children that are connected now in `tree`, members in rank order first.
     #[must_use]
-    pub fn children(&self) -> Vec<String> {
-        let mut ranks: Vec<usize> = self
+    pub fn children(&self, tree: usize) -> Vec<String> {
+        let mut children: Vec<NodeId> = self
             .shared
-            .connected_children()
+            .connected_children(tree)
             .into_iter()
-            .map(|(rank, _)| rank)
+            .map(|(id, _)| id)
             .collect();
-        ranks.sort_unstable();
-        ranks
-            .into_iter()
-            .filter_map(|rank| self.shared.members.get(rank))
-            .map(|member| member.name.clone())
+        children.sort_unstable();
+        let roster = &self.shared.roster;
+        children
+            .iter()
+            .map(|id| roster.name_of(id).to_owned())
             .collect()
     }
 
@@ -297,8 +396,9 @@ impl Overlay {
         cluster::reports(&self.shared).await
     }
 
-    /// Clears `path` on all nodes, the root first and every node before its children, so that no
-    /// node fills itself again from one that has not cleared yet.
+    /// Clears `path` on all nodes: tree after tree, each from its root down, every node before its
+    /// children. What lies in a tree comes down that tree only, so no node fills itself again from one
+    /// that has not cleared yet.
     pub async fn clear_cluster(&self, path: ItemPath) -> ClusterClear {
         cluster::clear(&self.shared, Operation::Clear(path)).await
     }
@@ -315,9 +415,8 @@ impl Overlay {
     }
 
     fn stop(&self) {
-        if let Some(parent) = &self.shared.parent {
-            parent.stop();
-        }
+        self.shared.leaving.store(true, Ordering::Release);
+        self.shared.upstream.stop();
         if let Some(transport) = &self.transport {
             transport
                 .endpoint
@@ -334,38 +433,4 @@ impl Drop for Overlay {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn check(config: &OverlayConfig) -> Result<Tree, OverlayError> {
-    let members = &config.members;
-    let refuse = |text: String| Err(OverlayError::Config(text));
-    let Some(tree) = Tree::new(members.len(), config.arity) else {
-        return refuse("the member list is empty, or the arity is 0".into());
-    };
-    if members.len() > MEMBERS_MAX {
-        return refuse(format!("more than {MEMBERS_MAX} members"));
-    }
-    if !tree.contains(config.rank) {
-        return refuse(format!(
-            "rank {} is not in the list of {} members (ranks begin at 0)",
-            config.rank,
-            members.len()
-        ));
-    }
-    let mut names = HashSet::new();
-    for member in members {
-        if member.name.is_empty() || member.name.len() > 255 {
-            return refuse(format!(
-                "a member's name has 1 to 255 bytes: {:?}",
-                member.name
-            ));
-        }
-        if !names.insert(&member.name) {
-            return refuse(format!("member {} is listed twice", member.name));
-        }
-    }
-    if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
-        return refuse("a time-out of 0 leaves no time for any answer".into());
-    }
-    Ok(tree)
 }

@@ -1,16 +1,17 @@
 //! The listening side: lets this node's children in, and nobody else.
 //!
 //! TLS has proven that a peer belongs to the job before a line here sees it; the hello proves that
-//! it is a child by the same arithmetic. Connections that have not said hello are few
+//! this node is above it by the same arithmetic. Connections that have not said hello are few
 //! ([`STRANGERS_MAX`]); each child has one connection, and quinn bounds its streams. What a stream
 //! asks is answered in [`stream`].
 
 pub(crate) mod stream;
 
-use crate::overlay::Shared;
-use crate::parent::link::explain;
-use crate::transport::close;
+use crate::overlay::{Full, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
+use crate::upstream::peer::explain;
+use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use std::collections::HashSet;
@@ -56,16 +57,21 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = connections.join_next() => {}
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 match Arc::clone(&strangers).try_acquire_owned() {
                     Ok(permit) => {
                         connections.spawn(welcome(Arc::clone(&shared), incoming, permit));
                     }
-                    Err(_full) => incoming.refuse(),
+                    Err(_full) => {
+                        let peer = incoming.remote_address();
+                        shared.refusals.log(peer, "too many connections without a hello");
+                        incoming.refuse();
+                    }
                 }
             }
-            Some(_done) = connections.join_next() => {}
         }
     }
 }
@@ -79,7 +85,7 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
         Err(_elapsed) => return shared.refusals.log(peer, "no handshake in time"),
     };
     let hello = match timeout(INTRODUCTION, hear(&shared, &connection)).await {
-        Ok(Ok(rank)) => Ok(rank),
+        Ok(Ok(child)) => Ok(child),
         Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => return gone(&shared, peer, &error),
         Ok(Err(Unwelcome::Stream(error))) => {
             Err((close::PROTOCOL, format!("a hello was due: {error}")))
@@ -88,9 +94,9 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
         Err(_elapsed) => Err((close::PROTOCOL, "no hello in time".into())),
     };
     match hello {
-        Ok(rank) => {
+        Ok((id, tree)) => {
             drop(permit);
-            serve(shared, rank, connection).await;
+            serve(shared, id, tree, connection).await;
         }
         Err((code, reason)) => {
             connection.close(code.into(), reason.as_bytes());
@@ -121,95 +127,80 @@ impl From<StreamError> for Unwelcome {
     }
 }
 
-/// Hears the hello and answers it; gives the child's rank.
-async fn hear(shared: &Shared, connection: &Connection) -> Result<usize, Unwelcome> {
+/// Hears the first hello and answers it; gives who says it, and for which tree.
+async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, usize), Unwelcome> {
     if connection.peer_identity().is_none() {
         return Err(Unwelcome::Stranger("no certificate".into()));
     }
     let (send, recv) = connection.accept_bi().await.map_err(StreamError::Lost)?;
     let mut reader = FrameReader::new(recv, INTRODUCTION);
     let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
-    let rank = check(shared, &hello).map_err(Unwelcome::Stranger)?;
+    let id = admit(shared, &hello, connection).map_err(Unwelcome::Stranger)?;
     let mut writer = FrameWriter::new(send, INTRODUCTION);
     writer
         .frame(FrameKind::Welcome, bytes::Bytes::new())
         .await?;
     writer.finish();
-    Ok(rank)
+    Ok((id, usize::from(hello.tree)))
 }
 
-/// Whether whoever says `hello` is a child of this node.
-fn check(shared: &Shared, hello: &Hello) -> Result<usize, String> {
-    let (tree, own) = (&shared.tree, shared.rank);
-    let own_name = shared.members.get(own).map_or("", |member| &member.name);
-    let same = |a: u32, b: usize| usize::try_from(a) == Ok(b);
-    if !same(hello.members, tree.len()) || !same(hello.arity, tree.arity()) {
-        return Err(format!(
-            "{own_name} has {} members and arity {}, {:?} has {} and {}: give all nodes the same \
-             host list and arity",
-            tree.len(),
-            tree.arity(),
-            hello.name,
-            hello.members,
-            hello.arity
-        ));
+/// Takes in whoever says `hello` over `connection`, or says why not.
+pub(crate) fn admit(
+    shared: &Shared,
+    hello: &Hello,
+    connection: &Connection,
+) -> Result<NodeId, String> {
+    let id = shared.roster.check(hello)?;
+    match shared.add_child(&id, usize::from(hello.tree), connection) {
+        Ok(Some(older)) => older.close(close::REPLACED.into(), b"connected anew"),
+        Ok(None) => {}
+        Err(Full) => {
+            return Err(format!(
+                "{} has as many children as it can take",
+                shared.roster.name()
+            ));
+        }
     }
-    let rank = usize::try_from(hello.rank).unwrap_or(usize::MAX);
-    let named = shared
-        .members
-        .get(rank)
-        .is_some_and(|member| member.name == hello.name);
-    if !named {
-        return Err(format!(
-            "rank {rank} is not {:?} in the host list of {own_name}: give all nodes the same list",
-            hello.name
-        ));
-    }
-    if tree.parent(rank) != Some(own) {
-        return Err(format!(
-            "{own_name} (rank {own}) is not the parent of rank {rank}"
-        ));
-    }
-    Ok(rank)
+    Ok(id)
 }
 
 /// Takes a child out of the list when its connection ends, however that comes about.
 struct Registered {
     shared: Arc<Shared>,
-    rank: usize,
+    id: NodeId,
     connection: Connection,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.shared.remove_child(self.rank, &self.connection);
+        self.shared.remove_child(&self.id, &self.connection);
     }
 }
 
 /// Answers a child's streams until its connection ends.
-async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
-    if let Some(older) = shared.add_child(rank, connection.clone()) {
-        older.close(close::REPLACED.into(), b"connected anew");
-    }
-    let child = shared
-        .members
-        .get(rank)
-        .map_or("", |member| &member.name)
-        .to_owned();
-    tracing::info!(%child, address = %connection.remote_address(), "child connected");
+async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connection) {
+    let child = shared.roster.name_of(&id).to_owned();
+    tracing::info!(%child, tree, address = %connection.remote_address(), "child connected");
+    let floor = Floor::new(Asker::Child(id.clone(), connection.clone()));
     let registered = Registered {
         shared: Arc::clone(&shared),
-        rank,
+        id,
         connection,
     };
-    let floor = Floor::new(Asker::Child(rank));
     let mut streams = JoinSet::new();
+    let mut allowed = STREAMS_OF_CHILD;
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
                     streams.spawn(answer);
+                    if let Some(more) = more_streams(allowed, streams.len()) {
+                        registered.connection.set_max_concurrent_bi_streams(more.into());
+                        allowed = more;
+                    }
                 }
                 Err(error) => {
                     let reason = explain(registered.connection.remote_address(), &error);
@@ -217,7 +208,6 @@ async fn serve(shared: Arc<Shared>, rank: usize, connection: Connection) {
                     return;
                 }
             },
-            Some(_done) = streams.join_next() => {}
         }
     }
 }

@@ -11,19 +11,26 @@ pub(crate) mod stream;
 use crate::identity::{Identity, Secret};
 use crate::overlay::OverlayError;
 use crate::wire;
+use futures_util::future::BoxFuture;
 use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+    AsyncUdpSocket, ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
-use std::net::SocketAddr;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child may have open. quinn allocates for all of them, here: 95 KiB a child. So
-/// many that hundreds of hanging ones do not stop the next.
-const STREAMS_OF_CHILD: u32 = 1024;
+/// Questions that a child may have open at first. quinn allocates for all of them, so that there are
+/// more only for one that needs them ([`more_streams`]).
+pub(crate) const STREAMS_OF_CHILD: u32 = 64;
+/// Questions that a child may have open at most: so many that hundreds of hanging ones do not stop the
+/// next. 95 KiB of the parent's memory.
+const STREAMS_OF_CHILD_MAX: u32 = 1024;
 /// Questions that a parent may have open: what is asked of the whole tree.
 const STREAMS_OF_PARENT: u32 = 16;
 /// What the socket buffers are asked to be.
@@ -38,11 +45,13 @@ const STALLED_STREAMS: u64 = 16;
 const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
 const DATAGRAM_BYTES_MAX: u16 = 8972;
-/// Packets between silent neighbours. Only the child sends them.
+/// Packets between neighbours that have nothing to say. Only the child sends them. While requests are
+/// under way it looks for life more often ([`crate::Liveness`]).
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// After so long without a packet a connection is given up. Generous: a job that burns every core
-/// must not look dead, and a request has its own time-out.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// After so long without a packet a connection without requests is given up.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Bytes of probes that a node holds: it never reads them, and older ones make room.
+const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
 /// Handshakes in progress; further ones are refused.
@@ -58,6 +67,8 @@ pub(crate) mod close {
     pub(crate) const PROTOCOL: u32 = 2;
     /// The same child has connected anew.
     pub(crate) const REPLACED: u32 = 3;
+    /// Nothing came for too long, or something wrong.
+    pub(crate) const GIVEN_UP: u32 = 4;
 }
 
 /// Packets that the peer may leave unacknowledged. Between an answer and the next question an
@@ -66,6 +77,74 @@ pub(crate) mod close {
 const ACK_AFTER_PACKETS: u32 = 10;
 /// How long it may take its time.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
+
+/// Where datagrams travel: the kernel's sockets, or a simulated network.
+pub trait Network: Send + Sync + fmt::Debug + 'static {
+    /// A socket bound to `address`, and the receive buffer in bytes that it was granted (as the
+    /// kernel counts: twice what fits).
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)>;
+
+    /// The addresses of `address` (host and port, or IP and port), best first.
+    ///
+    /// # Errors
+    /// Nobody knows the name.
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
+
+    /// The seed of all that is random in an endpoint; `None`: the system's randomness.
+    fn seed(&self) -> Option<[u8; 32]> {
+        None
+    }
+}
+
+/// The kernel's UDP sockets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelNetwork;
+
+impl Network for KernelNetwork {
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        let (socket, granted) = socket::bind(address, SOCKET_BUFFER_BYTES)?;
+        Ok((socket::wrap(socket, DATAGRAM_BYTES_MAX)?, granted))
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        let address = address.to_owned();
+        Box::pin(async move { Ok(tokio::net::lookup_host(address).await?.collect()) })
+    }
+}
+
+/// The kernel's UDP sockets, towards those addresses of a host only that lie in one network: a host's
+/// name often leads to a slow one too.
+pub struct WithinNetwork<F>(
+    /// Whether an address lies in it.
+    pub F,
+);
+
+impl<F> fmt::Debug for WithinNetwork<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WithinNetwork")
+    }
+}
+
+impl<F> Network for WithinNetwork<F>
+where
+    F: Fn(IpAddr) -> bool + Clone + Send + Sync + 'static,
+{
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        KernelNetwork.bind(address)
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        let (all, within) = (KernelNetwork.resolve(address), self.0.clone());
+        Box::pin(async move {
+            let mut found = all.await?;
+            found.retain(|remote| within(remote.ip()));
+            Ok(found)
+        })
+    }
+}
 
 /// A node's end of all its connections.
 #[derive(Debug)]
@@ -80,21 +159,18 @@ impl Transport {
     /// stateless resets: a node that restarts at the same place tells its old peers at once that
     /// their connections are gone.
     pub(crate) fn bind(
+        network: &dyn Network,
         listen: SocketAddr,
         secret: &Secret,
         name: &str,
         serve: bool,
     ) -> Result<Self, OverlayError> {
         let identity = Identity::new(secret)?;
-        let (socket, buffer_bytes) =
-            socket::bind(listen, SOCKET_BUFFER_BYTES).map_err(|source| OverlayError::Listen {
-                address: listen,
-                source,
-            })?;
         let listen_failed = |source| OverlayError::Listen {
             address: listen,
             source,
         };
+        let (socket, buffer_bytes) = network.bind(listen).map_err(listen_failed)?;
         let local_addr = socket.local_addr().map_err(listen_failed)?;
         let window = window_bytes(buffer_bytes);
         let server = if serve {
@@ -114,9 +190,9 @@ impl Transport {
         let mut client = ClientConfig::new(Arc::new(tls));
         client.transport_config(Arc::new(client_transport(window)));
         let endpoint = Endpoint::new_with_abstract_socket(
-            endpoint_config(secret, name, local_addr)?,
+            endpoint_config(secret, name, local_addr, network.seed())?,
             server,
-            socket::wrap(socket, DATAGRAM_BYTES_MAX).map_err(listen_failed)?,
+            socket,
             Arc::new(TokioRuntime),
         )
         .map_err(listen_failed)?;
@@ -132,6 +208,7 @@ fn endpoint_config(
     secret: &Secret,
     name: &str,
     local_addr: SocketAddr,
+    seed: Option<[u8; 32]>,
 ) -> Result<EndpointConfig, OverlayError> {
     let salt = format!("{name} {local_addr}");
     let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
@@ -142,6 +219,7 @@ fn endpoint_config(
     let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     let mut config = EndpointConfig::new(Arc::new(key));
     config
+        .rng_seed(seed)
         .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)))
         .max_udp_payload_size(DATAGRAM_BYTES_MAX)
         .map_err(|error| OverlayError::Tls(error.to_string()))?;
@@ -162,9 +240,17 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
+/// The streams that a child with `open` ones may have from now on, if those are more than `allowed`.
+pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
+    let scarce = open >= usize::try_from(allowed / 2).unwrap_or(usize::MAX);
+    let more = allowed.saturating_mul(4).min(STREAMS_OF_CHILD_MAX);
+    (scarce && more > allowed).then_some(more)
+}
+
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
+    config.datagram_receive_buffer_size(Some(PROBES_BYTES_MAX));
     config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
     config
 }
@@ -174,6 +260,8 @@ fn client_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, window * STALLED_STREAMS);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
+        // Who receives no datagrams may send none: the probes would not leave.
+        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .keep_alive_interval(Some(KEEP_ALIVE));
     config
 }
@@ -204,18 +292,17 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
     config
 }
 
-/// The addresses of `address` (host and port, or IP and port) that a socket bound to `local` can
-/// reach, in the resolver's order.
-pub(crate) async fn resolve(address: &str, local: SocketAddr) -> std::io::Result<Vec<SocketAddr>> {
-    let found = tokio::net::lookup_host(address).await?;
-    Ok(found
-        .filter(|remote| remote.is_ipv4() || local.is_ipv6())
-        .collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_given_to_those_who_use_them() {
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 31), None);
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 32), Some(256));
+        assert_eq!(more_streams(256, 128), Some(1024));
+        assert_eq!(more_streams(1024, 1024), None);
+    }
 
     #[test]
     fn windows_follow_the_granted_buffers() {

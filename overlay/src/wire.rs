@@ -13,12 +13,12 @@ pub mod page;
 
 pub use bundle::BundleDecoder;
 pub use frame::{FrameHeader, FrameKind, HEADER_BYTES};
-pub use message::{Head, Hello, Request};
+pub use message::{Head, Hello, Question, Request};
 pub use page::{PageReader, PageWriter};
 
 /// The protocol's name and version, as agreed on by TLS (ALPN). A change that an older peer would
 /// misread gets another version.
-pub const ALPN: &[u8] = b"copperfs/1";
+pub const ALPN: &[u8] = b"copperfs/2";
 
 /// Names in one stat request.
 pub const STAT_NAMES_MAX: usize = 4096;
@@ -34,6 +34,10 @@ pub const XATTRS_MAX: usize = 16_384;
 pub const CURSOR_BYTES_MAX: usize = 4096;
 /// Bytes of one node's report.
 pub const REPORT_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a node's name.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Origins of one node.
+pub const ORIGINS_MAX: usize = 4096;
 /// Uncompressed bytes of all pages of one answer.
 pub const ANSWER_BYTES_MAX: usize = 128 << 20;
 
@@ -77,6 +81,9 @@ pub enum WireError {
         /// Allowed.
         max: u64,
     },
+    /// A block that is not what its hash says.
+    #[error("a block whose hash is wrong")]
+    WrongHash,
     /// Something that cannot be true.
     #[error("{0}")]
     Impossible(&'static str),

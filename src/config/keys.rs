@@ -186,12 +186,31 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "hosts",
-        "FILE|LIST",
+        "slurm|pbs|mpi|FILE|LIST",
         "",
         Group::Tree,
-        "All nodes in the order of the tree. A file with one host or host:port per line (# begins \
-         a comment), or h1,h2,... The first is the root, the only one that touches storage. With \
-         none given this node is alone.",
+        "All nodes in the order of the tree. The nodes of this Slurm or PBS job, or of the job that an \
+         MPI launcher runs in; or a file with one host or host:port per line (# begins a comment); \
+         or h1,h2,... Slurm's short form nid[001-128,200] may stand everywhere. The first is the \
+         root, the only one that touches storage. With none given this node is alone.",
+    ),
+    key(
+        "host_suffix",
+        "SUFFIX",
+        "",
+        Group::Tree,
+        "Reach the other nodes on the network that is named by this suffix. -hsn0 makes nid1-hsn0 of \
+         nid1 and of nid1.cluster nid1-hsn0.cluster; .hsn comes at the end. Schedulers often list the \
+         names of the management network. The same on all nodes.",
+    ),
+    key(
+        "topology",
+        "FILE",
+        "",
+        Group::Tree,
+        "Order the nodes so that few edges of the tree cross switches. FILE is Slurm's topology.conf, \
+         or has lines of a rack and its hosts: r1 nid[001-016]. The first host stays the root. The \
+         same content on all nodes.",
     ),
     key(
         "rank",
@@ -214,7 +233,8 @@ pub const KEYS: &[Key] = &[
         "",
         Group::Tree,
         "Listen only on this network. By the name of the interface (hsn0) or a network that holds \
-         its address (10.12.0.0/16).",
+         its address (10.12.0.0/16), in which case a host name that stands for several addresses \
+         means those in it.",
     ),
     key(
         "arity",
@@ -222,6 +242,37 @@ pub const KEYS: &[Key] = &[
         "4",
         Group::Tree,
         "Children per node of the tree. The same on all nodes.",
+    ),
+    key(
+        "roots",
+        "N|LIST",
+        "1",
+        Group::Tree,
+        "How many nodes touch storage, spread evenly over the host list, or which: r1,r2,... Each \
+         answers for its share of the paths, and for those of a root that is gone. They must see the \
+         same storage. The same on all nodes; at most as many as the arity is best.",
+    ),
+    choice(
+        "orphan",
+        &["wait", "origin", "error"],
+        Group::Tree,
+        "What a node does that is cut off from every root. wait: readers wait until a root can be \
+         reached again, for request_timeout at most. origin: it reads storage itself. error: readers \
+         get EIO at once.",
+    ),
+    switch(
+        "join",
+        "false",
+        Group::Tree,
+        "Join a running tree as a leaf, without being in its host list.",
+    ),
+    key(
+        "silence",
+        "DURATION",
+        "1s",
+        Group::Tree,
+        "After so long without a packet from its parent, while requests are under way, a node turns \
+         to the next ancestor.",
     ),
     key(
         "secret_file",

@@ -8,8 +8,8 @@ use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, PushSettings, ReaddirPlus,
-    Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, Orphan, PushSettings,
+    ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size};
 use super::{ConfigError, origins};
@@ -45,6 +45,11 @@ const TOGGLE: &Words<Toggle> = &[
     ("auto", Toggle::Auto),
     ("on", Toggle::On),
     ("off", Toggle::Off),
+];
+const ORPHAN: &Words<Orphan> = &[
+    ("wait", Orphan::Wait),
+    ("origin", Orphan::Origin),
+    ("error", Orphan::Error),
 ];
 const READDIR_PLUS: &Words<ReaddirPlus> =
     &[("auto", ReaddirPlus::Auto), ("always", ReaddirPlus::Always)];
@@ -82,8 +87,13 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
-        rank: network.rank,
+        seat: network.seat,
+        roots: network.roots,
+        orphan: reader.word("orphan", ORPHAN)?,
+        silence: reader.positive_duration("silence")?,
         listen: network.listen,
+        network: network.network,
+        crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
@@ -207,7 +217,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A value that always has a default.
-    fn parsed<T, E: Display>(
+    pub(super) fn parsed<T, E: Display>(
         self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,

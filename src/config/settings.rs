@@ -3,10 +3,12 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
+use super::network::NetworkPrefix;
+use super::topology::Crossings;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
-pub use copperfs_overlay::Member;
+pub use copperfs_overlay::{Member, Orphan, Seat};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,12 +27,24 @@ pub struct Settings {
     pub environment: BTreeMap<String, String>,
     /// Absolute paths of POSIX origins that are not served; `None`: the default list of the origin.
     pub exclude: Option<Vec<PathBuf>>,
-    /// Every node of the tree in order, this one included. Exactly one in a single-node mount.
+    /// Every node of the tree in order, this one included unless it joins as a guest. Exactly one in
+    /// a single-node mount.
     pub members: Vec<Member>,
-    /// Index of this node in `members`.
-    pub rank: usize,
+    /// This node's place among them.
+    pub seat: Seat,
+    /// The nodes that touch storage, by rank.
+    pub roots: Vec<usize>,
+    /// What this node does when it is cut off from every root.
+    pub orphan: Orphan,
+    /// How long a parent may be silent while requests are under way.
+    pub silence: Duration,
     /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
     pub listen: Option<SocketAddr>,
+    /// Of the addresses that a member's name stands for, those in this network are meant, if there are
+    /// any.
+    pub network: Option<NetworkPrefix>,
+    /// How many edges of the tree cross switches, where `members` were ordered by a topology.
+    pub crossings: Option<Crossings>,
     /// Children per node of the tree, at least 1.
     pub arity: usize,
     /// The job secret, a file only its owner may read. Always there when `listen` is.
@@ -132,6 +146,23 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
 }
 
+impl Settings {
+    /// This node's place in the list; `None` for one that joins.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self.seat {
+            Seat::Member(rank) => Some(rank),
+            Seat::Guest(_) => None,
+        }
+    }
+
+    /// Whether this node touches storage.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.rank().is_some_and(|rank| self.roots.contains(&rank))
+    }
+}
+
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
@@ -139,7 +170,7 @@ impl fmt::Debug for Settings {
             .field("origins", &self.origins)
             .field("environment", &self.environment.keys())
             .field("members", &self.members.len())
-            .field("rank", &self.rank)
+            .field("seat", &self.seat)
             .field("listen", &self.listen)
             .field("arity", &self.arity)
             .field("open", &self.open)

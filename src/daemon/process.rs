@@ -77,6 +77,23 @@ impl Process {
     }
 }
 
+/// Has the kernel write no core file of this process, nor hand one to a program: it would hold the job
+/// secret, keys, and whatever others read. Whoever may trace this process can still make one.
+///
+/// Not `PR_SET_DUMPABLE`, which would also take `/proc/PID` and every profiler from an ordinary user's
+/// own daemon. A limit of one byte, not of none: that one holds for files only, and this also for a
+/// `core_pattern` that is a pipe (core(5)).
+pub fn leave_no_core() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Core);
+    limit.current = limit
+        .maximum
+        .map_or(Some(1), |maximum| Some(maximum.min(1)));
+    if let Err(error) = setrlimit(Resource::Core, limit) {
+        tracing::warn!(%error, "cannot forbid core files, which hold secrets");
+    }
+}
+
 /// The daemon started for `mountpoint` in this mount namespace, by its command line: for one that
 /// hangs, or is another user's. The newest, if there are several.
 #[must_use]

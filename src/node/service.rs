@@ -2,66 +2,47 @@
 
 use super::cluster::Cluster;
 use super::front::Front;
+use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
-use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, Files, FilesystemUsage, ItemPath,
-    Listing, ReadRequest, ReadStream, Service, XattrList,
-};
+use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, Service};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Files from the read path; the rest from the node. Serves from the moment the node listens, before
 /// it is mounted.
 pub(super) struct NodeService {
-    pub(super) read: ReadPath,
+    /// By position in an item's root order; not empty.
+    pub(super) views: Vec<ReadPath>,
     pub(super) cluster: Cluster,
-    pub(super) front: std::sync::Arc<OnceLock<Front>>,
-}
-
-impl Files for NodeService {
-    fn list(
-        &self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        self.read.list(path, cursor, limit)
-    }
-
-    fn stat(
-        &self,
-        parent: ItemPath,
-        names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
-        self.read.stat(parent, names)
-    }
-
-    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        Files::read(&self.read, request)
-    }
-
-    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        self.read.bundle(request)
-    }
-
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
-        Files::xattrs(&self.read, path)
-    }
-
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        Files::usage(&self.read, path)
-    }
+    pub(super) origins: Option<Arc<Origins>>,
+    pub(super) front: Arc<OnceLock<Front>>,
 }
 
 impl Service for NodeService {
+    fn files(&self, attempt: u8) -> Arc<dyn Files> {
+        let last = self.views.len() - 1;
+        Arc::new(self.views[usize::from(attempt).min(last)].clone())
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        let origins = self.origins.clone();
+        async move {
+            match origins {
+                Some(origins) => origins.fingerprints().await,
+                None => Ok(Vec::new()),
+            }
+        }
+        .boxed()
+    }
+
     fn report(&self) -> Bytes {
         self.cluster.report()
     }
 
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        let (read, front) = (self.read.clone(), self.front.get().cloned());
+        let (read, front) = (self.views[0].clone(), self.front.get().cloned());
         async move {
             match front {
                 Some(front) => front.clear(&path).await,

@@ -16,7 +16,8 @@ use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Listing, ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Timestamp,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -79,11 +80,70 @@ impl Origins {
         Ok(())
     }
 
+    /// What lies at the top of every origin, in short: two nodes that see the same storage get the
+    /// same, those that see directories of their own under the same name (a local disk) do not.
+    ///
+    /// # Errors
+    /// Storage does not answer.
+    pub async fn fingerprints(&self) -> Result<Vec<OriginFingerprint>, Failure> {
+        let mut fingerprints = Vec::with_capacity(self.shared.mounts.len());
+        for mount in &self.shared.mounts {
+            fingerprints.push(OriginFingerprint {
+                prefix: mount.prefix.clone(),
+                fingerprint: mount.fingerprint().await?,
+            });
+        }
+        Ok(fingerprints)
+    }
+
     /// What the origins have done so far.
     #[must_use]
     pub fn counters(&self) -> OriginSnapshot {
         self.shared.counters.snapshot()
     }
+}
+
+/// So many entries of an origin's top directory are compared.
+const COMPARED_ENTRIES: usize = 256;
+
+impl Mount {
+    async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.uri.as_bytes());
+        let listed = self
+            .origin
+            .list(ItemPath::root(), None, COMPARED_ENTRIES)
+            .await;
+        let listing = match listed {
+            Ok(listing) => listing,
+            // It may be searched only: nothing more can be compared.
+            Err(failure) if failure.kind == FailureKind::PermissionDenied => {
+                return Ok(truncated(&hasher));
+            }
+            Err(failure) => return Err(failure),
+        };
+        hasher.update(&listing.directory.version.0);
+        let hidden = self.exclusion.now();
+        let mut entries: Vec<&Entry> = listing.entries.iter().collect();
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for entry in entries {
+            let path = ItemPath::root().join(&entry.name);
+            if path.is_ok_and(|path| hidden.covers(&path)) {
+                continue;
+            }
+            hasher.update(&entry.name).update(b"/");
+            if let Some(attributes) = &entry.attributes {
+                hasher.update(&attributes.version.0);
+            }
+        }
+        Ok(truncated(&hasher))
+    }
+}
+
+fn truncated(hasher: &blake3::Hasher) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    short
 }
 
 impl Shared {

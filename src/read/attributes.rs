@@ -8,8 +8,8 @@ use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, XattrList,
 };
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// What a look-up found.
@@ -232,9 +232,17 @@ impl Inner {
     /// to those who ask from now on.
     pub(super) fn forget_metadata_flights(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
-        self.listing_flights.forget_all();
-        self.attribute_flights.forget_all();
-        self.xattr_flights.forget_all();
+        for view in self
+            .views
+            .get()
+            .into_iter()
+            .flatten()
+            .filter_map(Weak::upgrade)
+        {
+            view.listing_flights.forget_all();
+            view.attribute_flights.forget_all();
+            view.xattr_flights.forget_all();
+        }
     }
 
     /// What the attributes cache knows of `path`.

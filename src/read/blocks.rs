@@ -88,8 +88,6 @@ pub struct ReadAhead {
 
 /// The widest read-ahead window of a large file, in blocks (16 MiB).
 const WINDOW_BLOCKS_MAX: u64 = 16;
-/// How often a block is asked for again after it arrived damaged.
-const CORRUPT_RETRIES_MAX: u32 = 2;
 
 impl ReadAhead {
     /// How many blocks to fetch from `first` on: one for a random reader, a doubling window for one
@@ -166,7 +164,7 @@ impl ReadPath {
         }
         for index in blocks.clone() {
             let source = self.source_of(file, index, || self.wanted(file, ahead, &blocks));
-            let block = self.block(file, index, source).await?;
+            let block = self.block(source).await?;
             pieces.push(slice(&block, index, &range));
         }
         if let [piece] = &pieces[..] {
@@ -223,30 +221,11 @@ impl ReadPath {
         [blocks.start..end.min(count), 0..0]
     }
 
-    /// Waits for a block; asks for it again when it arrives damaged.
-    async fn block(
-        &self,
-        file: &FileRef,
-        index: u64,
-        mut source: Source,
-    ) -> Result<Block, Failure> {
-        let mut retries = 0;
-        loop {
-            let flight = match source {
-                Source::Cached(block) => return Ok(block),
-                Source::Flying(flight) => flight,
-            };
-            match landed(&flight).await {
-                Ok(block) => return Ok(block),
-                Err(failure)
-                    if failure.kind == FailureKind::Corrupt && retries < CORRUPT_RETRIES_MAX =>
-                {
-                    tracing::warn!(%failure, path = %file.path, index, "asking for the block again");
-                    retries += 1;
-                    source = self.source_of(file, index, || [index..index + 1, 0..0]);
-                }
-                Err(failure) => return Err(failure),
-            }
+    /// Waits for a block.
+    async fn block(&self, source: Source) -> Result<Block, Failure> {
+        match source {
+            Source::Cached(block) => Ok(block),
+            Source::Flying(flight) => landed(&flight).await,
         }
     }
 
@@ -367,15 +346,9 @@ impl Fetch {
             Ok(()) => return,
             Err(failure) => failure,
         };
-        match failure.kind {
-            FailureKind::Corrupt => {
-                self.inner.verify_failures.fetch_add(1, Ordering::Relaxed);
-            }
-            // The metadata that led here is wrong: whoever looks next must ask again.
-            FailureKind::Stale | FailureKind::NotFound => {
-                self.inner.forget_attributes(&self.file.path);
-            }
-            _ => {}
+        // The metadata that led here is wrong: whoever looks next must ask again.
+        if matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            self.inner.forget_attributes(&self.file.path);
         }
         self.fail_rest(&failure);
     }
@@ -387,6 +360,7 @@ impl Fetch {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
                         flight.push(&bytes)?;
                     }
+                    Some(Ok(BlockPart::Restart)) => flight.restart(),
                     Some(Ok(BlockPart::End(hash))) => break hash,
                     Some(Err(failure)) => return Err(failure),
                     None => {
@@ -395,8 +369,7 @@ impl Fetch {
                     }
                 }
             };
-            let block = flight.verify(&self.file.path, hash)?;
-            self.inner.blocks_verified.fetch_add(1, Ordering::Relaxed);
+            let block = flight.complete(&self.file.path, hash)?;
             let key = self.file.key(self.next_block);
             let weight = block.bytes.len() as u64;
             self.inner.data.insert(key, block.clone(), weight);
@@ -432,12 +405,12 @@ impl Drop for Fetch {
 pub(super) async fn landed(flight: &Flight) -> Result<Block, Failure> {
     let mut progress = flight.watch();
     let landed = progress
-        .wait_for(|now| !matches!(now, Progress::Filling))
+        .wait_for(|now| !matches!(now, Progress::Filling(_)))
         .await;
     match landed.as_deref() {
-        Ok(Progress::Done(block)) => Ok(block.clone()),
+        Ok(Progress::Done(block, _)) => Ok(block.clone()),
         Ok(Progress::Failed(failure)) => Err(failure.clone()),
-        Ok(Progress::Filling) | Err(_) => Err(Failure::new(
+        Ok(Progress::Filling(_)) | Err(_) => Err(Failure::new(
             FailureKind::Unavailable,
             "the fetch was given up",
         )),

@@ -21,7 +21,7 @@ use super::{Block, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,
-    FailureKind, FileKind, ItemPath,
+    FileKind, ItemPath,
 };
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
@@ -474,10 +474,6 @@ impl Bring {
             match next {
                 Some(Ok(item)) => self.land(item),
                 Some(Err(failure)) => {
-                    if failure.kind == FailureKind::Corrupt {
-                        let failures = &self.path.0.verify_failures;
-                        failures.fetch_add(1, Ordering::Relaxed);
-                    }
                     tracing::debug!(directory = %self.directory, %failure, "a bundle broke off");
                     return;
                 }
@@ -499,7 +495,6 @@ impl Bring {
             return;
         }
         let inner = &self.path.0;
-        inner.blocks_verified.fetch_add(1, Ordering::Relaxed);
         let block = Block {
             bytes: item.bytes,
             hash: item.hash,

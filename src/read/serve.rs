@@ -6,7 +6,7 @@ use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
-    FilesystemUsage, ItemPath, Listing, ReadRequest, ReadStream, XattrList,
+    FilesystemUsage, ItemPath, Listing, ListingStream, ReadRequest, ReadStream, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -21,20 +21,22 @@ impl Files for ReadPath {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let this = self.clone();
-        async move {
-            if cursor.is_some() {
-                // A later page of a large directory: every node pages for itself.
-                return this.0.source.list(path, cursor, limit).await;
-            }
-            let directory = this.directory(&path).await?;
-            if limit < directory.entries.len() {
-                // This child has less room than this node: it pages in its own steps.
-                return this.0.source.list(path, cursor, limit).await;
-            }
-            directory.to_listing(&path)
+        let parts = self.list_parts(path, cursor, limit);
+        async move { parts.await?.collect().await }.boxed()
+    }
+
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        if cursor.is_some() {
+            // A later page of a large directory: every node pages for itself.
+            return self.0.source.list_parts(path, cursor, limit);
         }
-        .boxed()
+        let this = self.clone();
+        async move { this.list_for_child(path, limit).await }.boxed()
     }
 
     fn stat(
@@ -97,8 +99,8 @@ struct Feed {
 
 enum Current {
     None,
-    /// On its way here; so many bytes are forwarded.
-    Flying(Arc<Flight>, watch::Receiver<Progress>, usize),
+    /// On its way here; so many bytes are forwarded since it began anew so often.
+    Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
     /// The rest of a verified block.
     Rest(Block, usize),
     Failed,
@@ -120,7 +122,7 @@ impl Feed {
                         Source::Cached(block) => Current::Rest(block, 0),
                         Source::Flying(flight) => {
                             let progress = flight.watch();
-                            Current::Flying(flight, progress, 0)
+                            Current::Flying(flight, progress, (0, 0))
                         }
                     };
                 }
@@ -138,14 +140,28 @@ impl Feed {
                 Current::Flying(flight, progress, sent) => {
                     let now = progress.borrow_and_update().clone();
                     match now {
-                        Progress::Done(block) => self.current = Current::Rest(block, *sent),
+                        Progress::Done(block, restarts) => {
+                            let (forwarded, before) = *sent;
+                            let void = restarts != before && forwarded > 0;
+                            self.current = Current::Rest(block, if void { 0 } else { forwarded });
+                            if void {
+                                return Some(Ok(BlockPart::Restart));
+                            }
+                        }
                         Progress::Failed(failure) => {
                             self.current = Current::Failed;
                             return Some(Err(failure));
                         }
-                        Progress::Filling => {
-                            if let Some(bytes) = flight.forwardable(*sent) {
-                                *sent += bytes.len();
+                        Progress::Filling(restarts) => {
+                            let (forwarded, before) = *sent;
+                            if restarts != before {
+                                *sent = (0, restarts);
+                                if forwarded > 0 {
+                                    return Some(Ok(BlockPart::Restart));
+                                }
+                            }
+                            if let Some(bytes) = flight.forwardable(sent.0, restarts) {
+                                sent.0 += bytes.len();
                                 return Some(Ok(BlockPart::Bytes(bytes)));
                             }
                             if progress.changed().await.is_err() {

@@ -67,6 +67,7 @@ async fn blocks(
     while let Some(part) = parts.next().await {
         match part? {
             BlockPart::Bytes(bytes) => block.extend_from_slice(&bytes),
+            BlockPart::Restart => panic!("storage takes nothing back"),
             BlockPart::End(hash) => {
                 assert_eq!(hash.0, *blake3::hash(&block).as_bytes());
                 blocks.push(std::mem::take(&mut block));

@@ -2,80 +2,10 @@
 //! cannot show.
 
 use crate::skip;
-use crate::support::command::{Finished, has_program};
 use crate::support::fixture::{packages, packages_total};
-use crate::support::hosts::Hosts;
-use crate::support::tree::write_secret;
-use crate::support::{Scratch, Stats, copperfs, is_root, python, sh};
-use std::path::PathBuf;
+use crate::support::hosts::{Hosts, Job, missing};
+use crate::support::{Scratch, copperfs, python, sh};
 use std::time::{Duration, Instant};
-
-fn missing() -> Option<&'static str> {
-    if !is_root() {
-        return Some("needs root");
-    }
-    ["ip", "nft", "nsenter", "unshare"]
-        .into_iter()
-        .find(|name| !has_program(name))
-}
-
-/// A tree over four hosts, of which h1 is the root and h4 a child of h2, and the mount on each.
-struct Job {
-    hosts: Hosts,
-    point: PathBuf,
-    list: PathBuf,
-    secret: PathBuf,
-    _scratch: Scratch,
-}
-
-impl Job {
-    fn new() -> Self {
-        let scratch = Scratch::new();
-        let secret = scratch.path().join("secret");
-        write_secret(&secret);
-        let list = scratch.file("hosts", "# in the order of the tree\nh1\nh2\nh3\nh4\n");
-        let point = scratch.dir("mnt");
-        Self {
-            hosts: Hosts::up(4, &point),
-            point,
-            list,
-            secret,
-            _scratch: scratch,
-        }
-    }
-
-    /// Mounts on host `number`, which finds its rank by its name; gives the daemon's id there.
-    #[track_caller]
-    fn mount(&self, number: usize) -> String {
-        let origin = format!("/=file://{}", packages().path.display());
-        let mut mount = self
-            .hosts
-            .copperfs(number, &["mount", "--arity", "2", "--origin", &origin]);
-        mount
-            .arg("--hosts")
-            .arg(&self.list)
-            .arg("--secret-file")
-            .arg(&self.secret);
-        mount.args(["--request-timeout", "4s"]).arg(&self.point);
-        let said = crate::support::check(&mut mount);
-        let pid = said
-            .split_once("(pid ")
-            .and_then(|(_, rest)| rest.split_once(','));
-        pid.unwrap_or_else(|| panic!("{said}")).0.to_owned()
-    }
-
-    fn run(&self, number: usize, script: &str) -> Finished {
-        let mut run = self.hosts.command(number, "bash");
-        run.args(["-c", script, "sh"]).arg(&self.point);
-        crate::support::run(&mut run)
-    }
-
-    #[track_caller]
-    fn stats(&self, number: usize) -> Stats {
-        let mut ask = self.hosts.copperfs(number, &["stats", "--json"]);
-        Stats(serde_json::from_str(&crate::support::check(ask.arg(&self.point))).unwrap())
-    }
-}
 
 /// Four hosts import a tree at once, and sum it up, over the wire; the root reads each file once.
 #[test]
@@ -83,7 +13,7 @@ fn four_hosts_import_a_tree_over_the_network() {
     if let Some(what) = missing() {
         skip!("{what} is missing");
     }
-    let job = Job::new();
+    let job = Job::new(4, &[]);
     (1..=4).for_each(|number| drop(job.mount(number)));
     let interpreter = python();
     let import = format!(
@@ -118,72 +48,13 @@ fn four_hosts_import_a_tree_over_the_network() {
     assert_eq!(job.stats(4).0["parent"], 1, "h4 is a child of h2");
 }
 
-/// An inner node's daemon is killed: its child gets EIO within the bound and goes on serving what it
-/// has, the others notice nothing; when the daemon is started again, its child reads on.
-#[test]
-fn a_killed_daemon_costs_its_children_only() {
-    if let Some(what) = missing() {
-        skip!("{what} is missing");
-    }
-    let job = Job::new();
-    let daemons: Vec<String> = (1..=4).map(|number| job.mount(number)).collect();
-    let cat = |number: usize, package: usize| {
-        job.run(
-            number,
-            &format!("cat \"$1\"/package_{package:02}/* | md5sum; exit ${{PIPESTATUS[0]}}"),
-        )
-    };
-    let native = |package: usize| {
-        sh(
-            &format!("cat \"$1\"/package_{package:02}/* | md5sum"),
-            &[&packages().path],
-        )
-    };
-    assert_eq!(cat(4, 0).text(), native(0));
-
-    assert!(
-        job.run(2, &format!("kill -9 {}", daemons[1]))
-            .status
-            .success()
-    );
-    let start = Instant::now();
-    let failed = job.run(4, "cat \"$1\"/package_01/module_00.py");
-    assert!(
-        failed.refused().contains("Input/output error"),
-        "{failed:?}"
-    );
-    assert!(
-        start.elapsed() < Duration::from_secs(15),
-        "EIO after {:?}",
-        start.elapsed()
-    );
-    assert_eq!(cat(4, 0).text(), native(0), "what h4 has, it serves");
-    assert_eq!(cat(3, 1).text(), native(1), "h3 has another parent");
-    assert_eq!(cat(1, 2).text(), native(2));
-
-    job.mount(2);
-    assert_eq!(cat(2, 3).text(), native(3), "the killed one is back");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        let again = cat(4, 1);
-        if again.status.success() {
-            assert_eq!(again.text(), native(1));
-            break;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "h4 does not find its parent again: {again:?}"
-        );
-    }
-}
-
 /// A pulled cable is EIO within the bound, and over when it is plugged in again.
 #[test]
 fn a_pulled_cable_is_an_error_until_it_is_plugged_in() {
     if let Some(what) = missing() {
         skip!("{what} is missing");
     }
-    let job = Job::new();
+    let job = Job::new(4, &[]);
     (1..=4).for_each(|number| drop(job.mount(number)));
     let native = sh(
         "md5sum < \"$1/package_05/module_01.py\"",

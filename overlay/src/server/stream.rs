@@ -5,18 +5,19 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{BLOCK_BYTES, ReadRequest, ReadStream};
-use crate::item::{Attributes, BlockPart, Failure, FailureKind, Listing, XattrList};
-use crate::overlay::Shared;
+use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, ReadStream};
+use crate::item::{Attributes, BlockPart, Failure, FailureKind, XattrList};
+use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::{FrameHeader, FrameKind, Head, PageWriter, Request, WireError};
+use crate::wire::message::{self, NodeId};
+use crate::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Question, Request, WireError};
 use bytes::Bytes;
 use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
-use quinn::{RecvStream, SendStream};
+use quinn::{Connection, RecvStream, SendStream};
 use serde::Serialize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -32,42 +33,48 @@ const HEARD_AT_ONCE: usize = 32;
 const BATCH_PARTS: usize = 64;
 
 /// Who asks, and so what may be asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Asker {
-    /// This node's parent: about what lies below.
+    /// An ancestor of this node: about what lies below.
     Parent,
-    /// The child of that rank: about files, and about the cluster.
-    Child(usize),
+    /// That child, over that connection: about files, and about the cluster.
+    Child(NodeId, Connection),
 }
 
 /// One connection's asker and the turns in which its requests are heard: what waits for a turn lies
 /// in QUIC's windows, so that many large requests at once cost no more memory than a few.
 #[derive(Clone, Debug)]
 pub(crate) struct Floor {
-    from: Asker,
+    from: Arc<Asker>,
     turns: Arc<Semaphore>,
+    /// A refused request was logged: a peer that sends a thousand of them fills no disk.
+    complained: Arc<AtomicBool>,
 }
 
 impl Floor {
     pub(crate) fn new(from: Asker) -> Self {
         Self {
-            from,
+            from: Arc::new(from),
             turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
+            complained: Arc::default(),
         }
     }
 }
 
 /// Answers one stream. Whatever goes wrong concerns this stream only.
 pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, recv: RecvStream) {
-    let from = floor.from;
+    let from = Arc::clone(&floor.from);
     let mut writer = FrameWriter::new(send, UNTAKEN);
     let mut reader = FrameReader::new(recv, shared.request_timeout);
     let abandoned = writer.abandoned();
     let answering = async {
         match hear(&mut reader, &floor).await {
-            Ok(request) => respond(&shared, &mut writer, request).await,
+            Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
+            Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
-                tracing::warn!(?from, %error, "refused a request");
+                if !floor.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(?from, %error, "refused a request; said once a connection");
+                }
                 let text = format!("refused a request: {error}");
                 let failure = Failure::new(FailureKind::Corrupt, text);
                 writer.message(FrameKind::Failure, &failure).await.map(drop)
@@ -76,6 +83,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
         }
     };
     let outcome = tokio::select! {
+        biased;
         outcome = answering => outcome,
         () = abandoned => return,
     };
@@ -85,28 +93,68 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
     }
 }
 
-async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Request, StreamError> {
+/// What a stream begins with.
+enum Heard {
+    Question(Question),
+    /// The child hangs from this node in another tree too.
+    Hello(Hello),
+}
+
+async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Heard, StreamError> {
     // The semaphore is never closed.
     let _turn = floor.turns.acquire().await.ok();
-    let request: Request = reader.expect(FrameKind::Request, "request").await?;
-    request.check()?;
+    let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+    match kind {
+        FrameKind::Request => {}
+        FrameKind::Hello => return Ok(Heard::Hello(message::decode("hello", &body)?)),
+        got => {
+            let wanted = "request";
+            return Err(WireError::Unexpected { got, wanted }.into());
+        }
+    }
+    let question: Question = message::decode("request", &body)?;
+    question.request.check()?;
     let below = matches!(
-        request,
+        question.request,
         Request::ReportsBelow { .. } | Request::ClearBelow { .. }
     );
-    if below != (floor.from == Asker::Parent) {
+    if below != matches!(*floor.from, Asker::Parent) {
         return Err(WireError::Impossible("a request in the wrong direction").into());
     }
-    Ok(request)
+    Ok(Heard::Question(question))
+}
+
+async fn greet(
+    shared: &Arc<Shared>,
+    from: &Asker,
+    writer: &mut FrameWriter,
+    hello: &Hello,
+) -> Result<(), StreamError> {
+    let admitted = match from {
+        Asker::Child(id, connection) => match super::admit(shared, hello, connection) {
+            Ok(admitted) if admitted == *id => Ok(()),
+            Ok(_other) => Err("another node's hello".into()),
+            Err(reason) => Err(reason),
+        },
+        Asker::Parent => Err("an ancestor does not hang from its descendant".into()),
+    };
+    match admitted {
+        Ok(()) => writer.frame(FrameKind::Welcome, Bytes::new()).await?,
+        Err(reason) => {
+            let failure = Failure::new(FailureKind::PermissionDenied, reason);
+            writer.message(FrameKind::Failure, &failure).await?
+        }
+    };
+    Ok(())
 }
 
 async fn respond(
     shared: &Arc<Shared>,
     writer: &mut FrameWriter,
-    request: Request,
+    Question { attempt, request }: Question,
 ) -> Result<(), StreamError> {
     let mut answer = Answer { shared, writer };
-    let service = &shared.service;
+    let files = || shared.service.files(attempt);
     match request {
         Request::List {
             path,
@@ -114,35 +162,44 @@ async fn respond(
             limit,
         } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let listing = service.list(path, cursor, limit).await;
+            let listing = files().list_parts(path, cursor, limit).await;
             answer.count_request();
             answer.listing(listing).await
         }
         Request::Stat { parent, names } => {
-            let answers = service.stat(parent, names).await;
+            let answers = files().stat(parent, names).await;
             answer.count_request();
             answer.stat(answers).await
         }
         Request::Read(request) => {
             answer.count_request();
-            answer.read(request).await
+            answer.read(files().read(request).await).await
         }
         Request::Bundle(request) => {
             answer.count_request();
-            answer.bundle(request).await
+            answer.bundle(files().bundle(request).await).await
         }
         Request::Xattrs { path } => {
-            let found = service.xattrs(path).await;
+            let found = files().xattrs(path).await;
             answer.count_request();
             answer.xattrs(found).await
         }
         Request::Usage { path } => {
-            let usage = service.usage(path).await;
+            let usage = files().usage(path).await;
             answer.count_request();
             match usage {
                 Ok(usage) => answer.message(FrameKind::Head, &Head::Usage(usage)).await,
                 Err(failure) => answer.failure(&failure).await,
             }
+        }
+        Request::Origins { tree } => {
+            let tree = usize::from(tree);
+            let origins = if shared.roster.is_root_of(tree) {
+                shared.service.origins().await
+            } else {
+                shared.upstream.origins(tree).await
+            };
+            answer.origins(origins).await
         }
         Request::ClusterReports { .. }
         | Request::ClusterClear { .. }
@@ -189,26 +246,64 @@ impl Answer<'_> {
     }
 
     async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+        if self.shared.leaving.load(Ordering::Acquire) {
+            // The stream is reset: the child asks elsewhere.
+            return Err(StreamError::Cancelled);
+        }
         self.message(FrameKind::Failure, failure).await
     }
 
-    async fn listing(&mut self, listing: Result<Listing, Failure>) -> Result<(), StreamError> {
-        match listing {
-            Ok(Listing {
-                directory,
-                entries,
-                next,
-            }) => {
-                let head = Head::Listing {
-                    directory,
-                    next,
-                    entries: count(&entries),
-                };
-                self.message(FrameKind::Head, &head).await?;
-                self.pages(entries).await
+    /// A listing page by page as it arrives: a page is never held back for the next.
+    async fn listing(
+        &mut self,
+        listing: Result<ListingStream, Failure>,
+    ) -> Result<(), StreamError> {
+        let ListingStream { head, parts } = match listing {
+            Ok(listing) => listing,
+            Err(failure) => return self.failure(&failure).await,
+        };
+        self.listing_head(head).await?;
+        let mut parts = parts.fuse();
+        let mut pages = PageWriter::default();
+        loop {
+            let ready = parts.next().now_or_never();
+            let part = match ready {
+                Some(part) => part,
+                None => {
+                    if let Some(page) = pages.finish() {
+                        self.frame(FrameKind::Page, page).await?;
+                    }
+                    parts.next().await
+                }
+            };
+            match part {
+                Some(Ok(ListingPart::Entries(entries))) => {
+                    if !self.page_items(&mut pages, entries).await? {
+                        return Ok(());
+                    }
+                }
+                Some(Ok(ListingPart::Restart(head))) => {
+                    pages = PageWriter::default();
+                    self.frame(FrameKind::Restart, Bytes::new()).await?;
+                    self.listing_head(head).await?;
+                }
+                Some(Err(failure)) => return self.failure(&failure).await,
+                None => break,
             }
-            Err(failure) => self.failure(&failure).await,
         }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn listing_head(&mut self, head: ListingHead) -> Result<(), StreamError> {
+        let head = Head::Listing {
+            directory: head.directory,
+            next: head.next,
+            entries: u32::try_from(head.entries).unwrap_or(u32::MAX),
+        };
+        self.message(FrameKind::Head, &head).await
     }
 
     async fn stat(
@@ -246,20 +341,26 @@ impl Answer<'_> {
         }
     }
 
+    async fn origins(
+        &mut self,
+        found: Result<Vec<OriginFingerprint>, Failure>,
+    ) -> Result<(), StreamError> {
+        match found {
+            Ok(found) => {
+                let origins = count(&found);
+                self.message(FrameKind::Head, &Head::Origins { origins })
+                    .await?;
+                self.pages(found).await
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
+    }
+
     /// Items as pages: one page in memory at a time.
     async fn pages<T: Serialize>(&mut self, items: Vec<T>) -> Result<(), StreamError> {
         let mut pages = PageWriter::default();
-        for item in items {
-            match pages.push(&item) {
-                Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
-                Ok(None) => {}
-                Err(error) => {
-                    let text = format!("an answer too big to send: {error}");
-                    return self
-                        .failure(&Failure::new(FailureKind::Unsupported, text))
-                        .await;
-                }
-            }
+        if !self.page_items(&mut pages, items).await? {
+            return Ok(());
         }
         match pages.finish() {
             Some(page) => self.frame(FrameKind::Page, page).await,
@@ -267,8 +368,30 @@ impl Answer<'_> {
         }
     }
 
-    async fn read(&mut self, request: ReadRequest) -> Result<(), StreamError> {
-        let mut parts = match self.shared.service.read(request).await {
+    /// Adds items to the answer's pages and sends those that are full; `false` after an item that
+    /// does not fit, which ends the answer with a failure.
+    async fn page_items<T: Serialize>(
+        &mut self,
+        pages: &mut PageWriter,
+        items: Vec<T>,
+    ) -> Result<bool, StreamError> {
+        for item in items {
+            match pages.push(&item) {
+                Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
+                Ok(None) => {}
+                Err(error) => {
+                    let text = format!("an answer too big to send: {error}");
+                    self.failure(&Failure::new(FailureKind::Unsupported, text))
+                        .await?;
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {
+        let mut parts = match parts {
             Ok(parts) => parts.fuse(),
             Err(failure) => return self.failure(&failure).await,
         };
@@ -350,6 +473,11 @@ fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
                         close(&mut run, &mut run_bytes, &mut frames)?;
                     }
                 }
+            }
+            BlockPart::Restart => {
+                close(&mut run, &mut run_bytes, &mut frames)?;
+                let header = FrameHeader::new(FrameKind::Restart, 0)?.encode();
+                frames.push(Bytes::copy_from_slice(&header));
             }
             BlockPart::End(hash) => {
                 close(&mut run, &mut run_bytes, &mut frames)?;

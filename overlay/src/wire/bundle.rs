@@ -3,7 +3,7 @@
 //! The bodies of an answer's bundle frames, put behind each other, are a run of items; an item may
 //! begin in one frame and end in another. An item is the file's place in the request (`u32`
 //! little-endian), the BLAKE3 hash of its bytes (32 bytes) and its bytes, as many as the request says
-//! that the file has. Places rise: what is left out does not come. A done frame ends the answer.
+//! that the file has. Each place comes once at most, in any order. A done frame ends the answer.
 
 use super::{BUNDLE_NAME_BYTES_MAX, WireError};
 use crate::files::{BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleItem, BundleRequest};
@@ -50,10 +50,8 @@ pub(crate) fn put_head(out: &mut BytesMut, index: usize, hash: &ContentHash) {
 /// come. Checks no hash.
 #[derive(Debug)]
 pub struct BundleDecoder {
-    /// Bytes of each file of the request.
-    sizes: Box<[usize]>,
-    /// The lowest place that may come next.
-    next: usize,
+    /// Bytes of each file of the request that has not come.
+    sizes: Box<[Option<usize>]>,
     head: [u8; ITEM_HEAD_BYTES],
     head_filled: usize,
     bytes: Vec<u8>,
@@ -65,10 +63,7 @@ impl BundleDecoder {
     pub fn new(request: &BundleRequest) -> Self {
         let sizes = request.files.iter();
         Self {
-            sizes: sizes
-                .map(|file| usize::try_from(file.size).unwrap_or(usize::MAX))
-                .collect(),
-            next: 0,
+            sizes: sizes.map(|file| usize::try_from(file.size).ok()).collect(),
             head: [0; ITEM_HEAD_BYTES],
             head_filled: 0,
             bytes: Vec::new(),
@@ -79,7 +74,7 @@ impl BundleDecoder {
     /// called until `piece` is empty.
     ///
     /// # Errors
-    /// A place that was not asked for, or that does not rise.
+    /// A place that was not asked for, or comes again.
     pub fn take(&mut self, piece: &mut Bytes) -> Result<Option<BundleItem>, WireError> {
         if self.head_filled < ITEM_HEAD_BYTES {
             let part = piece.split_to(piece.len().min(ITEM_HEAD_BYTES - self.head_filled));
@@ -89,13 +84,11 @@ impl BundleDecoder {
             if end < ITEM_HEAD_BYTES {
                 return Ok(None);
             }
-            if self.index() < self.next {
-                return Err(WireError::Impossible("a bundle whose places do not rise"));
-            }
         }
         let index = self.index();
-        let Some(&size) = self.sizes.get(index) else {
-            return Err(WireError::Impossible("a file that was not asked for"));
+        let Some(&Some(size)) = self.sizes.get(index) else {
+            let wrong = "a file that was not asked for, or has come already";
+            return Err(WireError::Impossible(wrong));
         };
         let part = piece.split_to(piece.len().min(size - self.bytes.len()));
         if self.bytes.capacity() == 0 {
@@ -109,7 +102,7 @@ impl BundleDecoder {
         let mut hash = [0; 32];
         hash.copy_from_slice(&self.head[4..]);
         self.head_filled = 0;
-        self.next = index + 1;
+        self.sizes[index] = None;
         Ok(Some(BundleItem {
             index,
             bytes: std::mem::take(&mut self.bytes).into(),
@@ -212,11 +205,11 @@ mod tests {
     }
 
     #[test]
-    fn places_must_rise_and_be_asked_for() {
+    fn places_must_be_asked_for_and_come_once() {
         let request = request(&[3, 3]);
         for wrong in [
-            vec![item(1, 3), item(0, 3)],
             vec![item(0, 3), item(0, 3)],
+            vec![item(0, 3), item(1, 3), item(0, 3)],
             vec![item(2, 3)],
             vec![item(usize::MAX, 3)],
         ] {

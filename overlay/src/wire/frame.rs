@@ -10,11 +10,11 @@ pub const HEADER_BYTES: usize = 5;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// A child introduces itself: postcard [`super::Hello`]. First frame of the first stream.
+    /// A child introduces itself for one tree: postcard [`super::Hello`]. Alone on its stream.
     Hello = 1,
     /// The parent accepts the child. Empty.
     Welcome = 2,
-    /// A question: postcard [`super::Request`]. The only frame that the asker sends.
+    /// A question: postcard [`super::Question`]. The only frame that the asker sends.
     Request = 3,
     /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
     Failure = 4,
@@ -26,18 +26,20 @@ pub enum FrameKind {
     Data = 7,
     /// The current block is complete: its 32-byte BLAKE3 hash.
     End = 8,
-    /// One node's report: its rank as `u32` little-endian, then the report.
+    /// One node's report: postcard [`super::message::Reported`].
     Report = 9,
     /// One node has cleared its caches: postcard [`super::message::Cleared`].
     Cleared = 10,
     /// No further reports or acknowledgements come. Empty.
     Done = 11,
+    /// What was sent of the current block is void, it begins anew. Empty.
+    Restart = 12,
     /// Part of a bundle's files, as [`super::bundle`] says.
-    Bundle = 12,
+    Bundle = 13,
 }
 
 impl FrameKind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -49,6 +51,7 @@ impl FrameKind {
         Self::Report,
         Self::Cleared,
         Self::Done,
+        Self::Restart,
         Self::Bundle,
     ];
 
@@ -56,14 +59,14 @@ impl FrameKind {
     #[must_use]
     pub const fn body_max(self) -> u32 {
         match self {
-            Self::Welcome | Self::Done => 0,
+            Self::Welcome | Self::Done | Self::Restart => 0,
             Self::End => 32,
             Self::Hello => 1 << 10,
             Self::Failure | Self::Cleared => 4 << 10,
             Self::Head => 32 << 10,
             Self::Request => 256 << 10,
-            #[expect(clippy::cast_possible_truncation, reason = "64 KiB and 4 fit")]
-            Self::Report => REPORT_BYTES_MAX as u32 + 4,
+            #[expect(clippy::cast_possible_truncation, reason = "64 KiB and a name fit")]
+            Self::Report => REPORT_BYTES_MAX as u32 + 512,
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,
             #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
             Self::Data | Self::Bundle => BLOCK_BYTES as u32,
@@ -138,7 +141,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(13), None);
+        assert_eq!(FrameKind::from_byte(14), None);
     }
 
     #[test]

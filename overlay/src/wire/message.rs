@@ -1,7 +1,8 @@
 //! The postcard bodies: what is asked, and how an answer begins.
 
 use super::{
-    CURSOR_BYTES_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError, XATTRS_MAX,
+    CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
+    XATTRS_MAX,
 };
 use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, ReadRequest};
 use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
@@ -9,20 +10,35 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How a child introduces itself. The parent checks that both compute the same tree.
+/// How a child introduces itself, once for every tree in which it hangs from this parent. The parent
+/// checks that both compute the same forest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// The child's place in the member list.
-    pub rank: u32,
+    /// The child's place in the member list; `None` for one that joins without being listed.
+    pub rank: Option<u32>,
+    /// In which tree.
+    pub tree: u8,
     /// Length of its member list.
     pub members: u32,
     /// Its arity.
     pub arity: u32,
+    /// A hash of the member list and the roots: [`crate::Roster::fingerprint`].
+    pub list: [u8; 16],
     /// Its name in the list.
     pub name: String,
 }
 
-/// A question. The first five go from a child to its parent and ask what [`crate::Files`] asks.
+/// A question, and how it has come so far.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Question {
+    /// Where in the root order of its item the question stands ([`crate::Placement`]): whoever
+    /// passes it on never lowers this, so it cannot come back to where it was.
+    pub attempt: u8,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// What is asked. The first five go from a child to its parent and ask what [`crate::Files`] asks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// [`crate::Files::list`]: answered by [`Head::Listing`] and pages of [`crate::Entry`].
@@ -53,25 +69,38 @@ pub enum Request {
         /// Any path on the filesystem.
         path: ItemPath,
     },
-    /// Child to parent: the reports of all nodes.
+    /// Child to parent: what the root of `tree` serves, origin by origin.
+    Origins {
+        /// Which tree.
+        tree: u8,
+    },
+    /// Child to parent: the reports of all nodes, asked along `tree`.
     ClusterReports {
+        /// Which tree.
+        tree: u8,
         /// When the asker stops waiting, in ms from now.
         budget_ms: u32,
     },
-    /// Child to parent: all nodes are to clear.
+    /// Child to parent: all nodes are to clear, told along `tree`.
     ClusterClear {
+        /// Which tree.
+        tree: u8,
         /// What.
         path: ItemPath,
         /// When the asker stops waiting, in ms from now.
         budget_ms: u32,
     },
-    /// Parent to child: the reports of the child and of all below it.
+    /// Parent to child: the reports of the child and of all below it in `tree`.
     ReportsBelow {
+        /// Which tree.
+        tree: u8,
         /// When the asker stops waiting, in ms from now.
         budget_ms: u32,
     },
-    /// Parent to child: the child and all below it are to clear.
+    /// Parent to child: the child and all below it in `tree` are to clear.
     ClearBelow {
+        /// Which tree.
+        tree: u8,
         /// What.
         path: ItemPath,
         /// When the asker stops waiting, in ms from now.
@@ -105,13 +134,36 @@ pub enum Head {
     },
     /// To [`Request::Usage`]: complete, no pages follow.
     Usage(FilesystemUsage),
+    /// To [`Request::Origins`].
+    Origins {
+        /// How many [`crate::OriginFingerprint`]s the pages hold.
+        origins: u32,
+    },
+}
+
+/// A node, as answers to the whole tree name it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum NodeId {
+    /// By its place in the member list.
+    Member(u32),
+    /// One that has joined without being listed, by name.
+    Guest(String),
+}
+
+/// One node's report of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Reported {
+    /// Which node.
+    pub node: NodeId,
+    /// Its report, at most [`super::REPORT_BYTES_MAX`].
+    pub report: Bytes,
 }
 
 /// Acknowledges a clear.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cleared {
     /// Which node.
-    pub rank: u32,
+    pub node: NodeId,
     /// How it went.
     pub result: Result<(), Failure>,
 }
@@ -128,6 +180,14 @@ pub fn encode<T: Serialize>(what: &'static str, value: &T) -> Result<Bytes, Wire
             Err(WireError::Malformed { what })
         }
     }
+}
+
+/// The postcard bytes of a [`Question`] about a borrowed request.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_question(attempt: u8, request: &Request) -> Result<Bytes, WireError> {
+    encode("request", &(attempt, request))
 }
 
 /// Decodes a whole body.
@@ -163,6 +223,7 @@ impl Request {
             Self::Bundle(request) => super::bundle::check(request),
             Self::Xattrs { .. }
             | Self::Usage { .. }
+            | Self::Origins { .. }
             | Self::ClusterReports { .. }
             | Self::ClusterClear { .. }
             | Self::ReportsBelow { .. }
@@ -178,7 +239,8 @@ impl Head {
         match self {
             Self::Listing { entries: items, .. }
             | Self::Stat { answers: items }
-            | Self::Xattrs { attributes: items } => *items,
+            | Self::Xattrs { attributes: items }
+            | Self::Origins { origins: items } => *items,
             Self::Usage(_) => 0,
         }
     }
@@ -211,6 +273,9 @@ impl Head {
                 XATTRS_MAX as u64,
             ),
             (Self::Usage(_), Request::Usage { .. }) => Ok(()),
+            (Self::Origins { origins }, Request::Origins { .. }) => {
+                bounded("origins", u64::from(*origins), ORIGINS_MAX as u64)
+            }
             _ => Err(WireError::Impossible("an answer to another question")),
         }
     }

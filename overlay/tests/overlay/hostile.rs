@@ -1,10 +1,15 @@
 //! Peers of the job that break the protocol.
 
+mod flood;
+mod load;
+mod outside;
+mod slow;
+
 use crate::support::{
     TestTree, fake_parent, frame, hello, kind, path, raw_child, raw_member, whole, within,
 };
 use bytes::Bytes;
-use copperfs_overlay::wire::{FrameKind, Head, PageWriter, Request, message};
+use copperfs_overlay::wire::{FrameKind, Head, Hello, PageWriter, Request, message};
 use copperfs_overlay::{
     BLOCK_BYTES, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage,
 };
@@ -15,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(crate) async fn asked_of<T>(
     answer: Vec<u8>,
     finish: bool,
-    ask: impl AsyncFnOnce(copperfs_overlay::Parent) -> T,
+    ask: impl AsyncFnOnce(copperfs_overlay::Upstream) -> T,
 ) -> T {
     let mut tree = TestTree::plan(2, 2, Duration::from_millis(700));
     let (endpoint, task) = fake_parent(&tree.secret, tree.address(0), finish, move || {
@@ -29,11 +34,11 @@ pub(crate) async fn asked_of<T>(
     result
 }
 
-async fn list(parent: copperfs_overlay::Parent) -> FailureKind {
+async fn list(parent: copperfs_overlay::Upstream) -> FailureKind {
     kind(parent.list(path("dir"), None, 2).await)
 }
 
-async fn read(parent: copperfs_overlay::Parent) -> FailureKind {
+async fn read(parent: copperfs_overlay::Upstream) -> FailureKind {
     match parent.read(whole("file", BLOCK_BYTES + 10)).await {
         Ok(parts) => {
             let ends: Vec<_> = parts.filter_map(async |part| part.err()).collect().await;
@@ -113,10 +118,10 @@ async fn an_answer_that_cannot_be_true_is_corrupt() {
 async fn blocks_that_do_not_fit_are_corrupt() {
     let block = vec![1; 1 << 20];
     let data = |len: usize| frame(FrameKind::Data, &block[..len]);
-    let end = || frame(FrameKind::End, &[0; 32]);
-    let first = || [data(1 << 20), end()].concat();
+    let end = |len: usize| frame(FrameKind::End, blake3::hash(&block[..len]).as_bytes());
+    let first = || [data(1 << 20), end(1 << 20)].concat();
     let reads: Vec<(&str, Vec<u8>)> = vec![
-        ("an end before the last byte", [data(5), end()].concat()),
+        ("an end before the last byte", [data(5), end(5)].concat()),
         ("a block that goes on", [data(1 << 20), data(1)].concat()),
         ("an empty frame", data(0)),
         (
@@ -131,7 +136,7 @@ async fn blocks_that_do_not_fit_are_corrupt() {
         ("the end between blocks", first()),
         (
             "a block too many",
-            [first(), data(10), end(), end()].concat(),
+            [first(), data(10), end(10), end(10)].concat(),
         ),
         ("a head", head(0)),
     ];
@@ -168,7 +173,7 @@ async fn a_parent_that_stops_in_mid_answer_is_unavailable_in_time() {
 async fn another_number_of_stat_answers_is_corrupt() {
     for answers in [0, 1, 3, u32::MAX] {
         let body = message::encode("head", &Head::Stat { answers }).unwrap();
-        let stat = async |parent: copperfs_overlay::Parent| {
+        let stat = async |parent: copperfs_overlay::Upstream| {
             kind(
                 parent
                     .stat(path("dir"), vec![Bytes::new(), Bytes::new()])
@@ -204,31 +209,48 @@ async fn garbage_after_the_handshake_costs_its_sender_the_connection() {
 async fn a_hello_that_does_not_fit_the_tree_is_refused_with_the_reason() {
     let mut tree = TestTree::plan(7, 2, Duration::from_secs(5));
     tree.start_node(0);
-    for (bytes, reason) in [
-        (hello(3, 7, 2), "not the parent"),
-        (hello(0, 7, 2), "not the parent"),
-        (hello(7, 7, 2), "host list"),
-        (hello(1, 8, 2), "same host list"),
-        (hello(1, 7, 3), "same host list"),
+    tree.start_node(1);
+    tree.connected(1).await;
+    let changed = |rank, change: &dyn Fn(&mut Hello)| {
+        let mut said = tree.said(rank);
+        change(&mut said);
+        hello(&said)
+    };
+    for (above, bytes, reason) in [
+        (1, tree.hello(6), "not above"),
+        (1, tree.hello(0), "not above"),
+        (0, tree.hello(0), "not above"),
+        (0, changed(1, &|said| said.tree = 1), "not above"),
+        (0, changed(1, &|said| said.rank = Some(7)), "host list"),
+        (0, changed(1, &|said| said.rank = Some(2)), "same list"),
+        (0, changed(1, &|said| said.rank = None), "as a guest"),
+        (0, changed(1, &|said| said.members = 8), "same host list"),
+        (0, changed(1, &|said| said.arity = 3), "same host list"),
+        (
+            0,
+            changed(1, &|said| said.list[0] ^= 1),
+            "names, order or roots",
+        ),
     ] {
-        let (_endpoint, connection) = raw_member(&tree.secret, tree.address(0)).await;
+        let (_endpoint, connection) = raw_member(&tree.secret, tree.address(above)).await;
         let (mut send, _recv) = connection.open_bi().await.unwrap();
         let _refused = send.write_all(&bytes).await;
         let error = within(5, connection.closed()).await;
         assert!(error.to_string().contains(reason), "{error}");
     }
-    assert!(tree.node(0).children().is_empty());
+    assert_eq!(tree.node(0).children(0), ["node1"]);
+    assert!(tree.node(1).children(0).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
-    let (_endpoint, connection) = raw_child(&tree.secret, tree.address(0), (1, 2, 2)).await;
+    let (_endpoint, connection) = raw_child(&tree, 1).await;
     let request = |request: &Request| {
         frame(
             FrameKind::Request,
-            &message::encode("request", request).unwrap(),
+            &message::encode_question(0, request).unwrap(),
         )
     };
     let (dir, budget_ms) = (path("dir"), 1000);
@@ -239,8 +261,7 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
         vec![0xff, 0xff, 0xff, 0xff, FrameKind::Request as u8],
         frame(FrameKind::Request, &[0xff; 100]),
         // A list request of the path `..`.
-        frame(FrameKind::Request, &[0, 2, b'.', b'.', 0, 1]),
-        hello(1, 2, 2),
+        frame(FrameKind::Request, &[0, 0, 2, b'.', b'.', 0, 1]),
         request(&Request::List {
             path: dir.clone(),
             cursor: None,
@@ -260,7 +281,7 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
             names: vec![Bytes::from_static(b"a/b")],
         }),
         request(&Request::Read(endless)),
-        request(&Request::ReportsBelow { budget_ms }),
+        request(&Request::ReportsBelow { tree: 0, budget_ms }),
     ];
     for bytes in cases {
         let (mut send, mut recv) = connection.open_bi().await.unwrap();
@@ -283,7 +304,7 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
 async fn a_request_that_is_never_completed_does_not_stay() {
     let mut tree = TestTree::plan(2, 2, Duration::from_millis(500));
     tree.start_node(0);
-    let (_endpoint, connection) = raw_child(&tree.secret, tree.address(0), (1, 2, 2)).await;
+    let (_endpoint, connection) = raw_child(&tree, 1).await;
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
     send.write_all(&[200, 0, 0, 0, FrameKind::Request as u8, 1])
         .await

@@ -8,7 +8,11 @@ mod cluster;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod healing;
+#[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod log;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

@@ -5,9 +5,9 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, Listing,
-    Member, Overlay, OverlayConfig, OverlayError, Parent, ReadRequest, ReadStream, Secret, Service,
-    Timestamp, Version, XattrList,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, LinkStatus,
+    Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest,
+    ReadStream, Roster, Seat, Secret, Service, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -90,48 +90,47 @@ pub(crate) struct Seen {
     pub(crate) cleared: Arc<Mutex<Vec<usize>>>,
 }
 
-/// The service of a test's node: the namespace itself at the root, a mere relay elsewhere.
-///
-/// The namespace: `dir` (three files), `huge` (`n` entries for a path `huge/n`), any path as a file
+/// The storage of a root: `dir` (three files), `huge` (`n` entries for a path `huge/n`), any path as a file
 /// whose size is asked for; `absent`; `hang` never answers; `fails` fails after its first part.
+pub(crate) struct TestStorage {
+    pub(crate) seen: Arc<Seen>,
+}
+
+/// The service of a test's node: a mere relay in front of its stub.
 pub(crate) struct TestService {
     pub(crate) rank: usize,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) upstream: Upstream,
     pub(crate) seen: Arc<Seen>,
     pub(crate) report: Bytes,
     pub(crate) clear_hangs: bool,
 }
 
-impl TestService {
-    fn hang<T: Send + 'static>(&self) -> BoxFuture<'static, T> {
-        let alive = Alive::new(&self.seen.alive);
-        async move {
-            let _alive = alive;
-            std::future::pending().await
-        }
-        .boxed()
+/// A question that is never answered.
+fn hang<T: Send + 'static>(seen: &Seen) -> BoxFuture<'static, T> {
+    let alive = Alive::new(&seen.alive);
+    async move {
+        let _alive = alive;
+        std::future::pending().await
     }
+    .boxed()
 }
 
 fn ready<T: Send + 'static>(value: T) -> BoxFuture<'static, T> {
     std::future::ready(value).boxed()
 }
 
-impl Files for TestService {
+impl Files for TestStorage {
     fn list(
         &self,
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        if let Some(parent) = &self.parent {
-            return parent.list(path, cursor, limit);
-        }
         let names: Vec<&[u8]> = path.components().collect();
         let count = match names[..] {
             [b"dir"] => 3,
             [b"huge", n] => std::str::from_utf8(n).unwrap().parse().unwrap(),
-            [b"hang"] => return self.hang(),
+            [b"hang"] => return hang(&self.seen),
             _ => return ready(Err(Failure::not_found(&path))),
         };
         let first: usize =
@@ -156,9 +155,6 @@ impl Files for TestService {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
-        if let Some(above) = &self.parent {
-            return above.stat(parent, names);
-        }
         let answers = names.iter().map(|name| match &name[..] {
             b"absent" => Err(Failure::not_found(&parent.join(name).unwrap())),
             _ => Ok(attributes(FileKind::File, name.len() as u64)),
@@ -167,9 +163,6 @@ impl Files for TestService {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        if let Some(parent) = &self.parent {
-            return parent.bundle(request);
-        }
         if request.directory == path("absent") {
             return ready(Err(Failure::not_found(&request.directory)));
         }
@@ -190,14 +183,11 @@ impl Files for TestService {
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        if let Some(parent) = &self.parent {
-            return parent.read(request);
-        }
         if request.path == path("absent") {
             return ready(Err(Failure::not_found(&request.path)));
         }
         if request.path == path("hang") {
-            return self.hang();
+            return hang(&self.seen);
         }
         let fails = request.path == path("fails");
         let (seen, alive) = (Arc::clone(&self.seen), Alive::new(&self.seen.alive));
@@ -237,9 +227,6 @@ impl Files for TestService {
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
-        if let Some(parent) = &self.parent {
-            return parent.xattrs(path);
-        }
         if path.is_root() {
             return ready(Err(Failure::new(
                 FailureKind::Unsupported,
@@ -255,10 +242,7 @@ impl Files for TestService {
         ]))
     }
 
-    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        if let Some(parent) = &self.parent {
-            return parent.usage(path);
-        }
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
         ready(Ok(FilesystemUsage {
             blocks: 1 << 40,
             block_size: 4096,
@@ -268,13 +252,24 @@ impl Files for TestService {
 }
 
 impl Service for TestService {
+    fn files(&self, attempt: u8) -> Arc<dyn Files> {
+        Arc::new(self.upstream.at(attempt))
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        ready(Ok(vec![OriginFingerprint {
+            prefix: path("lus"),
+            fingerprint: [7; 16],
+        }]))
+    }
+
     fn report(&self) -> Bytes {
         self.report.clone()
     }
 
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         if self.clear_hangs {
-            return self.hang();
+            return hang(&self.seen);
         }
         if path == self::path("refused") {
             let detail = format!("rank {} refuses", self.rank);
@@ -290,6 +285,7 @@ pub(crate) struct TestTree {
     pub(crate) members: Vec<Member>,
     pub(crate) secret: Secret,
     pub(crate) arity: usize,
+    pub(crate) roots: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) nodes: Vec<Option<Overlay>>,
     pub(crate) seen: Vec<Arc<Seen>>,
@@ -323,6 +319,7 @@ impl TestTree {
             members,
             secret: Secret::generate().unwrap(),
             arity,
+            roots: vec![0],
             timeout,
             nodes: (0..len).map(|_| None).collect(),
             seen,
@@ -341,7 +338,7 @@ impl TestTree {
         for rank in 0..self.members.len() {
             self.start_node(rank);
         }
-        for rank in 1..self.members.len() {
+        for rank in 0..self.members.len() {
             self.connected(rank).await;
         }
     }
@@ -361,11 +358,15 @@ impl TestTree {
         change: impl FnOnce(&mut TestService),
     ) -> Result<Overlay, OverlayError> {
         let seen = Arc::clone(&self.seen[rank]);
-        Overlay::start_with(config, |parent| {
+        let storage = self.roots.contains(&rank).then(|| {
+            let seen = Arc::clone(&seen);
+            Arc::new(TestStorage { seen }) as Arc<dyn Files>
+        });
+        Overlay::start(config, storage, |upstream| {
             let report = Bytes::from(format!("{{\"rank\":{rank}}}"));
             let mut service = TestService {
                 rank,
-                parent,
+                upstream,
                 seen,
                 report,
                 clear_hangs: false,
@@ -377,13 +378,15 @@ impl TestTree {
 
     pub(crate) fn config(&self, rank: usize) -> OverlayConfig {
         OverlayConfig {
-            members: self.members.clone(),
-            rank,
             arity: self.arity,
+            roots: self.roots.clone(),
             listen: self.members[rank].address.parse().unwrap(),
-            secret: self.secret.clone(),
             request_timeout: self.timeout,
-            connect_timeout: Duration::from_secs(2),
+            ..OverlayConfig::new(
+                self.members.clone(),
+                Seat::Member(rank),
+                self.secret.clone(),
+            )
         }
     }
 
@@ -391,8 +394,24 @@ impl TestTree {
         self.nodes[rank].as_ref().unwrap()
     }
 
-    pub(crate) fn parent(&self, rank: usize) -> Parent {
-        self.node(rank).parent().unwrap()
+    pub(crate) fn parent(&self, rank: usize) -> Upstream {
+        self.node(rank).upstream().clone()
+    }
+
+    /// What node `rank` says to those above it in the first tree, as a frame.
+    pub(crate) fn hello(&self, rank: usize) -> Vec<u8> {
+        hello(&self.said(rank))
+    }
+
+    pub(crate) fn said(&self, rank: usize) -> Hello {
+        let (arity, roots) = (self.arity, self.roots.clone());
+        let roster = Roster::new(self.members.clone(), arity, roots, Seat::Member(rank)).unwrap();
+        roster.hello(0)
+    }
+
+    /// Where node `rank` stands in the first tree in which it is not the root.
+    pub(crate) fn status(&self, rank: usize) -> LinkStatus {
+        self.parent(rank).links()[0].status.clone()
     }
 
     pub(crate) async fn connected(&self, rank: usize) {
@@ -446,21 +465,26 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
 
 /// Takes all of a stream, verifying every block; gives the bytes and how it ended.
 pub(crate) async fn drain(mut parts: ReadStream) -> (u64, Result<(), Failure>) {
-    let (mut total, mut hasher) = (0, blake3::Hasher::new());
+    let (mut total, mut block, mut hasher) = (0, 0, blake3::Hasher::new());
     while let Some(part) = parts.next().await {
         match part {
             Ok(BlockPart::Bytes(bytes)) => {
-                total += bytes.len() as u64;
+                block += bytes.len() as u64;
                 hasher.update(&bytes);
+            }
+            Ok(BlockPart::Restart) => {
+                block = 0;
+                hasher.reset();
             }
             Ok(BlockPart::End(hash)) => {
                 assert_eq!(hash.0, *hasher.finalize().as_bytes());
                 hasher.reset();
+                total += std::mem::take(&mut block);
             }
-            Err(failure) => return (total, Err(failure)),
+            Err(failure) => return (total + block, Err(failure)),
         }
     }
-    (total, Ok(()))
+    (total + block, Ok(()))
 }
 
 /// The kind of a failure that must be one.
@@ -480,14 +504,8 @@ pub(crate) fn frame(kind: FrameKind, body: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-pub(crate) fn hello(rank: u32, members: u32, arity: u32) -> Vec<u8> {
-    let hello = Hello {
-        rank,
-        members,
-        arity,
-        name: format!("node{rank}"),
-    };
-    frame(FrameKind::Hello, &message::encode("hello", &hello).unwrap())
+pub(crate) fn hello(hello: &Hello) -> Vec<u8> {
+    frame(FrameKind::Hello, &message::encode("hello", hello).unwrap())
 }
 
 /// A raw client endpoint with `tls`.
@@ -510,15 +528,14 @@ pub(crate) async fn raw_member(
     (endpoint, connection)
 }
 
-/// As [`raw_member`], introduced as `rank` of `members` with `arity`.
+/// As [`raw_member`], at node 0 of `tree`, introduced as node `rank`.
 pub(crate) async fn raw_child(
-    secret: &Secret,
-    address: SocketAddr,
-    (rank, members, arity): (u32, u32, u32),
+    tree: &TestTree,
+    rank: usize,
 ) -> (quinn::Endpoint, quinn::Connection) {
-    let (endpoint, connection) = raw_member(secret, address).await;
+    let (endpoint, connection) = raw_member(&tree.secret, tree.address(0)).await;
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
-    send.write_all(&hello(rank, members, arity)).await.unwrap();
+    send.write_all(&tree.hello(rank)).await.unwrap();
     send.finish().unwrap();
     let answer = within(5, recv.read_to_end(64)).await.unwrap();
     assert_eq!(answer, frame(FrameKind::Welcome, b""));

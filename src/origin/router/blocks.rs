@@ -154,6 +154,7 @@ mod tests {
             match part? {
                 BlockPart::Bytes(bytes) => block.extend_from_slice(&bytes),
                 BlockPart::End(hash) => blocks.push((std::mem::take(&mut block), hash)),
+                BlockPart::Restart => panic!("storage takes nothing back"),
             }
         }
         assert!(block.is_empty(), "a block without its hash");

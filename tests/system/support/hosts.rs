@@ -1,12 +1,112 @@
 //! Hosts made by `scripts/hosts.sh`, taken away when their guard goes.
 
-use super::Scratch;
-use super::command::{self, LIMIT};
+use super::command::{self, Finished, LIMIT, has_program};
+use super::fixture::packages;
 use super::mount::{copperfs, forget_runtime_dir};
+use super::tree::write_secret;
+use super::{Scratch, Stats, is_root};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What keeps this machine from making hosts, if anything does.
+pub fn missing() -> Option<&'static str> {
+    if !is_root() {
+        return Some("root's rights");
+    }
+    ["ip", "nft", "nsenter", "unshare"]
+        .into_iter()
+        .find(|name| !has_program(name))
+}
+
+/// A tree of arity 2 over hosts h1, h2, ..., and the mount on each of what [`packages`] makes.
+#[derive(Debug)]
+pub struct Job {
+    pub hosts: Hosts,
+    pub point: PathBuf,
+    pub scratch: Scratch,
+    list: PathBuf,
+    secret: PathBuf,
+    options: Vec<String>,
+}
+
+impl Job {
+    /// A tree over `count` hosts; every node gets `options` too. `count` + 1 is a host that is not
+    /// listed.
+    #[track_caller]
+    pub fn new(count: usize, options: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let secret = scratch.path().join("secret");
+        write_secret(&secret);
+        let names: String = (1..=count).map(|number| format!("h{number}\n")).collect();
+        let list = scratch.file("hosts", format!("# in the order of the tree\n{names}"));
+        let point = scratch.dir("mnt");
+        Self {
+            hosts: Hosts::up(count + 1, &point),
+            point,
+            list,
+            secret,
+            options: options.iter().map(ToString::to_string).collect(),
+            scratch,
+        }
+    }
+
+    /// Mounts on host `number`, which finds its rank by its name; gives the daemon's id there.
+    #[track_caller]
+    pub fn mount(&self, number: usize) -> String {
+        let said = command::check(&mut self.mount_command(number));
+        let pid = said
+            .split_once("(pid ")
+            .and_then(|(_, rest)| rest.split_once(','));
+        pid.unwrap_or_else(|| panic!("{said}")).0.to_owned()
+    }
+
+    /// Mounts on hosts `numbers`, side by side.
+    #[track_caller]
+    pub fn mount_all(&self, numbers: impl IntoIterator<Item = usize>) {
+        let mounting: Vec<_> = numbers
+            .into_iter()
+            .map(|number| self.mount_command(number).spawn().unwrap())
+            .collect();
+        for mut mount in mounting {
+            assert!(mount.wait().unwrap().success());
+        }
+    }
+
+    pub fn mount_command(&self, number: usize) -> Command {
+        let origin = format!("/=file://{}", packages().path.display());
+        let words = ["mount", "--arity", "2", "--origin", &origin];
+        let mut mount = self.hosts.copperfs(number, &words);
+        mount
+            .arg("--hosts")
+            .arg(&self.list)
+            .arg("--secret-file")
+            .arg(&self.secret);
+        mount.args(["--request-timeout", "4s"]);
+        mount.args(&self.options).arg(&self.point);
+        mount
+    }
+
+    /// Runs a shell script on host `number`; its `$1` is the mount point.
+    #[track_caller]
+    pub fn run(&self, number: usize, script: &str) -> Finished {
+        command::run(&mut self.shell(number, script))
+    }
+
+    /// As [`Job::run`], to be started by the caller.
+    pub fn shell(&self, number: usize, script: &str) -> Command {
+        let mut run = self.hosts.command(number, "bash");
+        run.args(["-c", script, "sh"]).arg(&self.point);
+        run
+    }
+
+    #[track_caller]
+    pub fn stats(&self, number: usize) -> Stats {
+        let mut ask = self.hosts.copperfs(number, &["stats", "--json"]);
+        Stats(serde_json::from_str(&command::check(ask.arg(&self.point))).unwrap())
+    }
+}
 
 /// Hosts 1 to N, named h1 to hN, with addresses of their own.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! in memory at a time.
 
 use super::Answer;
-use crate::files::{BundleItem, BundleRequest, BundleStream};
+use crate::files::{BundleItem, BundleStream};
 use crate::item::Failure;
 use crate::transport::stream::StreamError;
 use crate::wire::bundle::{ITEM_HEAD_BYTES, put_head};
@@ -18,8 +18,11 @@ use futures_util::{FutureExt, StreamExt};
 const BATCH_BYTES: usize = 256 << 10;
 
 impl Answer<'_> {
-    pub(super) async fn bundle(&mut self, request: BundleRequest) -> Result<(), StreamError> {
-        let mut items = match self.shared.service.bundle(request).await {
+    pub(super) async fn bundle(
+        &mut self,
+        items: Result<BundleStream, Failure>,
+    ) -> Result<(), StreamError> {
+        let mut items = match items {
             Ok(items) => items.fuse(),
             Err(failure) => return self.failure(&failure).await,
         };

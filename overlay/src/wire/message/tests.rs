@@ -74,21 +74,28 @@ fn request() -> impl Strategy<Value = Request> {
             ),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
-        any::<u32>().prop_map(|budget_ms| Request::ClusterReports { budget_ms }),
-        (path(), any::<u32>())
-            .prop_map(|(path, budget_ms)| Request::ClearBelow { path, budget_ms }),
+        any::<u8>().prop_map(|tree| Request::Origins { tree }),
+        any::<(u8, u32)>()
+            .prop_map(|(tree, budget_ms)| Request::ClusterReports { tree, budget_ms }),
+        (any::<u8>(), path(), any::<u32>()).prop_map(|(tree, path, budget_ms)| {
+            Request::ClearBelow {
+                tree,
+                path,
+                budget_ms,
+            }
+        }),
     ]
 }
 
 proptest! {
     #[test]
-    fn requests_round_trip(request in request()) {
-        let body = encode("request", &request).unwrap();
-        prop_assert_eq!(decode::<Request>("request", &body), Ok(request.clone()));
+    fn questions_round_trip(request in request(), attempt: u8) {
+        let body = encode_question(attempt, &request).unwrap();
         let _checked = request.check();
         for cut in 0..body.len() {
-            prop_assert!(decode::<Request>("request", &body[..cut]).is_err());
+            prop_assert!(decode::<Question>("request", &body[..cut]).is_err());
         }
+        prop_assert_eq!(decode("request", &body), Ok(Question { attempt, request }));
     }
 
     #[test]
@@ -109,9 +116,10 @@ proptest! {
 
     #[test]
     fn garbage_never_panics(body: Vec<u8>) {
-        if let Ok(request) = decode::<Request>("request", &body) {
-            let _checked = request.check();
+        if let Ok(question) = decode::<Question>("request", &body) {
+            let _checked = question.request.check();
         }
+        let _reported = decode::<Reported>("report", &body);
         let _head = decode::<Head>("head", &body);
         let _hello = decode::<Hello>("hello", &body);
         let _failure = decode::<Failure>("failure", &body);
@@ -217,24 +225,48 @@ fn requests_have_the_bytes_of_the_specification() {
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
     same(Request::Usage { path: path_ }, &[&[4, 0]]);
-    same(Request::ClusterReports { budget_ms }, &[&[5, 0xac, 2]]);
+    let tree = 1;
+    same(Request::Origins { tree }, &[&[5, 1]]);
+    same(
+        Request::ClusterReports { tree, budget_ms },
+        &[&[6, 1, 0xac, 2]],
+    );
     let path_ = path();
     same(
         Request::ClusterClear {
+            tree,
             path: path_,
             budget_ms,
         },
-        &[&[6, 3], b"a/b", &[0xac, 2]],
+        &[&[7, 1, 3], b"a/b", &[0xac, 2]],
     );
-    same(Request::ReportsBelow { budget_ms }, &[&[7, 0xac, 2]]);
+    same(
+        Request::ReportsBelow { tree, budget_ms },
+        &[&[8, 1, 0xac, 2]],
+    );
     let path_ = path();
     same(
         Request::ClearBelow {
+            tree,
             path: path_,
             budget_ms,
         },
-        &[&[8, 3], b"a/b", &[0xac, 2]],
+        &[&[9, 1, 3], b"a/b", &[0xac, 2]],
     );
+}
+
+/// As above: a question is its attempt and its request.
+#[test]
+fn questions_have_the_bytes_of_the_specification() {
+    let request = Request::Usage {
+        path: ItemPath::root(),
+    };
+    assert_eq!(encode_question(2, &request).unwrap(), &[2, 4, 0][..]);
+    let question = Question {
+        attempt: 2,
+        request,
+    };
+    assert_eq!(encode("question", &question).unwrap(), &[2, 4, 0][..]);
 }
 
 /// As above.
@@ -243,20 +275,39 @@ fn answers_have_the_bytes_of_the_specification() {
     fn same<T: Serialize>(value: &T, bytes: &[u8]) {
         assert_eq!(encode("value", value).unwrap(), bytes);
     }
-    let (rank, name) = (1, "n1".to_owned());
+    let origin = crate::OriginFingerprint {
+        prefix: ItemPath::parse(b"a").unwrap(),
+        fingerprint: [9; 16],
+    };
+    same(&origin, &[&[1, b'a'][..], &[9; 16]].concat());
     let hello = Hello {
-        rank,
+        rank: Some(1),
+        tree: 3,
         members: 200,
         arity: 2,
-        name,
+        list: [9; 16],
+        name: "n1".to_owned(),
     };
-    same(&hello, &[1, 200, 1, 2, 2, b'n', b'1']);
+    let list = [9; 16];
+    let behind = [2, b'n', b'1'];
+    same(
+        &hello,
+        &[&[1, 1, 3, 200, 1, 2][..], &list, &behind].concat(),
+    );
+    let guest = Hello {
+        rank: None,
+        ..hello
+    };
+    same(&guest, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
     let failure = Failure::new(FailureKind::Io, "no");
     same(&failure, &[10, 2, b'n', b'o']);
-    let (rank, result) = (3, Err(failure));
-    same(&Cleared { rank, result }, &[3, 1, 10, 2, b'n', b'o']);
+    let (node, result) = (NodeId::Member(3), Err(failure));
+    same(&Cleared { node, result }, &[0, 3, 1, 10, 2, b'n', b'o']);
+    let (node, report) = (NodeId::Guest("g".into()), Bytes::from_static(b"{}"));
+    same(&Reported { node, report }, &[1, 1, b'g', 2, b'{', b'}']);
     same(&Head::Stat { answers: 2 }, &[1, 2]);
     same(&Head::Xattrs { attributes: 2 }, &[2, 2]);
+    same(&Head::Origins { origins: 2 }, &[4, 2]);
     let (blocks, name_max) = (1, 255);
     let usage = FilesystemUsage {
         blocks,

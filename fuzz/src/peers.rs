@@ -1,0 +1,328 @@
+//! The same decoders where they are used: a real node on real QUIC, and a peer that says anything.
+//!
+//! Slower than the pure targets by two orders of magnitude, and the only ones that see the answering
+//! side's order of frames, the stub's blocks and what a broken stream leaves behind.
+
+use crate::seeds::frame;
+use bytes::Bytes;
+use copperfs_overlay::identity::Identity;
+use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
+use copperfs_overlay::{
+    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
+    Member, Overlay, OverlayConfig, ReadRequest, ReadStream, Secret, Service, Version, XattrList,
+};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// The only block of the file that is asked for.
+pub const BLOCK: [u8; 100] = [0x5a; 100];
+/// How long a node waits for bytes that a peer has announced and not sent.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Longer than any answer may take.
+const FOREVER: Duration = Duration::from_secs(20);
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all();
+    builder.build().expect("a runtime")
+});
+
+/// Answers a child's stub with any bytes. The first byte says what is asked.
+pub fn answers(data: &[u8]) {
+    static CHILD: LazyLock<Child> = LazyLock::new(|| RUNTIME.block_on(Child::start()));
+    let Some((&question, answer)) = data.split_first() else {
+        return;
+    };
+    let child = &*CHILD;
+    *child.answer.lock().expect("no panic") = Bytes::copy_from_slice(answer);
+    let asked = async { timeout(FOREVER, child.ask(question)).await };
+    RUNTIME
+        .block_on(asked)
+        .expect("an answer or a failure in time");
+}
+
+/// Asks a node's children's side with any bytes; whatever it makes of them is an answer in frames.
+pub fn requests(data: &[u8]) {
+    static PARENT: LazyLock<RootNode> = LazyLock::new(|| RUNTIME.block_on(RootNode::start()));
+    let parent = &*PARENT;
+    let asked = async { timeout(FOREVER, parent.ask(data)).await };
+    let answer = RUNTIME
+        .block_on(asked)
+        .expect("an answer or a failure in time");
+    let mut rest = &answer[..];
+    while !rest.is_empty() {
+        let (header, after) = rest
+            .split_first_chunk::<HEADER_BYTES>()
+            .expect("a whole header");
+        let header = FrameHeader::parse(*header).expect("a sound header");
+        let (body, after) = after
+            .split_at_checked(header.len as usize)
+            .expect("a whole body");
+        if header.kind == FrameKind::Failure {
+            let failure: Failure = message::decode("failure", body).expect("a failure");
+            assert!(failure.detail.len() <= Failure::DETAIL_BYTES_MAX);
+            assert!(after.is_empty(), "a failure is the last frame");
+        }
+        rest = after;
+    }
+}
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).expect("a path")
+}
+
+fn config(secret: &Secret, rank: usize, parent: SocketAddr) -> OverlayConfig {
+    let free = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let own = free.local_addr().expect("an address");
+    let member = |rank: usize, address: SocketAddr| Member {
+        name: format!("n{rank}"),
+        address: address.to_string(),
+    };
+    OverlayConfig {
+        members: vec![member(0, parent), member(1, own)],
+        rank,
+        arity: 2,
+        listen: if rank == 0 { parent } else { own },
+        secret: secret.clone(),
+        request_timeout: PATIENCE,
+        connect_timeout: Duration::from_secs(2),
+    }
+}
+
+fn free_address() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    socket.local_addr().expect("an address")
+}
+
+/// A node below a parent that answers what it is told to.
+struct Child {
+    answer: Arc<Mutex<Bytes>>,
+    files: Arc<dyn Files>,
+    _overlay: Overlay,
+}
+
+impl Child {
+    async fn start() -> Self {
+        let secret = Secret::generate().expect("a secret");
+        let tls = Identity::new(&secret)
+            .and_then(|own| own.server())
+            .expect("TLS");
+        let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).expect("TLS for QUIC");
+        let config = quinn::ServerConfig::with_crypto(Arc::new(tls));
+        let address = free_address();
+        let endpoint = quinn::Endpoint::server(config, address).expect("an endpoint");
+        let answer = Arc::new(Mutex::new(Bytes::new()));
+        drop(tokio::spawn(say(endpoint, Arc::clone(&answer))));
+        let overlay = Overlay::start_with(self::config(&secret, 1, address), |_parent| {
+            Arc::new(Nothing)
+        });
+        let overlay = overlay.expect("a node");
+        let parent = overlay.parent().expect("a parent");
+        parent.first_connected().await;
+        Self {
+            answer,
+            files: Arc::new(parent),
+            _overlay: overlay,
+        }
+    }
+
+    async fn ask(&self, question: u8) {
+        let (files, dir) = (&self.files, path("dir"));
+        match question % 5 {
+            0 => {
+                let Ok(listing) = files.list(dir.clone(), None, 50).await else {
+                    return;
+                };
+                assert!(listing.entries.len() <= 50);
+                for entry in &listing.entries {
+                    dir.join(&entry.name).expect("a name that a file can have");
+                }
+            }
+            1 => {
+                let names = vec![Bytes::new(), Bytes::from_static(b"a")];
+                let answers = files.stat(dir, names).await;
+                assert!(answers.is_err() || answers.is_ok_and(|answers| answers.len() == 2));
+            }
+            2 => drop(files.xattrs(dir).await),
+            3 => drop(files.usage(dir).await),
+            _ => self.read().await,
+        }
+    }
+
+    /// Never more bytes than the file has, and nothing behind a failure.
+    async fn read(&self) {
+        let size = BLOCK.len() as u64;
+        let (path, version) = (path("file"), Version([7; 16]));
+        let request = ReadRequest {
+            path,
+            version,
+            size,
+            first_block: 0,
+            block_count: 1,
+        };
+        let Ok(mut parts) = self.files.read(request).await else {
+            return;
+        };
+        let (mut bytes, mut ends, mut failed) = (0, 0, false);
+        while let Some(part) = parts.next().await {
+            assert!(!failed, "something behind a failure");
+            match part {
+                Ok(BlockPart::Bytes(piece)) => bytes += piece.len(),
+                Ok(BlockPart::End(_)) => ends += 1,
+                Err(_) => failed = true,
+            }
+        }
+        assert!(bytes <= BLOCK.len());
+        assert!(failed || (bytes == BLOCK.len() && ends == 1));
+    }
+}
+
+/// A parent that welcomes whoever comes and answers every question with `answer`.
+async fn say(endpoint: quinn::Endpoint, answer: Arc<Mutex<Bytes>>) {
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(connection) = incoming.await else {
+            continue;
+        };
+        let mut welcome = Some(frame(FrameKind::Welcome, b""));
+        while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+            // The whole of a question, so that the answer is not cut by a stopped stream.
+            let bytes = match welcome.take() {
+                Some(bytes) => bytes.into(),
+                None => {
+                    let _question = recv.read_to_end(1 << 20).await;
+                    answer.lock().expect("no panic").clone()
+                }
+            };
+            let _stopped = send.write_all(&bytes).await;
+            let _stopped = send.finish();
+        }
+    }
+}
+
+/// A root, and a child that has said hello.
+struct RootNode {
+    connection: quinn::Connection,
+    _endpoint: quinn::Endpoint,
+    _overlay: Overlay,
+}
+
+impl RootNode {
+    async fn start() -> Self {
+        let secret = Secret::generate().expect("a secret");
+        let address = free_address();
+        let overlay = Overlay::start(config(&secret, 0, address), Arc::new(Nothing)).await;
+        let tls = Identity::new(&secret)
+            .and_then(|own| own.client(&[ALPN]))
+            .expect("TLS");
+        let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).expect("TLS for QUIC");
+        let mut endpoint =
+            quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).expect("an endpoint");
+        endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(tls)));
+        let connecting = endpoint
+            .connect(address, Identity::NAME)
+            .expect("a handshake");
+        let connection = connecting.await.expect("a connection");
+        // What the root asks of its child is broken off at once.
+        let asked = connection.clone();
+        drop(tokio::spawn(async move {
+            while let Ok(streams) = asked.accept_bi().await {
+                drop(streams);
+            }
+        }));
+        let hello = Hello {
+            rank: 1,
+            members: 2,
+            arity: 2,
+            name: "n1".into(),
+        };
+        let hello = message::encode("hello", &hello).expect("a hello");
+        let (mut send, mut recv) = connection.open_bi().await.expect("a stream");
+        send.write_all(&frame(FrameKind::Hello, &hello))
+            .await
+            .expect("said");
+        send.finish().expect("said");
+        recv.read_to_end(64).await.expect("welcome");
+        Self {
+            connection,
+            _endpoint: endpoint,
+            _overlay: overlay.expect("a node"),
+        }
+    }
+
+    /// Says `bytes` on a stream of its own; gives what comes back. Nothing, where the stream is reset.
+    async fn ask(&self, bytes: &[u8]) -> Vec<u8> {
+        let (mut send, mut recv) = self
+            .connection
+            .open_bi()
+            .await
+            .expect("the connection stays");
+        let _stopped = send.write_all(bytes).await;
+        let _stopped = send.finish();
+        recv.read_to_end(8 << 20).await.unwrap_or_default()
+    }
+}
+
+/// A service that has nothing.
+struct Nothing;
+
+fn none<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+    std::future::ready(Err(Failure::new(FailureKind::NotFound, "nothing here"))).boxed()
+}
+
+impl Files for Nothing {
+    fn list(
+        &self,
+        _path: ItemPath,
+        _cursor: Option<Cursor>,
+        _limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        none()
+    }
+
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+        let absent = |name: &Bytes| {
+            // Only what a file can be called gets here, or the directory itself.
+            let child = parent.join(name).or_else(|error| match name.is_empty() {
+                true => Ok(parent.clone()),
+                false if parent.as_bytes().len() + name.len() >= ItemPath::BYTES_MAX => {
+                    Ok(parent.clone())
+                }
+                false => Err(error),
+            });
+            Err(Failure::not_found(&child.expect("a name")))
+        };
+        std::future::ready(Ok(names.iter().map(absent).collect())).boxed()
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        assert!(ReadRequest::block_len(request.size, request.first_block) > 0);
+        none()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        none()
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        std::future::ready(Ok(FilesystemUsage::default())).boxed()
+    }
+}
+
+impl Service for Nothing {
+    fn report(&self) -> Bytes {
+        Bytes::from_static(b"{}")
+    }
+
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}

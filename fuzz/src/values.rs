@@ -1,0 +1,196 @@
+//! Any value of the wire's vocabulary, from a fuzzer's bytes: the structure-aware side.
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use bytes::Bytes;
+use copperfs_overlay::wire::message::Cleared;
+use copperfs_overlay::wire::{Head, Hello, Request};
+use copperfs_overlay::{
+    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
+    ReadRequest, Timestamp, Version,
+};
+
+/// Bytes, at most `max` of them.
+pub fn bytes(from: &mut Unstructured<'_>, max: usize) -> Result<Bytes> {
+    let len = from.int_in_range(0..=max.min(from.len()))?;
+    Ok(Bytes::copy_from_slice(from.bytes(len)?))
+}
+
+/// A path inside the namespace.
+pub fn path(from: &mut Unstructured<'_>) -> Result<ItemPath> {
+    let text = bytes(from, 300)?;
+    Ok(ItemPath::parse(&text).unwrap_or_else(|_| ItemPath::root()))
+}
+
+fn time(from: &mut Unstructured<'_>) -> Result<Timestamp> {
+    Ok(Timestamp {
+        seconds: i64::arbitrary(from)?,
+        nanoseconds: from.int_in_range(0..=999_999_999)?,
+    })
+}
+
+fn kind(from: &mut Unstructured<'_>) -> Result<FileKind> {
+    use FileKind::*;
+    let all = [
+        File,
+        Directory,
+        Symlink,
+        Fifo,
+        Socket,
+        CharDevice,
+        BlockDevice,
+    ];
+    from.choose(&all).copied()
+}
+
+/// Attributes that a file can have.
+pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
+    Ok(Attributes {
+        kind: kind(from)?,
+        mode: u16::arbitrary(from)?,
+        uid: u32::arbitrary(from)?,
+        gid: u32::arbitrary(from)?,
+        links: u32::arbitrary(from)?,
+        device: u64::arbitrary(from)?,
+        size: u64::arbitrary(from)?,
+        blocks: u64::arbitrary(from)?,
+        block_size: u32::arbitrary(from)?,
+        atime: time(from)?,
+        mtime: time(from)?,
+        ctime: time(from)?,
+        version: Version(<[u8; 16]>::arbitrary(from)?),
+        provisional: bool::arbitrary(from)?,
+        link_target: if bool::arbitrary(from)? {
+            Some(bytes(from, 100)?)
+        } else {
+            None
+        },
+    })
+}
+
+/// An entry of a listing.
+pub fn entry(from: &mut Unstructured<'_>) -> Result<Entry> {
+    Ok(Entry {
+        name: bytes(from, 255)?,
+        kind: kind(from)?,
+        attributes: if bool::arbitrary(from)? {
+            Some(attributes(from)?)
+        } else {
+            None
+        },
+    })
+}
+
+/// A failure.
+pub fn failure(from: &mut Unstructured<'_>) -> Result<Failure> {
+    use FailureKind::*;
+    let all = [
+        NotFound,
+        NotADirectory,
+        IsADirectory,
+        PermissionDenied,
+        Stale,
+        SymlinkLoop,
+        NameTooLong,
+        Unsupported,
+        Unavailable,
+        Corrupt,
+        Io,
+    ];
+    Ok(Failure::new(*from.choose(&all)?, String::arbitrary(from)?))
+}
+
+fn cursor(from: &mut Unstructured<'_>) -> Result<Option<Cursor>> {
+    Ok(match bool::arbitrary(from)? {
+        true => Some(Cursor(bytes(from, 5000)?)),
+        false => None,
+    })
+}
+
+/// A question, sound or not.
+pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
+    let path = path(from)?;
+    Ok(match from.int_in_range(0..=8)? {
+        0 => Request::List {
+            path,
+            cursor: cursor(from)?,
+            limit: u32::arbitrary(from)?,
+        },
+        1 => {
+            let mut names = Vec::new();
+            while !from.is_empty() && names.len() < 5000 {
+                names.push(bytes(from, 300)?);
+            }
+            Request::Stat {
+                parent: path,
+                names,
+            }
+        }
+        2 => Request::Read(ReadRequest {
+            path,
+            version: Version(<[u8; 16]>::arbitrary(from)?),
+            size: u64::arbitrary(from)?,
+            first_block: u64::arbitrary(from)?,
+            block_count: u64::arbitrary(from)?,
+        }),
+        3 => Request::Xattrs { path },
+        4 => Request::Usage { path },
+        5 => Request::ClusterReports {
+            budget_ms: u32::arbitrary(from)?,
+        },
+        6 => Request::ClusterClear {
+            path,
+            budget_ms: u32::arbitrary(from)?,
+        },
+        7 => Request::ReportsBelow {
+            budget_ms: u32::arbitrary(from)?,
+        },
+        _ => Request::ClearBelow {
+            path,
+            budget_ms: u32::arbitrary(from)?,
+        },
+    })
+}
+
+/// The beginning of an answer.
+pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
+    Ok(match from.int_in_range(0..=3)? {
+        0 => Head::Listing {
+            directory: attributes(from)?,
+            next: cursor(from)?,
+            entries: u32::arbitrary(from)?,
+        },
+        1 => Head::Stat {
+            answers: u32::arbitrary(from)?,
+        },
+        2 => Head::Xattrs {
+            attributes: u32::arbitrary(from)?,
+        },
+        _ => Head::Usage(FilesystemUsage {
+            blocks: u64::arbitrary(from)?,
+            files: u64::arbitrary(from)?,
+            name_max: u32::arbitrary(from)?,
+            ..FilesystemUsage::default()
+        }),
+    })
+}
+
+/// An introduction.
+pub fn hello(from: &mut Unstructured<'_>) -> Result<Hello> {
+    Ok(Hello {
+        rank: u32::arbitrary(from)?,
+        members: u32::arbitrary(from)?,
+        arity: u32::arbitrary(from)?,
+        name: String::arbitrary(from)?,
+    })
+}
+
+/// An acknowledgement.
+pub fn cleared(from: &mut Unstructured<'_>) -> Result<Cleared> {
+    Ok(Cleared {
+        rank: u32::arbitrary(from)?,
+        result: match bool::arbitrary(from)? {
+            true => Ok(()),
+            false => Err(failure(from)?),
+        },
+    })
+}

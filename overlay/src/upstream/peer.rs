@@ -1,0 +1,404 @@
+//! One connection to one ancestor: made, introduced, watched.
+//!
+//! Trees in which this node hangs from the same ancestor share its connection. While requests are
+//! under way the child looks for life every [`Liveness::probe`]; a peer from which nothing comes for
+//! [`Liveness::silence`] is reported as silent, and the tree decides what to do. Over the same
+//! connection the ancestor may ask for what lies below this node.
+
+use crate::identity::Identity;
+use crate::item::Failure;
+use crate::overlay::Shared;
+use crate::server::stream::{self, Asker, Floor};
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::transport::{Network, Transport, close};
+use crate::wire::{FrameKind, WireError, message};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use quinn::{ClientConfig, Connection, ConnectionError, Endpoint};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{interval, sleep, timeout};
+
+/// While an ancestor is silent a further handshake is begun so often: QUIC's own repetitions back off
+/// exponentially, and would miss by seconds the moment when a late parent begins to listen.
+const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(400);
+
+/// How a dead peer is told from a slow one while requests are under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Liveness {
+    /// How often a peer that sends nothing is probed.
+    pub probe: Duration,
+    /// After so long without any packet it is silent.
+    pub silence: Duration,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self {
+            probe: Duration::from_millis(250),
+            silence: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A connected ancestor. The last clone of the `Arc` closes the connection.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) rank: usize,
+    /// For people: name and address.
+    pub(crate) label: Arc<str>,
+    pub(crate) connection: Connection,
+    health: Arc<Health>,
+    tasks: [AbortHandle; 2],
+}
+
+#[derive(Debug)]
+struct Health {
+    /// Requests under way.
+    under_way: AtomicUsize,
+    /// Told when `under_way` leaves 0.
+    busy: Notify,
+    /// Whether nothing has come for too long.
+    silent: watch::Sender<bool>,
+    /// Wrong blocks that it has sent.
+    lies: watch::Sender<u32>,
+}
+
+/// A request under way: keeps the peer, and the watch on it.
+#[derive(Debug)]
+pub(crate) struct Asking(Arc<Peer>);
+
+impl Asking {
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.0
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.health.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Peer {
+    fn new(rank: usize, label: Arc<str>, connection: Connection, shared: &Arc<Shared>) -> Self {
+        let health = Arc::new(Health {
+            under_way: AtomicUsize::new(0),
+            busy: Notify::new(),
+            silent: watch::Sender::new(false),
+            lies: watch::Sender::new(0),
+        });
+        let watching = listen(connection.clone(), Arc::clone(&health), shared.liveness);
+        let attending = attend(Arc::clone(shared), connection.clone());
+        let tasks = [
+            tokio::spawn(watching).abort_handle(),
+            tokio::spawn(attending).abort_handle(),
+        ];
+        Self {
+            rank,
+            label,
+            connection,
+            health,
+            tasks,
+        }
+    }
+
+    /// Announces a request.
+    pub(crate) fn asking(self: &Arc<Self>) -> Asking {
+        if self.health.under_way.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.health.busy.notify_one();
+        }
+        Asking(Arc::clone(self))
+    }
+
+    /// Counts a wrong block against it.
+    pub(crate) fn lied(&self) {
+        self.health.lies.send_modify(|lies| *lies += 1);
+    }
+
+    /// Whether nothing has come for too long while something was due.
+    pub(super) fn silent(&self) -> watch::Receiver<bool> {
+        self.health.silent.subscribe()
+    }
+
+    /// How many wrong blocks it has sent.
+    pub(super) fn lies(&self) -> watch::Receiver<u32> {
+        self.health.lies.subscribe()
+    }
+
+    /// Waits until the connection has ended; says why.
+    pub(super) async fn closed(&self) -> String {
+        let error = self.connection.closed().await;
+        explain(self.connection.remote_address(), &error)
+    }
+
+    /// Gives it up: requests under way fail at once.
+    pub(super) fn give_up(&self) {
+        self.connection.close(close::GIVEN_UP.into(), b"no answer");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.connection
+            .close(close::LEAVING.into(), b"not needed any more");
+    }
+}
+
+/// Watches one connection for life while requests are under way. Its own delays do not count against
+/// the peer: only whole intervals in which this task ran and nothing came.
+async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness) {
+    let intervals_max = liveness
+        .silence
+        .as_nanos()
+        .div_ceil(liveness.probe.as_nanos().max(1));
+    loop {
+        while health.under_way.load(Ordering::Acquire) == 0 {
+            health.busy.notified().await;
+        }
+        let mut received = connection.stats().udp_rx.datagrams;
+        let mut silent_for = 0_u128;
+        while health.under_way.load(Ordering::Acquire) > 0 {
+            sleep(liveness.probe).await;
+            let now = connection.stats().udp_rx.datagrams;
+            if now != received {
+                received = now;
+                silent_for = 0;
+                health.silent.send_if_modified(std::mem::take);
+                continue;
+            }
+            silent_for += 1;
+            if silent_for >= intervals_max {
+                health
+                    .silent
+                    .send_if_modified(|silent| !std::mem::replace(silent, true));
+            }
+            // Anything that must be acknowledged will do; a full queue means that much is on its way.
+            let _queued = connection.send_datagram(Bytes::from_static(b"?"));
+        }
+        health.silent.send_if_modified(std::mem::take);
+    }
+}
+
+/// Answers what the ancestor asks until the connection ends.
+async fn attend(shared: Arc<Shared>, connection: Connection) {
+    let floor = Floor::new(Asker::Parent);
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
+            incoming = connection.accept_bi() => match incoming {
+                Ok((send, recv)) => {
+                    streams.spawn(stream::answer(Arc::clone(&shared), floor.clone(), send, recv));
+                }
+                Err(_closed) => return,
+            },
+        }
+    }
+}
+
+/// Connections by rank: one lock each, so that two trees do not connect to the same node twice.
+type Pool = HashMap<usize, Arc<tokio::sync::Mutex<Weak<Peer>>>>;
+
+/// Makes connections to ancestors.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    client: ClientConfig,
+    network: Arc<dyn Network>,
+    local_addr: SocketAddr,
+    connect_timeout: Duration,
+    /// Held for look-ups only; at most one entry per ancestor.
+    pool: Mutex<Pool>,
+}
+
+impl Dialer {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        transport: &Transport,
+        network: Arc<dyn Network>,
+        connect_timeout: Duration,
+    ) -> Self {
+        Self {
+            shared,
+            endpoint: transport.endpoint.clone(),
+            client: transport.client.clone(),
+            network,
+            local_addr: transport.local_addr,
+            connect_timeout,
+            pool: Mutex::default(),
+        }
+    }
+
+    /// The member `rank`, which has accepted this node in `tree`; over the connection that there is,
+    /// if there is one.
+    pub(super) async fn dial(&self, tree: usize, rank: usize) -> Result<Arc<Peer>, String> {
+        let slot = {
+            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(pool.entry(rank).or_default())
+        };
+        let mut slot = slot.lock().await;
+        let known = slot.upgrade();
+        if let Some(peer) = known.filter(|peer| peer.connection.close_reason().is_none()) {
+            self.introduce(&peer.connection, tree).await?;
+            return Ok(peer);
+        }
+        let Some(member) = self.shared.roster.members().get(rank) else {
+            return Err(format!("there is no rank {rank}"));
+        };
+        let connection = self.connect(&member.address).await?;
+        self.introduce(&connection, tree).await?;
+        let label = format!("{} ({})", member.name, member.address);
+        let peer = Arc::new(Peer::new(rank, label.into(), connection, &self.shared));
+        *slot = Arc::downgrade(&peer);
+        Ok(peer)
+    }
+
+    async fn connect(&self, address: &str) -> Result<Connection, String> {
+        let resolving = timeout(self.connect_timeout, self.network.resolve(address));
+        let found = match resolving.await {
+            Ok(Ok(found)) => found
+                .into_iter()
+                .filter(|remote| remote.is_ipv4() || self.local_addr.is_ipv6())
+                .collect::<Vec<_>>(),
+            Ok(Err(error)) => return Err(format!("cannot look up {address}: {error}")),
+            Err(_elapsed) => return Err(format!("looking up {address} takes too long")),
+        };
+        if found.is_empty() {
+            return Err(format!("{address} has no address that this node can reach"));
+        }
+        self.handshake(&found).await
+    }
+
+    /// The first handshake that succeeds, of several begun one after another, address by address;
+    /// those that lose are dropped before their hello. Fails when every address has refused, or the
+    /// time is up.
+    async fn handshake(&self, remotes: &[SocketAddr]) -> Result<Connection, String> {
+        let attempt = async |remote: SocketAddr| {
+            let connecting = self
+                .endpoint
+                .connect_with(self.client.clone(), remote, Identity::NAME)
+                .map_err(|error| format!("cannot connect to {remote}: {error}"))?;
+            connecting.await.map_err(|error| explain(remote, &error))
+        };
+        let mut attempts = FuturesUnordered::new();
+        let mut reason = None;
+        let mut begin = interval(HANDSHAKE_INTERVAL);
+        let mut untried = remotes.len();
+        let mut remotes_in_turn = remotes.iter().cycle();
+        let racing = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    _tick = begin.tick() => {
+                        attempts.extend(remotes_in_turn.next().map(|remote| attempt(*remote)));
+                        untried = untried.saturating_sub(1);
+                    }
+                    Some(result) = attempts.next() => match result {
+                        Ok(connection) => return Ok(connection),
+                        Err(why) if attempts.is_empty() && untried == 0 => return Err(why),
+                        Err(why) => {
+                            reason = Some(why);
+                            if untried > 0 {
+                                begin.reset_immediately();
+                            }
+                        }
+                    },
+                }
+            }
+        };
+        match timeout(self.connect_timeout, racing).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(reason.unwrap_or_else(|| silence(remotes))),
+        }
+    }
+
+    /// The first exchange in a tree: who this node is, and the ancestor's consent.
+    async fn introduce(&self, connection: &Connection, tree: usize) -> Result<(), String> {
+        let hello = self.shared.roster.hello(tree);
+        let greeting = async {
+            let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
+            let mut reader = FrameReader::new(recv, self.connect_timeout);
+            let mut writer = FrameWriter::new(send, self.connect_timeout);
+            writer.message(FrameKind::Hello, &hello).await?;
+            writer.finish();
+            match reader.frame().await? {
+                Some((FrameKind::Welcome, _)) => reader.finish().map(Ok),
+                Some((FrameKind::Failure, body)) => {
+                    Ok(Err(message::decode::<Failure>("refusal", &body)?))
+                }
+                Some((got, _)) => Err(WireError::Unexpected {
+                    got,
+                    wanted: "welcome",
+                }
+                .into()),
+                None => Err(StreamError::Truncated),
+            }
+        };
+        let remote = connection.remote_address();
+        match greeting.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(refusal)) => Err(format!("{remote} refuses this node: {refusal}")),
+            Err(StreamError::Lost(error)) => Err(explain(remote, &error)),
+            Err(error) => {
+                connection.close(close::PROTOCOL.into(), b"no welcome");
+                Err(format!("{remote} did not accept this node: {error}"))
+            }
+        }
+    }
+}
+
+fn silence(remotes: &[SocketAddr]) -> String {
+    let remotes: Vec<String> = remotes.iter().map(SocketAddr::to_string).collect();
+    format!("{} does not answer", remotes.join(", "))
+}
+
+/// Why a connection failed, for people.
+pub(crate) fn explain(remote: SocketAddr, error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::ApplicationClosed(closed)
+            if closed.error_code == quinn::VarInt::from(close::REFUSED) =>
+        {
+            format!(
+                "{remote} refuses this node: {}",
+                String::from_utf8_lossy(&closed.reason)
+            )
+        }
+        ConnectionError::TransportError(error) => {
+            explain_code(remote, error.code.into()).unwrap_or_else(|| format!("{remote}: {error}"))
+        }
+        ConnectionError::ConnectionClosed(closed) => explain_code(remote, closed.error_code.into())
+            .unwrap_or_else(|| format!("{remote}: {closed}")),
+        ConnectionError::TimedOut => format!("{remote} does not answer"),
+        ConnectionError::Reset => format!("{remote} has restarted"),
+        error => format!("{remote}: {error}"),
+    }
+}
+
+/// TLS alerts travel as QUIC error codes 0x100 + alert (RFC 9001, 4.8).
+fn explain_code(remote: SocketAddr, code: u64) -> Option<String> {
+    const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
+    match code {
+        NO_APPLICATION_PROTOCOL => Some(format!(
+            "{remote} speaks another version of the copperfs protocol than this node ({}): run the \
+             same copperfs on all nodes",
+            String::from_utf8_lossy(crate::wire::ALPN)
+        )),
+        0x100..=0x1ff => Some(format!(
+            "{remote} and this node do not have the same job secret (TLS alert {})",
+            code - 0x100
+        )),
+        _ => None,
+    }
+}
