@@ -82,5 +82,9 @@ int main(int argc, char **argv)
     PRINT(healing_returns, "healing.returns");
     PRINT(healing_replays, "healing.replays");
     PRINT(healing_wrong_blocks, "healing.wrong_blocks");
+    PRINT(bundle_requests, "bundle.requests");
+    PRINT(bundle_files, "bundle.files");
+    PRINT(bundle_useful_bytes, "bundle.useful_bytes");
+    PRINT(bundle_wasted_bytes, "bundle.wasted_bytes");
     return 0;
 }

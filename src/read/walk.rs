@@ -153,4 +153,29 @@ mod tests {
         assert!(ahead(&walk, [5; 50]).is_empty());
         assert!(!ahead(&walk, (6..30).flat_map(|at| [at, at])).is_empty());
     }
+
+    proptest::proptest! {
+        /// Whatever the order: what is fetched lies behind the reader, no further than the widest
+        /// window, and within one run no file is named twice.
+        #[test]
+        fn windows_lie_ahead_and_are_bounded(places in proptest::collection::vec(0u32..40, 0..300)) {
+            let walk = Walk::default();
+            let mut at = 0u32;
+            let mut end = 0;
+            let mut last = None;
+            for jump in places {
+                // Mostly one step on, sometimes elsewhere.
+                at = if jump < 36 { at + 1 } else { jump * 1000 };
+                if last != at.checked_sub(1) {
+                    end = 0;
+                }
+                if let Some(window) = walk.step(at, |_| false) {
+                    proptest::prop_assert!(window.start > at && window.start >= end);
+                    proptest::prop_assert!(window.end <= at + 1 + WINDOW_MAX);
+                    end = window.end;
+                }
+                last = Some(at);
+            }
+        }
+    }
 }
