@@ -50,7 +50,8 @@ const DATAGRAM_BYTES_MAX: u16 = 8972;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// After so long without a packet a connection without requests is given up.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of probes that a parent holds: it never reads them, and older ones make room.
+/// Bytes of probes that either side holds: nobody reads them, and older ones make room. quinn sends
+/// none where it would take none.
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
@@ -219,7 +220,6 @@ pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
-    config.datagram_receive_buffer_size(Some(PROBES_BYTES_MAX));
     config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
     config
 }
@@ -254,7 +254,7 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
         .stream_receive_window(varint(window.min(unread_max)))
         .receive_window(varint(unread_max))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
 }

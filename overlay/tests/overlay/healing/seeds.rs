@@ -26,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// For so long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(25);
 /// After this all busy nodes are at home, whatever was.
-const MENDED: Duration = Duration::from_secs(8);
+const MENDED: Duration = Duration::from_secs(15);
 /// A node with a live ancestor hangs from a live one after this: silence, a dial that was begun too
 /// early, the longest pause, a dial, and jitter.
 const STRANDED_MAX: Duration = Duration::from_millis(1250 + 2000 + 2000 + 500 + 250);
@@ -195,6 +195,13 @@ impl World {
         self.children[node] >= self.hosts[node].children_max
     }
 
+    /// Whether `node` hangs from somebody in `tree`, or is its root.
+    fn is_settled(&self, node: usize, tree: usize) -> bool {
+        let mut climbs = self.climbs.iter();
+        let own = climbs.find(|climb| climb.node == node && climb.tree == tree);
+        own.is_none_or(|climb| climb.ascent.using().is_some())
+    }
+
     /// How many hang from each node.
     fn count_children(&mut self) {
         self.children.fill(0);
@@ -330,15 +337,17 @@ impl World {
             let (boots, liar) = (self.hosts[above].boots, self.hosts[above].liar);
             let lies = liar && busy && self.random.chance(8);
             let now = self.now;
-            let using = self.climbs[at].ascent.using() == Some(place);
+            let used = self.climbs[at].ascent.using();
+            let using = used == Some(place);
+            let settled = self.is_settled(above, tree);
             let candidate = &mut self.climbs[at].candidates[place];
-            let good = meet && !full && candidate.barred_until <= now;
+            let good = meet && !full && settled && candidate.barred_until <= now;
             candidate.good_since = good.then(|| candidate.good_since.unwrap_or(now));
             if let Some(dial) = candidate.dial {
                 let ready = now >= dial.began + dial.takes && meet;
                 if ready || now >= dial.began + CONNECT_TIMEOUT {
                     candidate.dial = None;
-                    if ready && !full {
+                    if ready && !full && (settled || used.is_none()) {
                         candidate.connected = Some(boots);
                         (candidate.last_heard, candidate.silent) = (now, false);
                         events.push(Event::Welcomed(place));
@@ -485,10 +494,11 @@ impl World {
     fn check_home(&self) {
         for climb in &self.climbs {
             let place = climb.ascent.using();
-            let home = climb
-                .candidates
-                .iter()
-                .position(|c| c.barred_until <= self.now);
+            // The nearest that may be used and is of use.
+            let home = (0..climb.above.len()).find(|&place| {
+                climb.candidates[place].barred_until <= self.now
+                    && self.is_settled(climb.above[place], climb.tree)
+            });
             assert_eq!(place, home, "node {} in tree {}", climb.node, climb.tree);
             if self.only_burning {
                 assert_eq!(climb.moves, 0, "node {} moved", climb.node);
