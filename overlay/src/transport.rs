@@ -70,6 +70,8 @@ pub(crate) mod close {
     pub(crate) const REPLACED: u32 = 3;
     /// Nothing came for too long, or something wrong.
     pub(crate) const GIVEN_UP: u32 = 4;
+    /// The node can reach no root: the child may know one that can.
+    pub(crate) const CUT_OFF: u32 = 5;
 }
 
 /// Packets that the peer may leave unacknowledged. Between an answer and the next question an

@@ -190,6 +190,20 @@ impl Upstream {
         self.hold(tree)?.peer(deadline).await.ok()
     }
 
+    /// Waits until this node can answer nothing but what it holds: it is cut off from every root, and
+    /// reads no storage itself.
+    pub(crate) async fn cut_off(&self) {
+        let reads = self.inner.orphan == Orphan::Origin && self.inner.storage.is_some();
+        if reads || self.inner.holds.iter().any(Option::is_none) {
+            return std::future::pending().await;
+        }
+        while !self.holds().all(|hold| hold.is_stranded()) {
+            for hold in self.holds() {
+                hold.stranded().await;
+            }
+        }
+    }
+
     pub(crate) fn stop(&self) {
         for hold in self.holds() {
             hold.stop();

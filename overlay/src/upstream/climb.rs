@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 /// Where a node stands in one tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -164,6 +164,15 @@ impl Hold {
         matches!(&*self.state.borrow(), State::Stranded(_))
     }
 
+    /// Waits until nobody in this tree can be reached.
+    pub(super) async fn stranded(&self) {
+        let mut state = self.state.subscribe();
+        let _seen = state
+            .wait_for(|state| matches!(state, State::Stranded(_)))
+            .await
+            .is_ok();
+    }
+
     /// Waits until this is no longer so.
     pub(super) async fn mended(&self) {
         let mut state = self.state.subscribe();
@@ -306,6 +315,9 @@ impl Used {
     }
 }
 
+/// How long an ancestor that is cut off itself is left waiting, so that another may be found first.
+const HESITATION: Duration = Duration::from_millis(300);
+
 type Dial = BoxFuture<'static, (usize, Result<Dialed, String>)>;
 
 impl Climber {
@@ -386,7 +398,13 @@ impl Climber {
         let dialer = Arc::clone(&self.dialer);
         let tree = self.hold.tree;
         let rank = self.hold.ancestors.get(at).copied().unwrap_or(usize::MAX);
-        Box::pin(async move { (at, dialer.dial(tree, rank).await) })
+        Box::pin(async move {
+            let dialed = dialer.dial(tree, rank).await;
+            if matches!(dialed, Ok(Dialed { settled: false, .. })) {
+                sleep(HESITATION).await;
+            }
+            (at, dialed)
+        })
     }
 }
 

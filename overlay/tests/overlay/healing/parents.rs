@@ -229,3 +229,26 @@ async fn a_parent_that_waits_for_storage_is_not_given_up() {
     }
     asked.abort();
 }
+
+/// The parent is alive and its child reaches it, but only the child reaches the root.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_that_is_cut_off_itself_sends_its_children_on() {
+    let cabled = Cabled::start(3, 1, vec![0]).await;
+    let reader = Reader::start(&cabled.tree.parent(2));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cabled.cables[1].avoid(cabled.tree.address(0));
+    let moved = cabled.moved(2, 0).await;
+    println!("moved after {moved:?}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(
+        cabled.above(2),
+        [Some(0)],
+        "does not go back to one that is cut off"
+    );
+    let took = reader.end().await;
+    println!("{took:?}");
+    assert!(took.longest < Duration::from_secs(6), "{took:?}");
+    cabled.cables[1].plug();
+    cabled.home(1).await;
+    cabled.home(2).await;
+}
