@@ -4,7 +4,7 @@
 //! are; answers stream back the way it went, each under the name of its node, and are passed on as
 //! they come. So nobody gathers the cluster but whoever asked, and whoever does not answer is found by
 //! subtraction: no list of the dead travels. A node that cannot reach the root of any tree asks its
-//! own subtree, and names the rest as missing.
+//! own subtree, and names the rest as missing. Where one tree does not reach all, the next is asked.
 
 use crate::item::{Failure, FailureKind, ItemPath};
 use crate::overlay::Shared;
@@ -102,9 +102,21 @@ enum ReplyBody {
 
 /// Asks every node for its report.
 pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
+    let trees = shared.roster.trees();
+    let patience = shared.request_timeout / u32::from(number(trees)).max(1);
+    let mut replies = BTreeMap::new();
+    let first = reachable(shared);
+    // A tree that is broken above this node answers for a part of the cluster only.
+    for tree in std::iter::once(first).chain((0..trees).filter(|tree| *tree != first)) {
+        for (node, reply) in collect(shared, &Operation::Reports, tree, patience).await {
+            replies.entry(node).or_insert(reply);
+        }
+        let listed = |node: &&NodeId| matches!(node, NodeId::Member(_));
+        if replies.keys().filter(listed).count() >= shared.roster.members().len() {
+            break;
+        }
+    }
     let mut result = ClusterReports::default();
-    let tree = reachable(shared);
-    let replies = collect(shared, &Operation::Reports, tree, shared.request_timeout).await;
     for (name, reply) in by_node(shared, replies) {
         match reply {
             Some(ReplyBody::Report(report)) => result.reports.push(report),

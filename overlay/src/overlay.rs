@@ -31,6 +31,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
+/// How often a node that is cut off sends its children to look for somebody better.
+const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long [`Overlay::shutdown`] waits for the last packets.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -237,6 +239,14 @@ impl Shared {
             .collect()
     }
 
+    /// Closes the connections of all children.
+    fn release_children(&self) {
+        for child in self.lock_children().values() {
+            let reason = b"cut off from every root";
+            child.connection.close(close::CUT_OFF.into(), reason);
+        }
+    }
+
     fn lock_children(&self) -> std::sync::MutexGuard<'_, HashMap<NodeId, Child>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -247,6 +257,16 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared")
             .field("node", &self.roster.id())
             .finish_non_exhaustive()
+    }
+}
+
+/// While this node is cut off: its children may not be, and wait here in vain. Those who find nobody
+/// else come back.
+async fn release(shared: Arc<Shared>) {
+    loop {
+        shared.upstream.cut_off().await;
+        shared.release_children();
+        tokio::time::sleep(RELEASE_INTERVAL).await;
     }
 }
 
@@ -318,10 +338,9 @@ impl Overlay {
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {
-                tasks.spawn(server::accept(
-                    Arc::clone(&shared),
-                    transport.endpoint.clone(),
-                ));
+                let endpoint = transport.endpoint.clone();
+                tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
+                tasks.spawn(release(Arc::clone(&shared)));
             }
             let dialer = Arc::new(Dialer::new(
                 Arc::clone(&shared),

@@ -13,6 +13,7 @@ use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
 use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
+use bytes::Bytes;
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -137,9 +138,7 @@ async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, 
     let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
     let id = admit(shared, &hello, connection).map_err(Unwelcome::Stranger)?;
     let mut writer = FrameWriter::new(send, INTRODUCTION);
-    writer
-        .frame(FrameKind::Welcome, bytes::Bytes::new())
-        .await?;
+    greeting(shared, usize::from(hello.tree), &mut writer).await?;
     writer.finish();
     Ok((id, usize::from(hello.tree)))
 }
@@ -162,6 +161,20 @@ pub(crate) fn admit(
         }
     }
     Ok(id)
+}
+
+/// Welcomes a child in `tree`, and says whether this node is of use there.
+pub(crate) async fn greeting(
+    shared: &Shared,
+    tree: usize,
+    writer: &mut FrameWriter,
+) -> Result<(), StreamError> {
+    let settled = shared
+        .upstream
+        .hold(tree)
+        .is_none_or(|hold| hold.is_connected());
+    let body = Bytes::copy_from_slice(&[u8::from(settled)]);
+    writer.frame(FrameKind::Welcome, body).await.map(drop)
 }
 
 /// Takes a child out of the list when its connection ends, however that comes about.

@@ -50,7 +50,8 @@ const DATAGRAM_BYTES_MAX: u16 = 8972;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// After so long without a packet a connection without requests is given up.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of probes that a node holds: it never reads them, and older ones make room.
+/// Bytes of probes that either side holds: nobody reads them, and older ones make room. quinn sends
+/// none where it would take none.
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
@@ -69,6 +70,8 @@ pub(crate) mod close {
     pub(crate) const REPLACED: u32 = 3;
     /// Nothing came for too long, or something wrong.
     pub(crate) const GIVEN_UP: u32 = 4;
+    /// The node can reach no root: the child may know one that can.
+    pub(crate) const CUT_OFF: u32 = 5;
 }
 
 /// Packets that the peer may leave unacknowledged. Between an answer and the next question an
@@ -250,7 +253,6 @@ pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
-    config.datagram_receive_buffer_size(Some(PROBES_BYTES_MAX));
     config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
     config
 }
@@ -260,8 +262,6 @@ fn client_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, window * STALLED_STREAMS);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
-        // Who receives no datagrams may send none: the probes would not leave.
-        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .keep_alive_interval(Some(KEEP_ALIVE));
     config
 }
@@ -287,7 +287,7 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
         .stream_receive_window(varint(window.min(unread_max)))
         .receive_window(varint(unread_max))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
 }

@@ -145,12 +145,19 @@ impl Upstream {
         }
     }
 
-    /// Resolves once this node hangs from somebody in every tree for the first time; at once where it
-    /// is the root. Waits for as long as it takes: [`Upstream::links`] says why it takes long.
+    /// Resolves once this node has found its place: hangs from somebody for the first time in every
+    /// tree whose root can be reached, and in one at least, unless it is a root itself. Waits for as
+    /// long as it takes: [`Upstream::links`] says why it takes long.
     pub async fn first_connected(&self) {
         for hold in self.holds() {
-            hold.first_connected().await;
+            hold.first_connected(true).await;
         }
+        let is_root = self.inner.holds.iter().any(Option::is_none);
+        if is_root || self.holds().any(|hold| hold.was_connected()) {
+            return;
+        }
+        let waiting = self.holds().map(|hold| hold.first_connected(false).boxed());
+        select_all(waiting).await;
     }
 
     /// Where this node stands in each tree in which it is not the root.
@@ -183,6 +190,20 @@ impl Upstream {
     /// The ancestor from which this node hangs in `tree`, waited for until `deadline`.
     pub(crate) async fn peer(&self, tree: usize, deadline: Instant) -> Option<Arc<Peer>> {
         self.hold(tree)?.peer(deadline).await.ok()
+    }
+
+    /// Waits until this node can answer nothing but what it holds: it is cut off from every root, and
+    /// reads no storage itself.
+    pub(crate) async fn cut_off(&self) {
+        let reads = self.inner.orphan == Orphan::Origin && self.inner.storage.is_some();
+        if reads || self.inner.holds.iter().any(Option::is_none) {
+            return std::future::pending().await;
+        }
+        while !self.holds().all(|hold| hold.is_stranded()) {
+            for hold in self.holds() {
+                hold.stranded().await;
+            }
+        }
     }
 
     pub(crate) fn stop(&self) {

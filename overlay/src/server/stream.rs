@@ -139,13 +139,13 @@ async fn greet(
         Asker::Parent => Err("an ancestor does not hang from its descendant".into()),
     };
     match admitted {
-        Ok(()) => writer.frame(FrameKind::Welcome, Bytes::new()).await?,
+        Ok(()) => super::greeting(shared, usize::from(hello.tree), writer).await,
         Err(reason) => {
             let failure = Failure::new(FailureKind::PermissionDenied, reason);
-            writer.message(FrameKind::Failure, &failure).await?
+            let sent = writer.message(FrameKind::Failure, &failure).await;
+            sent.map(drop)
         }
-    };
-    Ok(())
+    }
 }
 
 async fn respond(

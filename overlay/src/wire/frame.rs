@@ -12,7 +12,8 @@ pub const HEADER_BYTES: usize = 5;
 pub enum FrameKind {
     /// A child introduces itself for one tree: postcard [`super::Hello`]. Alone on its stream.
     Hello = 1,
-    /// The parent accepts the child. Empty.
+    /// The parent accepts the child. One byte: 1 if it hangs from somebody itself in that tree, or is
+    /// its root, 0 if not.
     Welcome = 2,
     /// A question: postcard [`super::Question`]. The only frame that the asker sends.
     Request = 3,
@@ -59,7 +60,8 @@ impl FrameKind {
     #[must_use]
     pub const fn body_max(self) -> u32 {
         match self {
-            Self::Welcome | Self::Done | Self::Restart => 0,
+            Self::Done | Self::Restart => 0,
+            Self::Welcome => 1,
             Self::End => 32,
             Self::Hello => 1 << 10,
             Self::Failure | Self::Cleared => 4 << 10,

@@ -538,7 +538,7 @@ pub(crate) async fn raw_child(
     send.write_all(&tree.hello(rank)).await.unwrap();
     send.finish().unwrap();
     let answer = within(5, recv.read_to_end(64)).await.unwrap();
-    assert_eq!(answer, frame(FrameKind::Welcome, b""));
+    assert_eq!(answer, frame(FrameKind::Welcome, &[1]));
     (endpoint, connection)
 }
 
@@ -565,7 +565,7 @@ pub(crate) fn fake_parent(
             while let Ok((mut send, mut recv)) = connection.accept_bi().await {
                 let mut header = [0; HEADER_BYTES];
                 recv.read_exact(&mut header).await.unwrap();
-                let welcome = frame(FrameKind::Welcome, b"");
+                let welcome = frame(FrameKind::Welcome, &[1]);
                 let bytes = if first { welcome } else { answer() };
                 // The peer may stop reading at the first wrong byte.
                 let _stopped = send.write_all(&bytes).await;

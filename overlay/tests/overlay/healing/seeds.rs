@@ -26,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// For so long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(25);
 /// After this all busy nodes are at home, whatever was.
-const MENDED: Duration = Duration::from_secs(8);
+const MENDED: Duration = Duration::from_secs(15);
 /// A node with a live ancestor hangs from a live one after this: silence, a dial that was begun too
 /// early, the longest pause, a dial, and jitter.
 const STRANDED_MAX: Duration = Duration::from_millis(1250 + 2000 + 2000 + 500 + 250);
@@ -117,6 +117,8 @@ struct World {
     climbs: Vec<Climb>,
     /// How many hang from each node.
     children: Vec<usize>,
+    /// By tree and node: whether it hangs from somebody, or is the root.
+    settled: Vec<Vec<bool>>,
     patience: Patience,
     only_burning: bool,
 }
@@ -150,6 +152,7 @@ impl World {
             hosts,
             climbs: Vec::new(),
             children: vec![0; len],
+            settled: vec![vec![true; len]; roots],
             forest,
             patience,
             only_burning,
@@ -195,10 +198,16 @@ impl World {
         self.children[node] >= self.hosts[node].children_max
     }
 
-    /// How many hang from each node.
-    fn count_children(&mut self) {
+    /// Whether `node` hung from somebody in `tree` when this step began, or is its root.
+    fn is_settled(&self, node: usize, tree: usize) -> bool {
+        self.settled[tree][node]
+    }
+
+    /// Takes stock: how many hang from each node, and which nodes hang from somebody.
+    fn take_stock(&mut self) {
         self.children.fill(0);
         for climb in &self.climbs {
+            self.settled[climb.tree][climb.node] = climb.ascent.using().is_some();
             if let Some(place) = climb.ascent.using() {
                 self.children[climb.above[place]] += 1;
             }
@@ -282,7 +291,7 @@ impl World {
 
     fn step(&mut self) {
         self.now += STEP;
-        self.count_children();
+        self.take_stock();
         for at in 0..self.climbs.len() {
             let node = self.climbs[at].node;
             let host = &self.hosts[node];
@@ -330,15 +339,17 @@ impl World {
             let (boots, liar) = (self.hosts[above].boots, self.hosts[above].liar);
             let lies = liar && busy && self.random.chance(8);
             let now = self.now;
-            let using = self.climbs[at].ascent.using() == Some(place);
+            let used = self.climbs[at].ascent.using();
+            let using = used == Some(place);
+            let settled = self.is_settled(above, tree);
             let candidate = &mut self.climbs[at].candidates[place];
-            let good = meet && !full && candidate.barred_until <= now;
+            let good = meet && !full && settled && candidate.barred_until <= now;
             candidate.good_since = good.then(|| candidate.good_since.unwrap_or(now));
             if let Some(dial) = candidate.dial {
                 let ready = now >= dial.began + dial.takes && meet;
                 if ready || now >= dial.began + CONNECT_TIMEOUT {
                     candidate.dial = None;
-                    if ready && !full {
+                    if ready && !full && (settled || used.is_none()) {
                         candidate.connected = Some(boots);
                         (candidate.last_heard, candidate.silent) = (now, false);
                         events.push(Event::Welcomed(place));
@@ -485,11 +496,18 @@ impl World {
     fn check_home(&self) {
         for climb in &self.climbs {
             let place = climb.ascent.using();
-            let home = climb
-                .candidates
-                .iter()
-                .position(|c| c.barred_until <= self.now);
-            assert_eq!(place, home, "node {} in tree {}", climb.node, climb.tree);
+            // The nearest that may be used and is of use.
+            let home = (0..climb.above.len()).find(|&place| {
+                climb.candidates[place].barred_until <= self.now
+                    && self.is_settled(climb.above[place], climb.tree)
+            });
+            // One that was of use to nobody may have been better than none.
+            let before = place.is_some_and(|place| home.is_none_or(|home| place < home));
+            let (node, tree) = (climb.node, climb.tree);
+            assert!(
+                place == home || before,
+                "node {node} in tree {tree}: {place:?}, {home:?}"
+            );
             if self.only_burning {
                 assert_eq!(climb.moves, 0, "node {} moved", climb.node);
             }
