@@ -297,7 +297,7 @@ fn ladder(
     let sources = (0..positions).map(|attempt| Arc::new(upstream.at(attempt)) as Arc<dyn Files>);
     let passthrough_bytes = backing_bytes(settings);
     ReadPath::views(
-        ReadOptions {
+        &ReadOptions {
             policy: settings.cache.policy,
             data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
             attributes_bytes_max: settings.cache.attributes_bytes,
@@ -308,8 +308,8 @@ fn ladder(
             listing_entries_max: settings.listing_entries_max,
         },
         sources.collect(),
-        direct,
-        runtime.clone(),
+        direct.as_ref(),
+        runtime,
     )
 }
 

@@ -109,7 +109,7 @@ struct Inner {
     options: ReadOptions,
     source: Arc<dyn Files>,
     /// All views, by position.
-    views: Arc<OnceLock<Vec<Weak<Inner>>>>,
+    views: Arc<OnceLock<Vec<Weak<Self>>>>,
     /// Storage as this node reaches it itself, for `bypass_above`.
     direct: Option<Arc<dyn Files>>,
     runtime: tokio::runtime::Handle,
@@ -140,26 +140,14 @@ const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 const XATTR_SHARE: u64 = 8;
 
 impl ReadPath {
-    /// A read path in front of `source`. Its background fetches run on `runtime`.
-    #[must_use]
-    pub fn new(
-        options: ReadOptions,
-        source: Arc<dyn Files>,
-        direct: Option<Arc<dyn Files>>,
-        runtime: tokio::runtime::Handle,
-    ) -> Self {
-        let mut views = Self::views(options, vec![source], direct, runtime);
-        views.swap_remove(0)
-    }
-
     /// Read paths over the same caches, one in front of each of `sources`: those for the positions of
-    /// an item's root order. Not empty if `sources` is not.
+    /// an item's root order. Their background fetches run on `runtime`. Not empty if `sources` is not.
     #[must_use]
     pub fn views(
-        options: ReadOptions,
+        options: &ReadOptions,
         sources: Vec<Arc<dyn Files>>,
-        direct: Option<Arc<dyn Files>>,
-        runtime: tokio::runtime::Handle,
+        direct: Option<&Arc<dyn Files>>,
+        runtime: &tokio::runtime::Handle,
     ) -> Vec<Self> {
         let policy = options.policy;
         let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
@@ -187,7 +175,7 @@ impl ReadPath {
                 coalesced: AtomicU64::new(0),
                 options: options.clone(),
                 source,
-                direct: direct.clone(),
+                direct: direct.cloned(),
                 runtime: runtime.clone(),
             }))
         };

@@ -257,13 +257,17 @@ fn options() -> ReadOptions {
     }
 }
 
+/// A read path in front of one source.
+fn alone(options: &ReadOptions, source: Arc<dyn Files>) -> ReadPath {
+    let runtime = tokio::runtime::Handle::current();
+    ReadPath::views(options, vec![source], None, &runtime).swap_remove(0)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "tests make them on the spot")]
 fn read_path(source: Source, options: ReadOptions) -> (ReadPath, Arc<Source>) {
     let source = Arc::new(source);
     let files = Arc::new(Shared(Arc::clone(&source)));
-    (
-        ReadPath::new(options, files, None, tokio::runtime::Handle::current()),
-        source,
-    )
+    (alone(&options, files), source)
 }
 
 async fn file(path: &ReadPath, name: &str) -> FileRef {
@@ -595,18 +599,8 @@ fn whole(f: &FileRef) -> ReadRequest {
 #[tokio::test]
 async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_complete() {
     let (root, source) = read_path(Source::new(&[("f", 3_000_000)]), options());
-    let middle = ReadPath::new(
-        options(),
-        Arc::new(root.clone()),
-        None,
-        tokio::runtime::Handle::current(),
-    );
-    let leaf = ReadPath::new(
-        options(),
-        Arc::new(middle.clone()),
-        None,
-        tokio::runtime::Handle::current(),
-    );
+    let middle = alone(&options(), Arc::new(root.clone()));
+    let leaf = alone(&options(), Arc::new(middle.clone()));
     let f = file(&leaf, "f").await;
     let children = (0..4).map(|_| {
         let (leaf, f) = (leaf.clone(), f.clone());

@@ -23,9 +23,8 @@ pub(super) async fn open(
     request: BundleRequest,
 ) -> Result<BundleStream, Failure> {
     let mut shares = upstream.shares(&request);
-    if shares.len() == 1
-        && let Some((key, _all)) = shares.pop()
-    {
+    if shares.len() <= 1 {
+        let key = shares.pop().map_or(ItemPath::root(), |(key, _all)| key);
         return open_share(&upstream, &key, request).await;
     }
     let mut streams = Vec::with_capacity(shares.len());

@@ -201,9 +201,8 @@ async fn a_bundle_that_hangs_does_not_hang_its_files() {
 async fn a_bundle_is_one_request_on_each_edge_of_a_chain() {
     let (root, source) = read_path(directory(50, 1000), options());
     read(&root, &source, "f0030").await;
-    let runtime = tokio::runtime::Handle::current();
-    let middle = ReadPath::new(options(), Arc::new(root.clone()), None, runtime.clone());
-    let leaf = ReadPath::new(options(), Arc::new(middle.clone()), None, runtime);
+    let middle = alone(&options(), Arc::new(root.clone()));
+    let leaf = alone(&options(), Arc::new(middle.clone()));
     for i in 0..50 {
         read(&leaf, &source, &format!("f{i:04}")).await;
     }
