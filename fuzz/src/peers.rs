@@ -6,10 +6,11 @@
 use crate::seeds::frame;
 use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
-use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
+use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
 use copperfs_overlay::{
     Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
-    Member, Overlay, OverlayConfig, ReadRequest, ReadStream, Secret, Service, Version, XattrList,
+    Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
+    Service, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -21,6 +22,8 @@ use tokio::time::timeout;
 
 /// The only block of the file that is asked for.
 pub const BLOCK: [u8; 100] = [0x5a; 100];
+/// Its hash.
+pub static BLOCK_HASH: LazyLock<[u8; 32]> = LazyLock::new(|| blake3::hash(&BLOCK).into());
 /// How long a node waits for bytes that a peer has announced and not sent.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Longer than any answer may take.
@@ -34,16 +37,23 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// Answers a child's stub with any bytes. The first byte says what is asked.
 pub fn answers(data: &[u8]) {
-    static CHILD: LazyLock<Child> = LazyLock::new(|| RUNTIME.block_on(Child::start()));
+    static CHILD: Mutex<Option<Child>> = Mutex::new(None);
     let Some((&question, answer)) = data.split_first() else {
         return;
     };
-    let child = &*CHILD;
+    let mut held = CHILD.lock().expect("no panic");
+    let child = held.get_or_insert_with(|| RUNTIME.block_on(Child::start()));
     *child.answer.lock().expect("no panic") = Bytes::copy_from_slice(answer);
     let asked = async { timeout(FOREVER, child.ask(question)).await };
     RUNTIME
         .block_on(asked)
         .expect("an answer or a failure in time");
+    // One that was lied to asks no more.
+    let lies = child.overlay.counters().wrong_blocks;
+    if lies > 1 {
+        let _guard = RUNTIME.enter();
+        *held = None;
+    }
 }
 
 /// Asks a node's children's side with any bytes; whatever it makes of them is an answer in frames.
@@ -83,14 +93,12 @@ fn config(secret: &Secret, rank: usize, parent: SocketAddr) -> OverlayConfig {
         name: format!("n{rank}"),
         address: address.to_string(),
     };
+    let members = vec![member(0, parent), member(1, own)];
     OverlayConfig {
-        members: vec![member(0, parent), member(1, own)],
-        rank,
         arity: 2,
         listen: if rank == 0 { parent } else { own },
-        secret: secret.clone(),
         request_timeout: PATIENCE,
-        connect_timeout: Duration::from_secs(2),
+        ..OverlayConfig::new(members, Seat::Member(rank), secret.clone())
     }
 }
 
@@ -103,7 +111,14 @@ fn free_address() -> SocketAddr {
 struct Child {
     answer: Arc<Mutex<Bytes>>,
     files: Arc<dyn Files>,
-    _overlay: Overlay,
+    overlay: Overlay,
+    parent: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.parent.abort();
+    }
 }
 
 impl Child {
@@ -117,17 +132,17 @@ impl Child {
         let address = free_address();
         let endpoint = quinn::Endpoint::server(config, address).expect("an endpoint");
         let answer = Arc::new(Mutex::new(Bytes::new()));
-        drop(tokio::spawn(say(endpoint, Arc::clone(&answer))));
-        let overlay = Overlay::start_with(self::config(&secret, 1, address), |_parent| {
-            Arc::new(Nothing)
-        });
+        let parent = tokio::spawn(say(endpoint, Arc::clone(&answer)));
+        let config = self::config(&secret, 1, address);
+        let overlay = Overlay::start(config, None, |_upstream| Arc::new(Nothing));
         let overlay = overlay.expect("a node");
-        let parent = overlay.parent().expect("a parent");
-        parent.first_connected().await;
+        let upstream = overlay.upstream().clone();
+        upstream.first_connected().await;
         Self {
             answer,
-            files: Arc::new(parent),
-            _overlay: overlay,
+            files: Arc::new(upstream),
+            overlay,
+            parent,
         }
     }
 
@@ -169,11 +184,23 @@ impl Child {
             return;
         };
         let (mut bytes, mut ends, mut failed) = (0, 0, false);
+        let mut whole = Vec::new();
         while let Some(part) = parts.next().await {
             assert!(!failed, "something behind a failure");
             match part {
-                Ok(BlockPart::Bytes(piece)) => bytes += piece.len(),
-                Ok(BlockPart::End(_)) => ends += 1,
+                Ok(BlockPart::Bytes(piece)) => {
+                    bytes += piece.len();
+                    whole.extend_from_slice(&piece);
+                }
+                Ok(BlockPart::Restart) => {
+                    assert_eq!(ends, 0, "a block that has ended is taken back");
+                    bytes = 0;
+                    whole.clear();
+                }
+                Ok(BlockPart::End(hash)) => {
+                    assert_eq!(hash.0, *blake3::hash(&whole).as_bytes());
+                    ends += 1;
+                }
                 Err(_) => failed = true,
             }
         }
@@ -188,7 +215,7 @@ async fn say(endpoint: quinn::Endpoint, answer: Arc<Mutex<Bytes>>) {
         let Ok(connection) = incoming.await else {
             continue;
         };
-        let mut welcome = Some(frame(FrameKind::Welcome, b""));
+        let mut welcome = Some(frame(FrameKind::Welcome, &[1]));
         while let Ok((mut send, mut recv)) = connection.accept_bi().await {
             // The whole of a question, so that the answer is not cut by a stopped stream.
             let bytes = match welcome.take() {
@@ -215,7 +242,11 @@ impl RootNode {
     async fn start() -> Self {
         let secret = Secret::generate().expect("a secret");
         let address = free_address();
-        let overlay = Overlay::start(config(&secret, 0, address), Arc::new(Nothing)).await;
+        let storage = Some(Arc::new(Nothing) as Arc<dyn Files>);
+        let config = config(&secret, 0, address);
+        let hello = Roster::new(config.members.clone(), 2, vec![0], Seat::Member(1));
+        let hello = hello.expect("a roster").hello(0);
+        let overlay = Overlay::start(config, storage, |_upstream| Arc::new(Nothing));
         let tls = Identity::new(&secret)
             .and_then(|own| own.client(&[ALPN]))
             .expect("TLS");
@@ -234,12 +265,6 @@ impl RootNode {
                 drop(streams);
             }
         }));
-        let hello = Hello {
-            rank: 1,
-            members: 2,
-            arity: 2,
-            name: "n1".into(),
-        };
         let hello = message::encode("hello", &hello).expect("a hello");
         let (mut send, mut recv) = connection.open_bi().await.expect("a stream");
         send.write_all(&frame(FrameKind::Hello, &hello))
@@ -318,6 +343,14 @@ impl Files for Nothing {
 }
 
 impl Service for Nothing {
+    fn files(&self, _attempt: u8) -> Arc<dyn Files> {
+        Arc::new(Self)
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        none()
+    }
+
     fn report(&self) -> Bytes {
         Bytes::from_static(b"{}")
     }

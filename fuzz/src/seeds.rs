@@ -3,7 +3,7 @@
 use crate::values;
 use arbitrary::Unstructured;
 use bytes::Bytes;
-use copperfs_overlay::wire::message::{self, Cleared};
+use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
 use copperfs_overlay::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, ReadRequest,
@@ -61,7 +61,7 @@ fn attributes() -> Attributes {
 
 fn requests() -> Vec<Request> {
     let path = || ItemPath::parse(b"lib/python3.11").expect("a path");
-    let (name, budget_ms) = (Bytes::from_static(b"site.py"), 300);
+    let (name, tree, budget_ms) = (Bytes::from_static(b"site.py"), 1, 300);
     vec![
         Request::List {
             path: path(),
@@ -88,17 +88,26 @@ fn requests() -> Vec<Request> {
         Request::Usage {
             path: ItemPath::root(),
         },
-        Request::ClusterReports { budget_ms },
+        Request::Origins { tree },
+        Request::ClusterReports { tree, budget_ms },
         Request::ClusterClear {
+            tree,
             path: path(),
             budget_ms,
         },
-        Request::ReportsBelow { budget_ms },
+        Request::ReportsBelow { tree, budget_ms },
         Request::ClearBelow {
+            tree,
             path: path(),
             budget_ms,
         },
     ]
+}
+
+fn questions() -> Vec<Bytes> {
+    let requests = requests();
+    let encoded = requests.iter().map(|it| message::encode_question(0, it));
+    encoded.map(|it| it.expect("a seed encodes")).collect()
 }
 
 fn heads() -> Vec<Head> {
@@ -112,6 +121,7 @@ fn heads() -> Vec<Head> {
         Head::Stat { answers: 2 },
         Head::Xattrs { attributes: 2 },
         Head::Usage(FilesystemUsage::default()),
+        Head::Origins { origins: 2 },
     ]
 }
 
@@ -137,24 +147,33 @@ fn failure() -> Failure {
 }
 
 fn messages() -> Vec<Vec<u8>> {
-    let (rank, members, arity, name) = (1, 200, 2, "n1".to_owned());
+    let (members, arity, name) = (200, 2, "n1".to_owned());
     let tagged = |kind: u8, body: Vec<u8>| [vec![kind], body].concat();
-    let mut seeds: Vec<Vec<u8>> = requests().iter().map(|it| tagged(0, body(it))).collect();
+    let mut seeds: Vec<Vec<u8>> = questions().iter().map(|it| tagged(0, it.to_vec())).collect();
     seeds.extend(heads().iter().map(|it| tagged(1, body(it))));
     seeds.push(tagged(
         2,
         body(&Hello {
-            rank,
+            rank: Some(1),
+            tree: 0,
             members,
             arity,
+            list: [9; 16],
             name,
         }),
     ));
     seeds.push(tagged(
         3,
         body(&Cleared {
-            rank,
+            node: NodeId::Member(1),
             result: Err(failure()),
+        }),
+    ));
+    seeds.push(tagged(
+        5,
+        body(&Reported {
+            node: NodeId::Guest("late".into()),
+            report: Bytes::from_static(b"{}"),
         }),
     ));
     seeds.push(tagged(4, body(&failure())));
@@ -162,9 +181,9 @@ fn messages() -> Vec<Vec<u8>> {
 }
 
 fn frames() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = requests()
+    let mut seeds: Vec<Vec<u8>> = questions()
         .iter()
-        .map(|it| frame(FrameKind::Request, &body(it)))
+        .map(|it| frame(FrameKind::Request, it))
         .collect();
     seeds.extend(answers().into_iter().map(|seed| seed[1..].to_vec()));
     seeds
@@ -231,8 +250,11 @@ fn answers() -> Vec<Vec<u8>> {
     ];
     let block = crate::peers::BLOCK;
     let data = frame(FrameKind::Data, &block);
-    let end = frame(FrameKind::End, &[0x11; 32]);
+    let end = frame(FrameKind::End, &*crate::peers::BLOCK_HASH);
+    let restart = frame(FrameKind::Restart, b"");
     seeds.push([&[4][..], &data, &end].concat());
+    seeds.push([&[4][..], &data, &restart, &data, &end].concat());
+    seeds.push([&[4][..], &data, &frame(FrameKind::End, &[0x11; 32])].concat());
     seeds.push([&[0][..], &frame(FrameKind::Failure, &body(&failure()))].concat());
     seeds
 }

@@ -2,8 +2,8 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
-use copperfs_overlay::wire::message::Cleared;
-use copperfs_overlay::wire::{Head, Hello, Request};
+use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
+use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, Cursor, Entry, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
     ReadRequest, Timestamp, Version,
@@ -106,10 +106,18 @@ fn cursor(from: &mut Unstructured<'_>) -> Result<Option<Cursor>> {
     })
 }
 
-/// A question, sound or not.
+/// A question, sound or not, and how it has come.
+pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
+    Ok(Question {
+        attempt: u8::arbitrary(from)?,
+        request: request(from)?,
+    })
+}
+
+/// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
-    let path = path(from)?;
-    Ok(match from.int_in_range(0..=8)? {
+    let (path, tree) = (path(from)?, u8::arbitrary(from)?);
+    Ok(match from.int_in_range(0..=9)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -135,16 +143,21 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },
         5 => Request::ClusterReports {
+            tree,
             budget_ms: u32::arbitrary(from)?,
         },
         6 => Request::ClusterClear {
+            tree,
             path,
             budget_ms: u32::arbitrary(from)?,
         },
         7 => Request::ReportsBelow {
+            tree,
             budget_ms: u32::arbitrary(from)?,
         },
+        8 => Request::Origins { tree },
         _ => Request::ClearBelow {
+            tree,
             path,
             budget_ms: u32::arbitrary(from)?,
         },
@@ -153,7 +166,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=3)? {
+    Ok(match from.int_in_range(0..=4)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
@@ -164,6 +177,9 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
         },
         2 => Head::Xattrs {
             attributes: u32::arbitrary(from)?,
+        },
+        3 => Head::Origins {
+            origins: u32::arbitrary(from)?,
         },
         _ => Head::Usage(FilesystemUsage {
             blocks: u64::arbitrary(from)?,
@@ -177,17 +193,34 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
 /// An introduction.
 pub fn hello(from: &mut Unstructured<'_>) -> Result<Hello> {
     Ok(Hello {
-        rank: u32::arbitrary(from)?,
+        rank: Option::<u32>::arbitrary(from)?,
+        tree: u8::arbitrary(from)?,
         members: u32::arbitrary(from)?,
         arity: u32::arbitrary(from)?,
+        list: <[u8; 16]>::arbitrary(from)?,
         name: String::arbitrary(from)?,
+    })
+}
+
+fn node(from: &mut Unstructured<'_>) -> Result<NodeId> {
+    Ok(match bool::arbitrary(from)? {
+        true => NodeId::Member(u32::arbitrary(from)?),
+        false => NodeId::Guest(String::arbitrary(from)?),
+    })
+}
+
+/// A report.
+pub fn reported(from: &mut Unstructured<'_>) -> Result<Reported> {
+    Ok(Reported {
+        node: node(from)?,
+        report: bytes(from, 70_000)?,
     })
 }
 
 /// An acknowledgement.
 pub fn cleared(from: &mut Unstructured<'_>) -> Result<Cleared> {
     Ok(Cleared {
-        rank: u32::arbitrary(from)?,
+        node: node(from)?,
         result: match bool::arbitrary(from)? {
             true => Ok(()),
             false => Err(failure(from)?),

@@ -3,11 +3,11 @@
 use crate::{alloc, values};
 use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;
-use copperfs_overlay::wire::message::{self, Cleared};
+use copperfs_overlay::wire::message::{self, Cleared, Reported};
 use copperfs_overlay::wire::page::{PAGE_BODY_BYTES_MAX, PAGE_RAW_BYTES_MAX};
 use copperfs_overlay::wire::{
-    FrameHeader, FrameKind, HEADER_BYTES, Head, Hello, PageReader, PageWriter, Request,
-    STAT_NAMES_MAX, XATTRS_MAX,
+    FrameHeader, FrameKind, HEADER_BYTES, Head, Hello, PageReader, PageWriter, Question, Request,
+    ORIGINS_MAX, STAT_NAMES_MAX, XATTRS_MAX,
 };
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX, ReadRequest,
@@ -39,6 +39,7 @@ pub fn frames(mut data: &[u8]) {
             FrameKind::Failure => decoded::<Failure>("failure", body),
             FrameKind::Head => decoded::<Head>("head", body),
             FrameKind::Cleared => decoded::<Cleared>("cleared", body),
+            FrameKind::Report => decoded::<Reported>("report", body),
             FrameKind::Page => page_run::<Entry>(&[body], 100),
             _ => {}
         }
@@ -51,11 +52,12 @@ pub fn messages(data: &[u8]) {
     let Some((&kind, body)) = data.split_first() else {
         return;
     };
-    match kind % 5 {
+    match kind % 6 {
         0 => request(body),
         1 => decoded::<Head>("head", body),
         2 => decoded::<Hello>("hello", body),
         3 => decoded::<Cleared>("cleared", body),
+        5 => decoded::<Reported>("report", body),
         _ => decoded::<Failure>("failure", body),
     }
 }
@@ -74,8 +76,8 @@ fn decoded<T: Serialize + DeserializeOwned + PartialEq + Debug>(what: &'static s
 }
 
 fn request(body: &[u8]) {
-    decoded::<Request>("request", body);
-    let Ok(request) = message::decode::<Request>("request", body) else {
+    decoded::<Question>("request", body);
+    let Ok(Question { request, .. }) = message::decode("request", body) else {
         return;
     };
     let sound = request.check().is_ok();
@@ -109,7 +111,9 @@ fn request(body: &[u8]) {
         | Request::Usage { path }
         | Request::ClusterClear { path, .. }
         | Request::ClearBelow { path, .. } => inside(path),
-        Request::ClusterReports { .. } | Request::ReportsBelow { .. } => {}
+        Request::Origins { .. }
+        | Request::ClusterReports { .. }
+        | Request::ReportsBelow { .. } => {}
     }
 }
 
@@ -244,8 +248,9 @@ pub fn round_trip(data: &[u8]) {
 fn round_trip_of(from: &mut Unstructured<'_>) -> arbitrary::Result<()> {
     match u8::arbitrary(from)? % 7 {
         0 => {
-            let (request, head) = (values::request(from)?, values::head(from)?);
-            let body = same(FrameKind::Request, "request", &request);
+            let (question, head) = (values::question(from)?, values::head(from)?);
+            let body = same(FrameKind::Request, "request", &question);
+            let request = question.request;
             if request.check().is_ok() {
                 assert!(
                     FrameHeader::new(FrameKind::Request, body).is_ok(),
@@ -258,6 +263,7 @@ fn round_trip_of(from: &mut Unstructured<'_>) -> arbitrary::Result<()> {
                     Request::List { limit, .. } => *limit as usize,
                     Request::Stat { names, .. } => names.len(),
                     Request::Xattrs { .. } => XATTRS_MAX,
+                    Request::Origins { .. } => ORIGINS_MAX,
                     _ => 0,
                 };
                 assert!(head.items() as usize <= asked);
@@ -265,7 +271,10 @@ fn round_trip_of(from: &mut Unstructured<'_>) -> arbitrary::Result<()> {
             same(FrameKind::Head, "head", &head);
         }
         1 => drop(same(FrameKind::Hello, "hello", &values::hello(from)?)),
-        2 => drop(same(FrameKind::Cleared, "cleared", &values::cleared(from)?)),
+        2 => {
+            same(FrameKind::Cleared, "cleared", &values::cleared(from)?);
+            same(FrameKind::Report, "report", &values::reported(from)?);
+        }
         3 => {
             let body = same(FrameKind::Failure, "failure", &values::failure(from)?);
             assert!(FrameHeader::new(FrameKind::Failure, body).is_ok());

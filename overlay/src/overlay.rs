@@ -31,6 +31,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
+/// How long a node is cut off before its children are concerned.
+const RELEASE_AFTER: Duration = Duration::from_secs(1);
 /// How often a node that is cut off sends its children to look for somebody better.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long [`Overlay::shutdown`] waits for the last packets.
@@ -265,8 +267,12 @@ impl fmt::Debug for Shared {
 async fn release(shared: Arc<Shared>) {
     loop {
         shared.upstream.cut_off().await;
-        shared.release_children();
-        tokio::time::sleep(RELEASE_INTERVAL).await;
+        // A root that only restarts is back by then.
+        let again = tokio::time::timeout(RELEASE_AFTER, shared.upstream.restored());
+        if again.await.is_err() {
+            shared.release_children();
+            tokio::time::sleep(RELEASE_INTERVAL).await;
+        }
     }
 }
 

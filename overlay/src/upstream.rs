@@ -206,6 +206,11 @@ impl Upstream {
         }
     }
 
+    /// After [`Upstream::cut_off`]: waits until this is no longer so.
+    pub(crate) async fn restored(&self) {
+        select_all(self.holds().map(|hold| hold.mended().boxed())).await;
+    }
+
     pub(crate) fn stop(&self) {
         for hold in self.holds() {
             hold.stop();

@@ -115,3 +115,33 @@ fn an_only_source_is_forgiven_twice() {
     assert_eq!(ascent.step(ms(1001), Lied(0)), []);
     assert_eq!(ascent.step(ms(1002), Lied(0)), [Drop(0), Strand]);
 }
+
+#[test]
+fn one_that_stays_silent_is_given_up_though_nobody_else_answers() {
+    let mut ascent = at_home(2);
+    let _dials = ascent.step(ms(1000), Silent(0));
+    assert_eq!(ascent.step(ms(1050), Tick), [Dial(1)]);
+    // It may only be slow, and is kept as long as there is hope.
+    assert_eq!(ascent.using(), Some(0));
+    assert_eq!(ascent.step(ms(1900), Failed(1)), []);
+    let actions = ascent.step(ms(2000), Tick);
+    assert!(
+        actions.contains(&Drop(0)) && actions.contains(&Strand),
+        "{actions:?}"
+    );
+    assert_eq!(ascent.using(), None);
+    // And asked again with the others.
+    let dialed = ascent.step(ms(2200), Tick);
+    assert!(dialed.contains(&Dial(0)), "{dialed:?}");
+    assert!(ascent.step(ms(2300), Welcomed(0)).contains(&Use(0)));
+}
+
+#[test]
+fn an_only_ancestor_that_speaks_again_in_time_is_kept() {
+    let mut ascent = at_home(1);
+    assert_eq!(ascent.step(ms(1000), Silent(0)), []);
+    assert_eq!(ascent.wake(ms(1000)), Some(ms(2000)));
+    assert_eq!(ascent.step(ms(1900), Heard(0)), []);
+    assert_eq!(ascent.wake(ms(1900)), None);
+    assert_eq!(ascent.step(ms(2500), Tick), []);
+}

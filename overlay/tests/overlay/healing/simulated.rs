@@ -418,6 +418,12 @@ fn run(seed: u64) -> Vec<String> {
     drop(world);
     check(&plan, &faults);
     let seen = seen.lock().unwrap();
+    println!(
+        "seed {seed}: {len} nodes, {} faults, {} reads, the longest {:?}",
+        faults.len(),
+        seen.reads,
+        seen.longest
+    );
     [faults, seen.log.clone()].concat()
 }
 
