@@ -113,17 +113,43 @@ fn run(record: &Record, host: &str, args: &[&str], input: &[u8]) -> anyhow::Resu
         }
     }
     let process = Process::open(child.id())?;
+    // What it prints is read while it runs: a long report does not fit a pipe.
+    let (stdout, stderr) = (reading(child.stdout.take()), reading(child.stderr.take()));
     let in_time = process
         .as_ref()
         .map_or(Ok(true), |process| process.wait(NODE_TIMEOUT))?;
     if !in_time {
         child.kill()?;
     }
-    let output = child.wait_with_output()?;
+    let output = Output {
+        status: child.wait()?,
+        stdout: read_by(stdout)?,
+        stderr: read_by(stderr)?,
+    };
     if !in_time {
         bail!("{command} {host} did not end within {NODE_TIMEOUT:?}");
     }
     understood(command, host, output)
+}
+
+/// A thread that reads all of `pipe`.
+fn reading(
+    pipe: Option<impl io::Read + Send + 'static>,
+) -> Option<std::thread::JoinHandle<io::Result<Vec<u8>>>> {
+    let mut pipe = pipe?;
+    Some(std::thread::spawn(move || {
+        let mut text = Vec::new();
+        pipe.read_to_end(&mut text)?;
+        Ok(text)
+    }))
+}
+
+fn read_by(reader: Option<std::thread::JoinHandle<io::Result<Vec<u8>>>>) -> io::Result<Vec<u8>> {
+    match reader.map(std::thread::JoinHandle::join) {
+        Some(Ok(text)) => text,
+        Some(Err(_panicked)) => Err(io::Error::other("its output could not be read")),
+        None => Ok(Vec::new()),
+    }
 }
 
 fn understood(command: &str, host: &str, output: Output) -> anyhow::Result<Vec<u8>> {
@@ -197,6 +223,12 @@ mod tests {
         let record = record("cat; printf ' %s' \"$1\"");
         let output = run(&record, "h1", &["x"], b"secret").unwrap();
         assert_eq!(shown(&output), "secret h1");
+    }
+
+    #[test]
+    fn a_report_longer_than_a_pipe_comes_back_whole() {
+        let long = run(&record("yes | head -c 300000"), "h1", &["x"], b"").unwrap();
+        assert_eq!(long.len(), 300_000);
     }
 
     #[test]
