@@ -12,5 +12,8 @@ pub mod namespace;
 pub mod node;
 pub mod num;
 pub mod origin;
+pub mod profile;
 pub mod read;
+pub mod record;
 pub mod report;
+pub mod warm;

@@ -14,7 +14,8 @@ pub enum FrameKind {
     Hello = 1,
     /// The parent accepts the child. Empty.
     Welcome = 2,
-    /// A question: postcard [`super::Question`]. The only frame that the asker sends.
+    /// A question: postcard [`super::Question`]. The only frame that the asker sends, but for the
+    /// plan of a warm: pages and a done.
     Request = 3,
     /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
     Failure = 4,
@@ -34,10 +35,14 @@ pub enum FrameKind {
     Done = 11,
     /// What was sent of the current block is void, it begins anew. Empty.
     Restart = 12,
+    /// How far warming is in a part of the tree: postcard [`crate::WarmProgress`].
+    Progress = 13,
+    /// Nodes that are warm: postcard list of [`super::message::NodeId`].
+    Warmed = 14,
 }
 
 impl FrameKind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -50,6 +55,8 @@ impl FrameKind {
         Self::Cleared,
         Self::Done,
         Self::Restart,
+        Self::Progress,
+        Self::Warmed,
     ];
 
     /// Most body bytes of a frame of this kind.
@@ -59,7 +66,8 @@ impl FrameKind {
             Self::Welcome | Self::Done | Self::Restart => 0,
             Self::End => 32,
             Self::Hello => 1 << 10,
-            Self::Failure | Self::Cleared => 4 << 10,
+            Self::Failure | Self::Cleared | Self::Progress => 4 << 10,
+            Self::Warmed => 64 << 10,
             Self::Head => 32 << 10,
             Self::Request => 256 << 10,
             #[expect(clippy::cast_possible_truncation, reason = "64 KiB and a name fit")]
@@ -138,7 +146,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(13), None);
+        assert_eq!(FrameKind::from_byte(15), None);
     }
 
     #[test]

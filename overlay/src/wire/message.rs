@@ -106,6 +106,16 @@ pub enum Request {
         /// When the asker stops waiting, in ms from now.
         budget_ms: u32,
     },
+    /// Child to parent: all nodes are to carry out the plan that follows, told along `tree`.
+    Warm {
+        /// Which tree.
+        tree: u8,
+    },
+    /// Parent to child: the child and all below it in `tree` are to carry out the plan that follows.
+    WarmBelow {
+        /// Which tree.
+        tree: u8,
+    },
 }
 
 /// The first frame of an answer that has one.
@@ -224,7 +234,9 @@ impl Request {
             | Self::ClusterReports { .. }
             | Self::ClusterClear { .. }
             | Self::ReportsBelow { .. }
-            | Self::ClearBelow { .. } => Ok(()),
+            | Self::ClearBelow { .. }
+            | Self::Warm { .. }
+            | Self::WarmBelow { .. } => Ok(()),
         }
     }
 }
