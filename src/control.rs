@@ -85,7 +85,10 @@ impl Lines {
         let reading = bounded.read_until(b'\n', &mut line);
         tokio::time::timeout(PATIENCE, reading).await??;
         if line.len() > LINE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a line without end",
+            ));
         }
         Ok((!line.is_empty()).then_some(line))
     }

@@ -64,6 +64,12 @@ pub enum Access {
         #[serde(with = "path_form")]
         path: ItemPath,
     },
+    /// It asked for extended attributes, as the kernel does for every program that is started.
+    Xattrs {
+        /// Of what.
+        #[serde(with = "path_form")]
+        path: ItemPath,
+    },
     /// It read bytes of a file.
     Read {
         /// The file.
@@ -86,6 +92,7 @@ impl Access {
             Self::List { path, .. }
             | Self::Stat { path }
             | Self::Absent { path }
+            | Self::Xattrs { path }
             | Self::Read { path, .. } => path,
         }
     }
@@ -353,13 +360,14 @@ mod tests {
         let name = proptest::collection::vec(any::<u8>(), 1..12);
         let path = proptest::collection::vec(name, 0..5)
             .prop_filter_map("a path", |names| ItemPath::parse(&names.join(&b'/')).ok());
-        (path, 0u8..4, any::<[u32; 3]>()).prop_map(|(path, kind, [a, b, c])| match kind {
+        (path, 0u8..5, any::<[u32; 3]>()).prop_map(|(path, kind, [a, b, c])| match kind {
             0 => Access::List {
                 path,
                 entries: (a % 2 == 0).then_some(u64::from(b)),
             },
             1 => Access::Stat { path },
             2 => Access::Absent { path },
+            3 => Access::Xattrs { path },
             _ => Access::Read {
                 path,
                 size: u64::from(a) + u64::from(b) + u64::from(c),

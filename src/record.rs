@@ -41,6 +41,8 @@ struct Log {
     listed: HashSet<ItemPath>,
     /// Names that were looked up, found or not.
     named: HashSet<ItemPath>,
+    /// What was asked for extended attributes.
+    attributed: HashSet<ItemPath>,
     /// The latest read of each file, by its place in `accesses`.
     reads: HashMap<ItemPath, usize>,
     bytes: usize,
@@ -89,6 +91,16 @@ impl Recorder {
             } else {
                 Access::Absent { path }
             });
+        });
+    }
+
+    /// Extended attributes were asked for.
+    pub fn xattrs(&self, path: &ItemPath) {
+        self.note(|log| {
+            if !log.attributed.contains(path) && log.has_room(path) {
+                log.attributed.insert(path.clone());
+                log.accesses.push(Access::Xattrs { path: path.clone() });
+            }
         });
     }
 
@@ -187,6 +199,7 @@ mod tests {
             recorder.looked_up(&path("d"), true);
             recorder.listed(&path("d"), 3);
             recorder.looked_up(&path("d/none"), false);
+            recorder.xattrs(&path("d/none"));
             recorder.read(&path("d/f"), 300, 0, 128);
             recorder.read(&path("d/f"), 300, 128, 4096);
         }
@@ -206,6 +219,9 @@ mod tests {
                 entries: Some(3),
             },
             Access::Absent {
+                path: path("d/none"),
+            },
+            Access::Xattrs {
                 path: path("d/none"),
             },
             read("d/f", 0, 300),

@@ -19,6 +19,8 @@ pub enum Step {
     Stat(ItemPath),
     /// That there is no such name.
     Absent(ItemPath),
+    /// The extended attributes of a file: kept by the node, the kernel keeps none.
+    Xattrs(ItemPath),
     /// Bytes of a file.
     Read {
         /// The file.
@@ -35,9 +37,11 @@ impl Step {
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         match self {
-            Self::List(path) | Self::Stat(path) | Self::Absent(path) | Self::Read { path, .. } => {
-                path
-            }
+            Self::List(path)
+            | Self::Stat(path)
+            | Self::Absent(path)
+            | Self::Xattrs(path)
+            | Self::Read { path, .. } => path,
         }
     }
 
@@ -46,7 +50,7 @@ impl Step {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Read { len, .. } => *len,
-            Self::List(_) | Self::Stat(_) | Self::Absent(_) => 0,
+            Self::List(_) | Self::Stat(_) | Self::Absent(_) | Self::Xattrs(_) => 0,
         }
     }
 }
@@ -57,6 +61,7 @@ impl From<Access> for Step {
             Access::List { path, .. } => Self::List(path),
             Access::Stat { path } => Self::Stat(path),
             Access::Absent { path } => Self::Absent(path),
+            Access::Xattrs { path } => Self::Xattrs(path),
             Access::Read {
                 path, offset, len, ..
             } => Self::Read { path, offset, len },

@@ -239,6 +239,9 @@ impl Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if self.recorder.is_on() {
+            self.recorder.xattrs(inode.path());
+        }
         if let Some(known) = self.read.xattrs_now(inode.path()) {
             return Answer::Ready(match known {
                 Ok(list) => pick(&list),

@@ -15,7 +15,8 @@ use std::io;
 pub(super) async fn start(front: &Front, talk: &mut Talk) -> io::Result<()> {
     let (_, voice) = talk.halves();
     if !front.recorder.start() {
-        let error = "something is being recorded on this mount already: `copperfs record stop` ends it";
+        let error =
+            "something is being recorded on this mount already: `copperfs record stop` ends it";
         return voice.say(&json!({ "error": error })).await;
     }
     front.forget_in_kernel(&ItemPath::root()).await;

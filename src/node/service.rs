@@ -6,9 +6,7 @@ use super::warm::Warmer;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
-use copperfs_overlay::{
-    Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally,
-};
+use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};

@@ -6,7 +6,7 @@
 //! same everywhere, so nodes ask for the same things at about the same time, and what they ask for
 //! meets on the way up.
 
-pub(super) mod ask;
+pub(crate) mod ask;
 mod helper;
 mod walk;
 
@@ -175,6 +175,10 @@ impl Warmer {
             Step::Absent(path) => match path.split() {
                 Some((parent, name)) => read.find(&parent, name).await.map(drop),
                 None => Ok(()),
+            },
+            Step::Xattrs(path) => match read.xattrs(path).await {
+                Err(failure) if failure.kind == FailureKind::Unsupported => Ok(()),
+                outcome => outcome.map(drop),
             },
             Step::Read { path, .. } => self.fetch_file(path).await,
         };

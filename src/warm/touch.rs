@@ -60,7 +60,7 @@ impl Toucher {
     pub fn touch(&mut self, step: &Step) -> Touched {
         let outcome = match step {
             Step::List(path) => self.list(path),
-            Step::Stat(path) => self.stat(path),
+            Step::Stat(path) | Step::Xattrs(path) => self.stat(path),
             Step::Absent(path) => match self.stat(path) {
                 // It is there now: so be it.
                 Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(0),
@@ -118,7 +118,8 @@ impl Toucher {
             let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
             let room = wanted.min(self.buffer.len());
             let buffer = &mut self.buffer[..room];
-            let got = rustix::io::retry_on_intr(|| rustix::io::pread(file.as_fd(), &mut *buffer, at))?;
+            let got =
+                rustix::io::retry_on_intr(|| rustix::io::pread(file.as_fd(), &mut *buffer, at))?;
             if got == 0 {
                 break;
             }
@@ -198,7 +199,10 @@ mod tests {
         assert_eq!(toucher.touch(&Step::Stat(path("link"))), Touched::Here(0));
         assert_eq!(toucher.touch(&Step::Absent(path("no"))), Touched::Here(0));
         assert_eq!(toucher.touch(&read("file", 0, 3000)), Touched::Here(3000));
-        assert_eq!(toucher.touch(&read("file", 2000, 5000)), Touched::Here(1000));
+        assert_eq!(
+            toucher.touch(&read("file", 2000, 5000)),
+            Touched::Here(1000)
+        );
         assert_eq!(toucher.touch(&read("gone", 0, 1)), Touched::Vanished);
         assert_eq!(toucher.touch(&Step::List(path("file"))), Touched::Vanished);
         let outside = toucher.touch(&read("up/secret", 0, 1));

@@ -38,3 +38,4 @@ mod outside;
 mod real_clients;
 mod secrets;
 mod users;
+mod warm;

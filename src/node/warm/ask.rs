@@ -100,7 +100,10 @@ impl Planner {
 
     async fn send(&mut self, page: Bytes) -> Result<(), PlanError> {
         self.since = None;
-        self.out.send(page).await.map_err(|_closed| PlanError::Ended)
+        self.out
+            .send(page)
+            .await
+            .map_err(|_closed| PlanError::Ended)
     }
 }
 
@@ -178,11 +181,7 @@ fn line(event: &str, now: &WarmProgress, extent: &Extent, started: Instant) -> V
 }
 
 /// Makes the plan: accesses as they come, then what lies below paths.
-async fn plan(
-    lines: &mut Lines,
-    read: &ReadPath,
-    mut planner: Planner,
-) -> Result<(), PlanError> {
+async fn plan(lines: &mut Lines, read: &ReadPath, mut planner: Planner) -> Result<(), PlanError> {
     let mut below = Vec::new();
     for number in 1.. {
         let Some(line) = lines.next().await? else {

@@ -77,6 +77,8 @@ impl Answers {
         }
         let mut body = vec![0; length];
         self.0.read_exact(&mut body).await?;
-        postcard::from_bytes(&body).map(Some).map_err(io::Error::other)
+        postcard::from_bytes(&body)
+            .map(Some)
+            .map_err(io::Error::other)
     }
 }

@@ -76,7 +76,9 @@ impl PlanReader {
     /// The next page, once it has come; `None` behind the last. May be cancelled.
     pub async fn page(&mut self) -> Option<Bytes> {
         let next = self.next;
-        let come = self.extent.wait_for(|(count, ended)| *count > next || *ended);
+        let come = self
+            .extent
+            .wait_for(|(count, ended)| *count > next || *ended);
         // The sender lives as long as `self.plan`.
         drop(come.await.ok()?);
         let page = self.plan.lock().0.get(next).cloned()?;

@@ -57,7 +57,10 @@ impl WarmProgress {
             self.reason(reason);
         }
         if let Some(other) = &other.slowest
-            && self.slowest.as_ref().is_none_or(|own| other.items < own.items)
+            && self
+                .slowest
+                .as_ref()
+                .is_none_or(|own| other.items < own.items)
         {
             self.slowest = Some(other.clone());
         }
