@@ -165,7 +165,8 @@ fn warming_a_directory_twice_moves_its_bytes_once() {
         checksums(&origin.path().join("top"))
     );
     let after = tree.leaf().stats();
-    after.assert_nothing_upstream(&before[4]);
+    // `find` asks for the usage of the filesystem, which nobody keeps.
+    assert!(after.since(&before[4], "upstream.requests") <= 1);
     let reads = after.since(&before[4], "fuse.requests.read");
     assert!(reads <= 3, "{reads} READs");
     let (_, total) = tree.leaf().cluster_stats();
@@ -276,8 +277,8 @@ fn an_interrupted_warm_stops_on_all_nodes() {
     assert_eq!(done["nodes_warm"], 7);
 }
 
-/// A node that is killed in the middle is named, those below it too if they lost their way; the rest is
-/// warm, and unmounting works.
+/// A node that is killed in the middle is named; those below it find another parent, and are warm as
+/// all others are.
 #[test]
 fn a_node_that_dies_in_the_middle_is_named_and_the_others_are_warm() {
     if !is_root() {
@@ -294,8 +295,9 @@ fn a_node_that_dies_in_the_middle_is_named_and_the_others_are_warm() {
     assert_eq!(ended(warming).code(), Some(1));
     assert_eq!(last["event"], "done", "{last}");
     let cold = last["not_warmed"].as_array().unwrap();
-    assert!((1..=3).contains(&cold.len()), "{last}");
-    assert_eq!(last["nodes_warm"].as_u64(), Some(7 - cold.len() as u64));
+    assert_eq!(cold.len(), 1, "{last}");
+    assert_eq!(last["nodes_warm"], 6, "{last}");
+    assert_eq!(last["nodes"], 6, "{last}");
     let others: Vec<Pid> = [0, 2, 3, 4, 5, 6].map(|rank| tree.nodes[rank].pid).to_vec();
     eventually(Duration::from_secs(10), "no helper is left", || {
         helpers(&others) == 0

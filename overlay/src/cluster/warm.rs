@@ -6,10 +6,10 @@
 //! each block crosses each edge once.
 //!
 //! A node holds the plan once ([`Plan`]), however many children it has: each child has a place of its
-//! own in it, so one that is slow keeps nobody waiting. Progress is summed on the way up and costs an
+//! own in it, so one that is slow keeps nobody waiting, and one that comes later, from a parent that
+//! died, begins at its beginning. Progress is summed on the way up and costs an
 //! edge the same whatever lies below it; only the names of nodes that are warm travel each, once.
-//! Whoever is not among them is not warm: one that is dead, has moved to another parent meanwhile, or
-//! could not do all of it.
+//! Whoever is not among them is not warm: one that is dead, or could not do all of it.
 //!
 //! To stop is to drop: a stream that is given up ends the work at its other end, and so on down.
 
@@ -36,6 +36,8 @@ pub use plan::{Plan, PlanReader};
 use progress::{Board, News};
 pub use progress::{Laggard, Tally, WarmProgress};
 
+/// How often a node looks for children that have come to it meanwhile, from a parent that died.
+const LOOK: Duration = Duration::from_secs(1);
 /// How often a node says how far it is.
 const TICK: Duration = Duration::from_millis(500);
 /// A neighbour that says nothing for so long, ticks missing, is given up.
@@ -224,7 +226,8 @@ async fn climb(
     tokio::try_join!(telling, hearing).map(drop)
 }
 
-/// This node and all below it carry out `plan`, while it comes.
+/// This node and all below it carry out `plan`, while it comes; also children that come to this node
+/// while others are at work.
 async fn spread(
     shared: &Arc<Shared>,
     tree: usize,
@@ -236,28 +239,49 @@ async fn spread(
         carried_out.await;
         board.own_done(shared.roster.id());
     };
-    let children = shared.connected_children(tree);
-    let mut asking: FuturesUnordered<_> = children
-        .iter()
-        .enumerate()
-        .map(async |(place, (id, connection))| {
-            let outcome = below(shared, (tree, id, connection), plan, |news| {
-                board.hear(place, news);
-            });
-            if let Err(error) = outcome.await {
-                let child = shared.roster.name_of(id);
-                tracing::warn!(child, %error, "a child was not warmed");
-                board.lost(place, &format!("{child}: {error}"));
+    let below = async {
+        let mut asking = FuturesUnordered::new();
+        let mut looks = interval(LOOK);
+        let mut known = HashSet::new();
+        loop {
+            for (id, connection) in shared.connected_children(tree) {
+                if known.insert(connection.stable_id()) {
+                    let place = known.len();
+                    asking.push(child(shared, (tree, id, connection), plan, (board, place)));
+                }
             }
-        })
-        .collect();
-    let below = async { while asking.next().await.is_some() {} };
+            if asking.is_empty() {
+                return;
+            }
+            tokio::select! {
+                _one = asking.next() => {}
+                _now = looks.tick() => {}
+            }
+        }
+    };
     tokio::join!(own, below);
     board.all_done();
     Ok(())
 }
 
-/// Has one child carry out `plan`, and those below it.
+/// Has one child carry out `plan`, and those below it; what comes of it goes to its place on `board`.
+async fn child(
+    shared: &Shared,
+    (tree, id, connection): (usize, NodeId, Connection),
+    plan: &Plan,
+    (board, place): (&Board, usize),
+) {
+    let outcome = below(shared, (tree, &id, &connection), plan, |news| {
+        board.hear(place, news);
+    });
+    if let Err(error) = outcome.await {
+        let child = shared.roster.name_of(&id);
+        tracing::warn!(child, %error, "a child was not warmed");
+        board.lost(place, &format!("{child}: {error}"));
+    }
+}
+
+/// The same, until it is done or lost.
 async fn below(
     shared: &Shared,
     (tree, child, connection): (usize, &NodeId, &Connection),

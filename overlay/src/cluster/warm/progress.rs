@@ -189,13 +189,13 @@ impl Board {
         }
     }
 
-    /// A child has gone: what it and those below it have done stays counted, nobody waits for them.
+    /// A child has gone, and nobody waits for it. Those below it that find another parent begin anew, and
+    /// are counted there.
     pub(super) fn lost(&self, place: usize, reason: &str) {
         let mut state = self.lock();
-        let child = state.children.entry(place).or_default();
-        child.slowest = None;
-        child.reasons.clear();
-        child.reason(reason);
+        let mut gone = WarmProgress::default();
+        gone.reason(reason);
+        state.children.insert(place, gone);
     }
 
     /// What there is to say at the next tick, and whether that is the last of it.
@@ -269,6 +269,7 @@ mod tests {
 
         board.lost(0, "gone");
         let sum = board.sum();
+        assert_eq!((sum.nodes, sum.bytes), (1, 5));
         assert_eq!(sum.slowest.unwrap().node, "own");
         assert_eq!(sum.reasons, ["gone"]);
         board.own_done(NodeId::Member(4));
