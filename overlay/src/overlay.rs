@@ -28,7 +28,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 /// How long [`Overlay::shutdown`] waits for the last packets.
@@ -174,6 +174,8 @@ pub(crate) struct Shared {
     pub(crate) upstream: Upstream,
     pub(crate) meters: Arc<Meters>,
     pub(crate) refusals: Refusals,
+    /// Places for plans that lie on this node.
+    pub(crate) plans: Semaphore,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
     children: Mutex<HashMap<NodeId, Child>>,
 }
@@ -319,6 +321,7 @@ impl Overlay {
             upstream,
             meters,
             refusals: Refusals::default(),
+            plans: Semaphore::new(cluster::warm::PLANS_MAX),
             children: Mutex::default(),
         });
         let mut tasks = JoinSet::new();

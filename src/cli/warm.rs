@@ -207,7 +207,7 @@ fn show(bar: &ProgressBar, line: &Value) {
     let nodes = number("/nodes").max(1);
     let complete = line["plan"]["complete"] == true;
     let template = if complete {
-        "{wide_bar} {percent}% {msg} eta {eta}"
+        "{bar:16} {percent:>3}% of {len} items, eta {eta}, {msg}"
     } else {
         "{spinner} {msg}"
     };
@@ -223,10 +223,8 @@ fn show(bar: &ProgressBar, line: &Value) {
         None => String::new(),
     };
     bar.set_message(format!(
-        "{}/{nodes} nodes, {} items of {} each, {} ({}/s){slowest}",
+        "{}/{nodes} nodes, {} ({}/s){slowest}",
         number("/nodes_done"),
-        number("/items"),
-        number("/plan/items"),
         Bytes(number("/bytes")),
         Bytes(rate),
     ));

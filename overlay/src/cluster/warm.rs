@@ -36,6 +36,8 @@ pub use plan::{Plan, PlanReader};
 use progress::{Board, News};
 pub use progress::{Laggard, Tally, WarmProgress};
 
+/// Plans that lie on a node at a time; further ones are broken off at once.
+pub(crate) const PLANS_MAX: usize = 8;
 /// How often a node looks for children that have come to it meanwhile, from a parent that died.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often a node says how far it is.
@@ -332,6 +334,10 @@ pub(crate) async fn answer(
         }
         Request::WarmBelow { tree } => usize::from(*tree),
         _ => return Err(WireError::Impossible("not a plan").into()),
+    };
+    let Ok(_place) = shared.plans.try_acquire() else {
+        tracing::warn!("refused a plan: {PLANS_MAX} are being carried out");
+        return Err(StreamError::Cancelled);
     };
     let (plan, board) = (Plan::default(), Board::new(shared.roster.name()));
     let hearing = async {
