@@ -3,7 +3,7 @@
 //! The kernel asks only for what it does not hold. So whoever starts a recording also makes the kernel
 //! of this mount forget what it holds (`src/node/front.rs` does); this node's own caches stay.
 //!
-//! Off costs one relaxed load a request. Bounded: [`RECORD_BYTES_MAX`]; what does not fit is left out,
+//! Off costs one relaxed load a request. Bounded: `RECORD_BYTES_MAX`; what does not fit is left out,
 //! and the recording says so. Everything is kept once: a name that is looked up again adds nothing,
 //! reads that go on where the last one of that file ended make it longer.
 
