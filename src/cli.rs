@@ -3,15 +3,20 @@
 //! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
 //! and what to try. Only this module and those below it print.
 
+pub mod bench;
 pub mod doctor;
 pub mod flags;
 pub mod launch;
 pub mod mount;
 pub mod record;
 pub mod recording;
+pub mod secret;
+pub mod simulate;
 mod socket;
 pub mod start;
 pub mod stats;
+pub mod status;
+pub mod top;
 pub mod unmount;
 pub mod warm;
 
@@ -21,10 +26,13 @@ use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
 use recording::RecordArgs;
+use secret::SecretArgs;
+use status::StatusArgs;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use top::TopArgs;
 use warm::WarmArgs;
 
 /// A per-node, read-only, cooperative caching filesystem.
@@ -78,10 +86,21 @@ enum Command {
         /// Succeed if nothing is there: one node of a launch that is taken down
         #[arg(long, hide = true)]
         if_mounted: bool,
+        /// Say what was done as a line of JSON, for a launch
+        #[arg(long, hide = true)]
+        report: bool,
         /// Only what the launch with this id has started, if it has: a launch that gives up
         #[arg(long, hide = true, value_name = "ID")]
         of_launch: Option<String>,
     },
+    /// Make the secret of a job, for nodes that are started one by one
+    #[command(after_help = "Examples:\n  \
+            copperfs secret ~/.job-secret                      # a new one: --secret-file of every node\n  \
+            copperfs secret /etc/copperfs/site.key             # once, as root: the same on all nodes\n  \
+            copperfs secret /run/copperfs-jobs/77/secret --site-key /etc/copperfs/site.key \\\n      \
+            --job 77 --owner 1000:1000                      # in a Prolog: the same on all its nodes\n\n\
+            The secret is never shown. Whoever can read the file can read what the job reads.")]
+    Secret(SecretArgs),
     /// Show what a node, or the whole tree, has done
     #[command(after_help = "Examples:\n  \
             copperfs stats /copper_mnt\n  \
@@ -98,6 +117,22 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Draw the tree of nodes as it is: who is missing, who has moved where
+    #[command(after_help = "Examples:\n  \
+            copperfs status /copper_mnt\n  \
+            copperfs status /copper_mnt --tree 1 --all\n  \
+            copperfs status /copper_mnt --json | jq -r '.missing[]'\n\n\
+            Ends with 0 only if all nodes answer and none is stranded (cut off from every ancestor \
+            in a tree). A node that has moved to another ancestor works; it goes back by itself.\n\
+            lag: the round trip to the node above.")]
+    Status(StatusArgs),
+    /// Show what each node does, live: requests, hits, traffic, memory
+    #[command(after_help = "Examples:\n  \
+            copperfs top /copper_mnt\n  \
+            copperfs top /copper_mnt --interval 5s\n\n\
+            q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
+            copperfs stats /copper_mnt --cluster --json")]
+    Top(TopArgs),
     /// Forget what is cached, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt\n  \
@@ -137,6 +172,22 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Model a start on many nodes before there are any
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs simulate tree --nodes 8300 --arity 4 --link 25GB/s --hop 2us\n  \
+            copperfs simulate tree --help"
+    )]
+    Simulate(simulate::SimulateCommand),
+    /// Measure what the tree costs on this machine
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs bench tree --nodes 31 --arity 2\n  \
+            copperfs bench hop --bulk 1GiB"
+    )]
+    Bench(bench::BenchCommand),
     /// The background process of a mount; options on standard input
     #[command(hide = true)]
     Daemon {
@@ -151,7 +202,17 @@ enum Command {
     },
     /// The other side of a remote launch; a bundle on standard input
     #[command(hide = true)]
-    StartNode,
+    StartNode {
+        /// One of many tasks that were given the same bundle: stay until the daemon ends
+        #[arg(long)]
+        together: bool,
+        /// The bundle is in this file
+        #[arg(long, value_name = "FILE")]
+        bundle: Option<PathBuf>,
+        /// Only say the host and the number of this task
+        #[arg(long)]
+        who: bool,
+    },
 }
 
 /// Runs the program.
@@ -164,9 +225,11 @@ pub fn main() -> ExitCode {
             mountpoint,
             all,
             if_mounted,
+            report,
             of_launch,
         } => match of_launch {
-            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()),
+            _ if report => unmount::report(&mountpoint, of_launch.as_deref()),
+            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()).map(drop),
             None => unmount::unmount(&mountpoint, all, if_mounted),
         },
         Command::Stats {
@@ -174,6 +237,12 @@ pub fn main() -> ExitCode {
             cluster,
             json,
         } => stats::stats(&mountpoint, cluster, json),
+        Command::Status(args) => match status::status(&args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
+        Command::Top(args) => top::top(&args),
         Command::Clear {
             mountpoint,
             path,
@@ -196,12 +265,24 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Simulate(command) => simulate::simulate(command),
+        Command::Bench(command) => bench::bench(command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => match start::daemon(&mountpoint) {
             Ok(()) => Ok(()),
             Err(_) => return ExitCode::FAILURE,
         },
-        Command::StartNode => launch::start_node(),
+        Command::StartNode { who: true, .. } => {
+            launch::together::who();
+            Ok(())
+        }
+        Command::StartNode {
+            together: true,
+            bundle,
+            ..
+        } => launch::together::start_node(bundle.as_deref()),
+        Command::StartNode { .. } => launch::start_node(),
+        Command::Secret(args) => secret::secret(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

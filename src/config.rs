@@ -14,10 +14,12 @@ pub mod network;
 pub mod origins;
 pub mod resolve;
 mod settings;
+pub mod topology;
 pub mod units;
 
 pub use layer::{Layer, Place, Source};
 pub use machine::Machine;
+pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
     CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings,

@@ -1,8 +1,9 @@
 //! The control socket: questions whose answers do not fit an ioctl, in JSON lines.
 //!
 //! A Unix socket, mode 0600, beside the daemon's other files. `{"cmd":"reports"}` is answered with
-//! `{"nodes":[…],"missing":[…]}`; some commands are conversations of several lines ([`Talk`]).
-//! Connections and lines are bounded; a client that says nothing is dropped.
+//! `{"nodes":[…],"missing":[…],"list":{"arity":…,"roots":[…],"names":[…]}}`; some commands are
+//! conversations of several lines ([`Talk`]). Connections and lines are bounded; a client that says
+//! nothing is dropped.
 
 use crate::profile::LINE_BYTES_MAX;
 use serde::{Deserialize, Serialize};

@@ -3,6 +3,7 @@
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
+pub mod bench;
 pub mod cache;
 pub mod cli;
 pub mod config;
@@ -16,4 +17,5 @@ pub mod profile;
 pub mod read;
 pub mod record;
 pub mod report;
+pub mod simulate;
 pub mod warm;

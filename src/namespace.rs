@@ -130,6 +130,12 @@ impl InodeTable {
         }
     }
 
+    /// The number of a file.
+    #[must_use]
+    pub fn number_of_file(file: &FileRef) -> u64 {
+        hashed(file)
+    }
+
     /// The kernel learns of `path`: takes one reference on its inode.
     pub fn learn(&self, path: &ItemPath, attributes: Attributes) -> Arc<Inode> {
         let file = file_of(path, &attributes);

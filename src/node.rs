@@ -4,6 +4,7 @@
 //! overlay that serves children from the read path, the FUSE front that serves applications from it,
 //! and the control socket.
 
+mod arrivals;
 mod backing;
 mod cluster;
 mod directory;
@@ -21,6 +22,7 @@ use crate::report::Report;
 use backing::Backings;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
+use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
     Secret, SecretError, Upstream,
@@ -170,7 +172,7 @@ impl Node {
         let mount = tokio::task::spawn_blocking(mounting)
             .await
             .map_err(NodeError::Task)??;
-        this.connect(mount.notifier());
+        this.connect(&mount);
         let parts = Parts {
             cluster,
             overlay: Arc::clone(&overlay),
@@ -225,7 +227,11 @@ async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()
         Command::Reports => {
             let reports = parts.cluster.reports().await;
             let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
-            let value = serde_json::json!({ "nodes": nodes, "missing": reports.missing });
+            let value = serde_json::json!({
+                "nodes": nodes,
+                "missing": reports.missing,
+                "list": reports.list,
+            });
             talk.say(&value).await
         }
         Command::RecordStart => record::start(&parts.front, &mut talk).await,
@@ -282,7 +288,12 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
         }
         None => Secret::generate()?,
     };
+    let network: Arc<dyn Network> = match settings.network {
+        Some(network) => Arc::new(WithinNetwork(move |address| network.holds(address))),
+        None => Arc::new(KernelNetwork),
+    };
     Ok(OverlayConfig {
+        network,
         arity: settings.arity,
         roots: settings.roots.clone(),
         listen: settings
@@ -313,19 +324,19 @@ fn ladder(
     let sources = (0..positions).map(|attempt| Arc::new(upstream.at(attempt)) as Arc<dyn Files>);
     let passthrough_bytes = backing_bytes(settings);
     ReadPath::views(
-        ReadOptions {
+        &ReadOptions {
             policy: settings.cache.policy,
             data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
             attributes_bytes_max: settings.cache.attributes_bytes,
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
             bypass_above: settings.bypass_above,
-            sibling_read_ahead: settings.sibling_read_ahead,
+            bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
         },
         sources.collect(),
-        direct,
-        runtime.clone(),
+        direct.as_ref(),
+        runtime,
     )
 }
 
@@ -333,6 +344,7 @@ fn identity(settings: &Settings, started: Instant) -> Identity {
     Identity {
         started,
         control_socket: settings.control_socket.clone(),
+        crossings: settings.crossings,
     }
 }
 

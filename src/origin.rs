@@ -15,6 +15,7 @@
 //! - What the origin answers never panics; every failure names the origin, the path, the cause and what
 //!   to try, and no credential.
 
+mod bundle;
 mod counters;
 mod error;
 mod exclusion;
@@ -34,7 +35,8 @@ pub use router::Origins;
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Failure, FilesystemUsage, ItemPath, Listing, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -92,6 +94,12 @@ pub trait Origin: Send + Sync + 'static {
     /// `Stale` when the file is of another version or gone, also in mid-stream; `IsADirectory`;
     /// `Unsupported` for special files and links; faults.
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
+
+    /// The whole content of small files of one directory, in the order of the request; what is of
+    /// another version than wanted, or cannot be read, is left out.
+    fn bundle(&self, request: BundleRequest) -> BundleStream {
+        bundle::one_by_one(self, request)
+    }
 
     /// All extended attributes of `path`.
     ///

@@ -16,17 +16,21 @@
 //! first. Such questions are answered from the same caches, but what is asked for them waits only for
 //! questions of the same position ([`ReadPath::views`]): so no two nodes ever wait for each other.
 
+mod arriving;
 mod attributes;
 mod blocks;
+mod bundle;
 mod directory;
 mod flight;
 mod listings;
 mod serve;
 mod single_flight;
+mod touched;
 mod walk;
 
 pub use attributes::Found;
 pub use blocks::{FileId, FileRef, ReadAhead};
+pub use bundle::{Arrivals, BundleStats};
 pub use directory::Directory;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
@@ -38,7 +42,7 @@ use dashmap::DashMap;
 use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -58,8 +62,8 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
-    /// Whether small files are fetched ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Whether small files of a directory are brought together.
+    pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
 }
@@ -84,6 +88,8 @@ pub struct ReadStats {
     pub listings: CacheStats,
     /// Requests that joined one already under way.
     pub coalesced: u64,
+    /// Bundles.
+    pub bundles: BundleStats,
 }
 
 /// See the module. Cheap to clone.
@@ -103,7 +109,7 @@ struct Inner {
     options: ReadOptions,
     source: Arc<dyn Files>,
     /// All views, by position.
-    views: Arc<OnceLock<Vec<Weak<Inner>>>>,
+    views: Arc<OnceLock<Vec<Weak<Self>>>>,
     /// Storage as this node reaches it itself, for `bypass_above`.
     direct: Option<Arc<dyn Files>>,
     runtime: tokio::runtime::Handle,
@@ -112,6 +118,8 @@ struct Inner {
     block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
 
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
+    /// Listings on their way here, for children who take them as they come.
+    arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
     attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
@@ -120,8 +128,7 @@ struct Inner {
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: Arc<AtomicU64>,
 
-    /// A reader has just gone through a directory to its end, and may carry on in the next one.
-    walked_out: AtomicBool,
+    bundles: bundle::Account,
 
     coalesced: AtomicU64,
 }
@@ -133,26 +140,14 @@ const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 const XATTR_SHARE: u64 = 8;
 
 impl ReadPath {
-    /// A read path in front of `source`. Its background fetches run on `runtime`.
-    #[must_use]
-    pub fn new(
-        options: ReadOptions,
-        source: Arc<dyn Files>,
-        direct: Option<Arc<dyn Files>>,
-        runtime: tokio::runtime::Handle,
-    ) -> Self {
-        let mut views = Self::views(options, vec![source], direct, runtime);
-        views.swap_remove(0)
-    }
-
     /// Read paths over the same caches, one in front of each of `sources`: those for the positions of
-    /// an item's root order. Not empty if `sources` is not.
+    /// an item's root order. Their background fetches run on `runtime`. Not empty if `sources` is not.
     #[must_use]
     pub fn views(
-        options: ReadOptions,
+        options: &ReadOptions,
         sources: Vec<Arc<dyn Files>>,
-        direct: Option<Arc<dyn Files>>,
-        runtime: tokio::runtime::Handle,
+        direct: Option<&Arc<dyn Files>>,
+        runtime: &tokio::runtime::Handle,
     ) -> Vec<Self> {
         let policy = options.policy;
         let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
@@ -169,17 +164,18 @@ impl ReadPath {
                 data: Arc::clone(&data),
                 block_flights: DashMap::new(),
                 listings: Arc::clone(&listings),
+                arriving: DashMap::new(),
                 listing_flights: SingleFlight::new(),
                 attributes: Arc::clone(&attributes),
                 attribute_flights: SingleFlight::new(),
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
                 epoch: Arc::clone(&epoch),
-                walked_out: AtomicBool::new(false),
+                bundles: bundle::Account::default(),
                 coalesced: AtomicU64::new(0),
                 options: options.clone(),
                 source,
-                direct: direct.clone(),
+                direct: direct.cloned(),
                 runtime: runtime.clone(),
             }))
         };
@@ -223,6 +219,7 @@ impl ReadPath {
                 + inner.listing_flights.coalesced()
                 + inner.attribute_flights.coalesced()
                 + inner.xattr_flights.coalesced(),
+            bundles: inner.bundles.stats(),
         }
     }
 }

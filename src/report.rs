@@ -7,9 +7,9 @@
 //! | --- | --- |
 //! | `node` | name of the node, as in the host list; not in a sum |
 //! | `pid` | process id of its daemon; not in a sum |
-//! | `rank` | its place in the tree, 0 is the root; not in a sum |
-//! | `role` | `root`, `inner`, `leaf`, or `single` for a node on its own; not in a sum |
-//! | `parent` | rank of its parent, or null; not in a sum |
+//! | `rank` | its place in the member list, or null for a guest, which is not in it; not in a sum |
+//! | `role` | `root` (of any tree), `inner`, `leaf`, or `single` for a node on its own; not in a sum |
+//! | `parent` | rank of its parent in the first tree by the list, or null; not in a sum |
 //! | `nodes` | how many nodes the numbers stand for |
 //! | `uptime_s` | seconds since the daemon started; of a sum, the longest |
 //! | `rss_bytes` | resident memory of the daemon |
@@ -21,10 +21,25 @@
 //! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
+//! | `healing.failovers` | how often it has moved to another ancestor than its parent, in all trees |
+//! | `healing.returns` | how often it has come back to its parent |
+//! | `healing.replays` | requests asked again because their connection was lost |
+//! | `healing.wrong_blocks` | wrong blocks of others, each fetched again |
+//! | `guest` | whether it has joined without being in the member list; only with `--cluster`, not in a sum |
+//! | `links` | one object per tree in which it is not the root; only with `--cluster`, not in a sum |
+//! | `links[].{tree,home,using}` | which tree; rank of its parent by the list; of the ancestor in use, or null |
+//! | `links[].{state,reason,since_ms}` | `connected`, `connecting`, `stranded` or `stopped`; why, or null; for how long |
+//! | `links[].{round_trip_us,failovers,returns}` | smoothed round trip, or null; moves away and back in this tree |
+//! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--cluster`, not in a sum |
+
+mod place;
+
+pub use place::{Children, Link, LinkState, Standing, printable};
 
 use copperfs_fuse::ioctl::{
-    NO_PARENT, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
+    NO_PARENT, NO_RANK, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// The keys that identify a node, and are no counters.
@@ -45,6 +60,7 @@ impl From<StatsBody> for Report {
             let value = match key {
                 "role" => role_name(number).into(),
                 "parent" if number == NO_PARENT => Value::Null,
+                "rank" if number == NO_RANK => Value::Null,
                 _ => number.into(),
             };
             insert(&mut object, key, value);
@@ -82,10 +98,40 @@ impl Report {
             *field = match key {
                 "role" => role_number(self.role()),
                 "parent" => self.parent().unwrap_or(NO_PARENT),
+                "rank" => self.rank().unwrap_or(NO_RANK),
                 _ => self.counter(key),
             };
         }
         body
+    }
+
+    /// The report with where its node stands.
+    #[must_use]
+    pub fn with_standing(mut self, standing: &Standing) -> Self {
+        // A struct of numbers and texts always has a JSON form.
+        if let Ok(Value::Object(more)) = serde_json::to_value(standing) {
+            self.object.extend(more);
+        }
+        self
+    }
+
+    /// Where its node stands; what cannot be read is left out.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing {
+            guest: self.object.get("guest").and_then(Value::as_bool) == Some(true),
+            links: self.list("links"),
+            children: self.list("children"),
+        }
+    }
+
+    fn list<T: DeserializeOwned>(&self, key: &str) -> Vec<T> {
+        let items = self.object.get(key).and_then(Value::as_array);
+        items
+            .into_iter()
+            .flatten()
+            .filter_map(|item| T::deserialize(item).ok())
+            .collect()
     }
 
     /// Name of the node; empty in a sum.
@@ -97,7 +143,7 @@ impl Report {
             .unwrap_or_default()
     }
 
-    /// Its place in the tree.
+    /// Its place in the member list; `None` for a guest, and in a sum.
     #[must_use]
     pub fn rank(&self) -> Option<u64> {
         self.object.get("rank").and_then(Value::as_u64)
@@ -254,6 +300,10 @@ mod tests {
                 &["opens", "bytes_read", "listings", "stats", "errors"],
             ),
             ("verify", &["blocks", "failures"]),
+            (
+                "healing",
+                &["failovers", "returns", "replays", "wrong_blocks"],
+            ),
         ] {
             for key in keys {
                 assert!(json[object][key].is_u64(), "{object}.{key}");
@@ -285,8 +335,58 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_has_no_rank() {
+        let report = Report::from(StatsBody {
+            rank: NO_RANK,
+            role: ROLE_LEAF,
+            ..StatsBody::default()
+        });
+        assert_eq!(report.rank(), None);
+        assert_eq!(report.to_stats().rank, NO_RANK);
+        assert!(report.into_json()["rank"].is_null());
+    }
+
+    #[test]
+    fn where_a_node_stands_comes_back() {
+        let standing = Standing {
+            guest: true,
+            links: vec![Link {
+                tree: 1,
+                home: 4,
+                using: None,
+                state: LinkState::Stranded,
+                reason: Some("no answer".into()),
+                since_ms: 17,
+                round_trip_us: None,
+                failovers: 2,
+                returns: 1,
+            }],
+            children: vec![Children {
+                tree: 0,
+                connected: 3,
+            }],
+        };
+        let report = Report::from(body(1, 5)).with_standing(&standing);
+        let json = report.clone().into_json();
+        assert_eq!(json["links"][0]["state"], "stranded");
+        assert_eq!(json["children"][0]["connected"], 3);
+        assert_eq!(report.standing(), standing);
+        assert_eq!(Report::from(body(1, 5)).standing(), Standing::default());
+        let odd = serde_json::json!({ "links": [3, { "tree": "x" }], "children": {} });
+        let odd = Report::from_json(odd).unwrap();
+        assert_eq!(odd.standing(), Standing::default());
+    }
+
+    #[test]
     fn sums_leave_identity_out() {
-        let reports = [Report::from(body(0, 5)), Report::from(body(1, 7))];
+        let guest = Standing {
+            guest: true,
+            ..Standing::default()
+        };
+        let reports = [
+            Report::from(body(0, 5)).with_standing(&guest),
+            Report::from(body(1, 7)),
+        ];
         let total = Report::total(&reports);
         assert_eq!(total.counter("origin.opens"), 12);
         assert_eq!(total.counter("fuse.requests.lookup"), 6);
@@ -294,7 +394,7 @@ mod tests {
         assert_eq!(total.counter("nodes"), 2);
         assert_eq!(total.counter("no.such.key"), 0);
         let json = total.into_json();
-        for key in ["node", "pid", "rank", "role", "parent"] {
+        for key in ["node", "pid", "rank", "role", "parent", "guest", "links"] {
             assert!(json.get(key).is_none(), "{key}");
         }
     }

@@ -135,6 +135,88 @@ fn hosts_twice_none_or_beyond() {
 }
 
 #[test]
+fn a_launcher_that_is_not_there() {
+    let scene = Scene::new();
+    let said = scene.mount_refused(&["--hosts", "slurm"]);
+    assert!(
+        said.contains("neither SLURM_JOB_NODELIST (in jobs)"),
+        "{said}"
+    );
+    assert!(said.contains("--hosts nid[001-004]"), "{said}");
+    let said = scene.mount_refused(&["--hosts", "pbs"]);
+    assert!(said.contains("PBS_NODEFILE is not set"), "{said}");
+    let said = scene.mount_refused(&["--hosts", "mpi"]);
+    assert!(said.contains("copperfs launch --hosts mpi asks"), "{said}");
+    let launch = |hosts: &str, starter: &str| {
+        let args = ["launch", &scene.mount, "--origin", &scene.origin];
+        let more = ["--hosts", hosts, "--starter", starter];
+        refused(scene.dir.path(), &[&args[..], &more].concat())
+    };
+    let said = launch("slurm", "srun");
+    assert!(said.contains("--hosts: slurm: neither"), "{said}");
+    let said = launch("mpi", "/no/mpirun");
+    assert!(said.contains("cannot run /no/mpirun"), "{said}");
+    assert!(said.contains("--starter names another command"), "{said}");
+    let said = launch("mpi", "true");
+    assert!(said.contains("ran nothing that says its host"), "{said}");
+    let said = launch("a,b", "false");
+    assert!(
+        said.contains("2 nodes said nothing before it ended"),
+        "{said}"
+    );
+}
+
+#[test]
+fn host_lists_and_topologies_that_are_not_understood() {
+    let scene = Scene::new();
+    let said = scene.mount_refused(&["--hosts", "nid[001-"]);
+    assert!(said.contains("a ] is missing"), "{said}");
+    let said = scene.mount_refused(&["--hosts", "nid[1-9999999]"]);
+    assert!(said.contains("more than 1048576 hosts"), "{said}");
+    let topology = scene.file("topology", "SwitchName=s1 Nodes=a\nSwitchName=s2\n");
+    let said = scene.mount_refused(&["--hosts", "a,b", "--rank", "0", "--topology", &topology]);
+    assert!(said.contains("topology: line 2: s2 has neither"), "{said}");
+    assert!(
+        said.contains("or a rack and its hosts: r1 nid[001-016]"),
+        "{said}"
+    );
+}
+
+#[test]
+fn job_secrets_from_the_key_of_a_site() {
+    let scene = Scene::new();
+    let path = |name: &str| scene.dir.path().join(name).display().to_string();
+    let (key, one, two) = (path("key"), path("one"), path("two"));
+    let made = |args: &[&str]| copperfs(scene.dir.path(), &[&["secret"][..], args].concat());
+    assert!(made(&[&key]).status.success());
+    for file in [&one, &two] {
+        let output = made(&[file, "--site-key", &key, "--job", "77"]);
+        assert!(output.status.success(), "{output:?}");
+        assert!(output.stdout.is_empty() && output.stderr.is_empty());
+    }
+    let read = |file: &str| std::fs::read(file).unwrap();
+    assert_eq!(read(&one), read(&two));
+    assert_ne!(read(&one), read(&key));
+    let mode = std::fs::metadata(&one).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+
+    let said = |args: &[&str]| refused(scene.dir.path(), &[&["secret"][..], args].concat());
+    assert!(said(&[&one]).contains("File exists"));
+    let three = path("three");
+    let short = scene.file("short", "too little");
+    std::fs::set_permissions(&short, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let text = said(&[&three, "--site-key", &short, "--job", "77"]);
+    assert!(
+        text.contains("it should be 32 random bytes or more"),
+        "{text}"
+    );
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let text = said(&[&three, "--site-key", &key, "--job", "77"]);
+    assert!(text.contains("others may read it (mode 0640)"), "{text}");
+    assert!(!Path::new(&three).exists());
+}
+
+#[test]
 fn a_mount_point_that_is_not_fit() {
     let scene = Scene::new();
     let mount = |path: &str| {
@@ -246,4 +328,57 @@ fn doctor_speaks_json() {
         let fixed = check["verdict"] == "ok" || check["fix"] != "";
         assert!(fixed, "{check}");
     }
+}
+
+#[test]
+fn a_simulation_gives_the_same_twice_and_draws_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = dir.path().join("p.jsonl");
+    let line = r#"{"op":"read","path":"/a/b","size":70000,"offset":0,"len":1}"#;
+    std::fs::write(
+        &profile,
+        format!("{{\"op\":\"list\",\"path\":\"/a\"}}\n{line}\n"),
+    )
+    .unwrap();
+    let run = || {
+        let shape = [
+            "simulate",
+            "tree",
+            "--nodes",
+            "100",
+            "--json",
+            "--profile",
+            "p.jsonl",
+        ];
+        let output = copperfs(dir.path(), &[&shape[..], &["--plot", "cold.svg"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let (first, second) = (run(), run());
+    assert_eq!(first, second);
+    assert_eq!(first["outcome"]["requests_per_node_max"], 2);
+    assert_eq!(first["outcome"]["origin_reads"], 2);
+    let drawn = std::fs::read_to_string(dir.path().join("cold.svg")).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("Copper, import torch"));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(
+        dir.path().join("p"),
+        "{\"op\":\"stat\",\"path\":\"/\"}\nnonsense\n",
+    )
+    .unwrap();
+    let said = refused(dir.path(), &["simulate", "tree", "--profile", "p"]);
+    assert!(said.contains("line 2 of the profile"), "{said}");
+    let said = refused(
+        dir.path(),
+        &["simulate", "tree", "--roots", "9", "--nodes", "8"],
+    );
+    assert!(said.contains("no tree of 8 nodes"), "{said}");
+    let said = refused(dir.path(), &["simulate", "tree", "--calibration", "none"]);
+    assert!(said.contains("cannot read the calibration"), "{said}");
+    let said = refused(dir.path(), &["bench", "tree", "--nodes", "1"]);
+    assert!(said.contains("2 to 1024 nodes"), "{said}");
 }

@@ -78,5 +78,13 @@ int main(int argc, char **argv)
     PRINT(push_files, "push.files");
     PRINT(push_bytes, "push.bytes");
     PRINT(push_pending, "push.pending");
+    PRINT(healing_failovers, "healing.failovers");
+    PRINT(healing_returns, "healing.returns");
+    PRINT(healing_replays, "healing.replays");
+    PRINT(healing_wrong_blocks, "healing.wrong_blocks");
+    PRINT(bundle_requests, "bundle.requests");
+    PRINT(bundle_files, "bundle.files");
+    PRINT(bundle_useful_bytes, "bundle.useful_bytes");
+    PRINT(bundle_wasted_bytes, "bundle.wasted_bytes");
     return 0;
 }

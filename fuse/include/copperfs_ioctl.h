@@ -81,6 +81,14 @@ struct copperfs_stats {
     uint64_t push_files; /* push.files */
     uint64_t push_bytes; /* push.bytes */
     uint64_t push_pending; /* push.pending */
+    uint64_t healing_failovers; /* healing.failovers */
+    uint64_t healing_returns; /* healing.returns */
+    uint64_t healing_replays; /* healing.replays */
+    uint64_t healing_wrong_blocks; /* healing.wrong_blocks */
+    uint64_t bundle_requests; /* bundle.requests */
+    uint64_t bundle_files; /* bundle.files */
+    uint64_t bundle_useful_bytes; /* bundle.useful_bytes */
+    uint64_t bundle_wasted_bytes; /* bundle.wasted_bytes */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

@@ -97,6 +97,8 @@ pub const ROLE_LEAF: u64 = 2;
 pub const ROLE_SINGLE: u64 = 3;
 /// `parent` of a node that has none.
 pub const NO_PARENT: u64 = u64::MAX;
+/// `rank` of a node that is not in the member list: it has joined as a guest.
+pub const NO_RANK: u64 = u64::MAX;
 
 macro_rules! stats {
     ($($(#[$doc:meta])* $field:ident $name:literal,)*) => {
@@ -133,7 +135,7 @@ macro_rules! stats {
 stats! {
     /// Process id of the daemon; 0 in a sum.
     pid "pid",
-    /// Place in the tree; 0 is the root.
+    /// Place in the member list; [`NO_RANK`] for a guest.
     rank "rank",
     /// [`ROLE_ROOT`], [`ROLE_INNER`], [`ROLE_LEAF`] or [`ROLE_SINGLE`].
     role "role",
@@ -251,6 +253,22 @@ stats! {
     push_bytes "push.bytes",
     /// Inodes that wait to be looked at for pushing.
     push_pending "push.pending",
+    /// Moves to another ancestor than the parent, in all trees.
+    healing_failovers "healing.failovers",
+    /// Moves back to the parent, in all trees.
+    healing_returns "healing.returns",
+    /// Requests that were asked again because their connection was lost.
+    healing_replays "healing.replays",
+    /// Wrong blocks of others, each fetched again.
+    healing_wrong_blocks "healing.wrong_blocks",
+    /// Requests for bundles that this node decided on.
+    bundle_requests "bundle.requests",
+    /// Files asked for in them.
+    bundle_files "bundle.files",
+    /// Bytes brought that were of use; of pages stored unasked estimated by samples.
+    bundle_useful_bytes "bundle.useful_bytes",
+    /// Bytes brought that were of no use so far.
+    bundle_wasted_bytes "bundle.wasted_bytes",
 }
 
 impl StatsBody {

@@ -39,4 +39,4 @@ pub use mount::{
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};
-pub use push::PushLimits;
+pub use push::{Push, PushLimits};

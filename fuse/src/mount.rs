@@ -22,7 +22,7 @@ use crate::backend::Backend;
 use crate::counters::Counters;
 use crate::notifier::Notifier;
 use crate::policy::{OpenMode, ReaddirPlus};
-use crate::push::PushLimits;
+use crate::push::{Push, PushLimits};
 use session::Session;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -227,6 +227,7 @@ pub struct Mount {
     session: Option<Session>,
     mountpoint: PathBuf,
     notifier: Notifier,
+    push: Push,
     counters: Arc<Counters>,
 }
 
@@ -244,11 +245,12 @@ pub fn mount(
 ) -> Result<Mount, MountError> {
     let mountpoint = preflight::check(&options)?;
     let connection = fusermount::connect(&mountpoint, &options)?;
-    let (session, notifier) = Session::start(backend, &options, runtime, connection)?;
+    let (session, notifier, push) = Session::start(backend, &options, runtime, connection)?;
     Ok(Mount {
         session: Some(session),
         mountpoint,
         notifier,
+        push,
         counters: options.counters,
     })
 }
@@ -264,6 +266,12 @@ impl Mount {
     #[must_use]
     pub fn notifier(&self) -> Notifier {
         self.notifier.clone()
+    }
+
+    /// Has bytes pushed that came after the kernel learned of their inode.
+    #[must_use]
+    pub fn push(&self) -> Push {
+        self.push.clone()
     }
 
     /// What the kernel asked so far.

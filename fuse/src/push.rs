@@ -72,6 +72,19 @@ struct State {
     held_bytes: u64,
 }
 
+/// Has bytes pushed that came to this node after the kernel learned of their inode.
+#[derive(Clone, Debug)]
+pub struct Push(pub(crate) Arc<PushQueue>);
+
+impl Push {
+    /// Pushes what [`Backend::pushable`] gives for `inos`, within the limits of the mount. Returns at
+    /// once.
+    pub fn offer(&self, inos: &[Ino]) {
+        self.0.offer(inos);
+        self.0.start();
+    }
+}
+
 /// What waits to be pushed.
 #[derive(Debug)]
 pub(crate) struct PushQueue {
@@ -82,6 +95,8 @@ pub(crate) struct PushQueue {
     state: Mutex<State>,
     /// Whether `waiting` or `held` may have something in it: spares READ and FORGET the lock.
     in_use: AtomicBool,
+    /// The notifier thread was told that something waits, and has not looked since.
+    announced: AtomicBool,
     notifier: Notifier,
 }
 
@@ -92,6 +107,7 @@ impl PushQueue {
             counters,
             state: Mutex::default(),
             in_use: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
             notifier,
         }
     }
@@ -117,7 +133,9 @@ impl PushQueue {
 
     /// Sets the notifier thread to work on what was offered.
     pub(crate) fn start(&self) {
-        if self.in_use.load(Ordering::Acquire) {
+        let waiting = self.counters.push_pending.load(Ordering::Acquire) > 0;
+        // One message is enough until the thread has begun: it looks at the queue before it sleeps.
+        if waiting && !self.announced.swap(true, Ordering::AcqRel) {
             self.notifier.wake_for_push();
         }
     }
@@ -147,6 +165,7 @@ impl PushQueue {
     /// The next inodes, still wanted.
     fn take(&self) -> Vec<Ino> {
         let mut batch = Vec::with_capacity(BATCH);
+        self.announced.store(false, Ordering::Release);
         let mut state = self.lock();
         let full = state.held_bytes >= self.limits.bytes_max;
         while batch.len() < BATCH {

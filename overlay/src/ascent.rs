@@ -3,7 +3,8 @@
 //! A node hangs from its parent. When that is lost, falls silent or lies, the grandparent and the
 //! root are raced, then those between; the first that welcomes the node is used, and a nearer one
 //! takes over when it can, the parent last of all for good. Only ancestors are ever asked, so no
-//! sequence of failures can close a loop. When nobody is to be had the node is *stranded* in this
+//! sequence of failures can close a loop. One that is silent is kept as long as nobody else answers,
+//! for it may only be slow, but not for ever. When nobody is to be had the node is *stranded* in this
 //! tree, and goes on trying.
 //!
 //! A pure state machine: time and randomness are passed in, actions come out. The caller dials,
@@ -24,6 +25,8 @@ pub struct Patience {
     pub stagger: Duration,
     /// How long a node that lied is left alone, the first time; twice as long the next.
     pub bar: Duration,
+    /// How long one that is silent is kept while nobody else answers either.
+    pub doubt: Duration,
 }
 
 impl Default for Patience {
@@ -34,6 +37,7 @@ impl Default for Patience {
             retry_max: Duration::from_secs(2),
             stagger: Duration::from_millis(500),
             bar: Duration::from_secs(60),
+            doubt: Duration::from_secs(1),
         }
     }
 }
@@ -97,8 +101,8 @@ pub struct Ascent {
     candidates: Vec<Candidate>,
     began: Duration,
     using: Option<usize>,
-    /// The one in use is silent.
-    suspect: bool,
+    /// Since when the one in use is silent, if it is.
+    suspect: Option<Duration>,
     stranded: bool,
     random: u64,
 }
@@ -121,7 +125,7 @@ impl Ascent {
             candidates: vec![candidate; ancestors],
             began: now,
             using: None,
-            suspect: false,
+            suspect: None,
             stranded: false,
             random: seed,
         }
@@ -151,17 +155,17 @@ impl Ascent {
                 if self.using == Some(at) {
                     self.search(now);
                 }
-                self.pause(now, at);
             }
             Event::Silent(at) => {
-                if self.using == Some(at) && !self.suspect {
-                    self.suspect = true;
+                if self.using == Some(at) && self.suspect.is_none() {
+                    self.suspect = Some(now);
                     self.hurry(now, at);
                 }
             }
-            Event::Heard(at) => self.suspect &= self.using != Some(at),
+            Event::Heard(at) => self.suspect = self.suspect.filter(|_| self.using != Some(at)),
             Event::Lied(at) => self.lied(now, at, &mut actions),
         }
+        self.doubt(now, &mut actions);
         self.dial(now, &mut actions);
         self.strand(now, &mut actions);
         actions
@@ -183,18 +187,25 @@ impl Ascent {
             });
         let strand = (self.using.is_none() && !self.stranded && now < self.grace_end())
             .then(|| self.grace_end());
-        dials.chain(strand).min().filter(|due| *due < Duration::MAX)
+        let doubt = self.doubt_end();
+        let wakes = dials.chain(strand).chain(doubt);
+        wakes.min().filter(|due| *due < Duration::MAX)
     }
 
     fn grace_end(&self) -> Duration {
         self.began.saturating_add(self.patience.grace)
     }
 
+    fn doubt_end(&self) -> Option<Duration> {
+        let since = self.suspect?;
+        Some(since.saturating_add(self.patience.doubt))
+    }
+
     /// Whether this node would rather hang from `at` than as it does now.
     fn is_better(&self, at: usize) -> bool {
         match self.using {
             None => true,
-            Some(using) => at < using || (self.suspect && at != using),
+            Some(using) => at < using || (self.suspect.is_some() && at != using),
         }
     }
 
@@ -209,7 +220,7 @@ impl Ascent {
             return;
         }
         let former = self.using.replace(at);
-        let silent = std::mem::take(&mut self.suspect);
+        let silent = self.suspect.take().is_some();
         self.stranded = false;
         // Grace is for a node that has never hung from anybody.
         self.began = Duration::ZERO;
@@ -248,16 +259,25 @@ impl Ascent {
         }
     }
 
-    /// Nobody is used any more: all are asked again.
+    /// Nobody is used any more: all are asked again, the former one last.
     fn search(&mut self, now: Duration) {
-        let former = self.using.take();
-        self.suspect = false;
-        for candidate in &mut self.candidates {
-            candidate.failed = false;
-        }
-        if let Some(former) = former {
-            self.candidates[former].failed = true;
+        let Some(former) = self.using.take() else {
+            return;
+        };
+        if self.suspect.take().is_none() {
             self.hurry(now, former);
+        }
+        self.candidates[former].failed = true;
+        self.pause(now, former);
+    }
+
+    /// Gives up one that has been silent for so long that it is of no use, though nobody else is.
+    fn doubt(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if let Some(using) = self.using
+            && self.doubt_end().is_some_and(|end| end <= now)
+        {
+            self.search(now);
+            actions.push(Action::Drop(using));
         }
     }
 
@@ -273,6 +293,7 @@ impl Ascent {
             };
             let jitter = self.jitter();
             let candidate = &mut self.candidates[at];
+            candidate.failed = false;
             candidate.pause = self.patience.retry_min;
             candidate.next_dial = now + wait + jitter;
         }

@@ -4,7 +4,7 @@
 //! are; answers stream back the way it went, each under the name of its node, and are passed on as
 //! they come. So nobody gathers the cluster but whoever asked, and whoever does not answer is found by
 //! subtraction: no list of the dead travels. A node that cannot reach the root of any tree asks its
-//! own subtree, and names the rest as missing.
+//! own subtree, and names the rest as missing. Where one tree does not reach all, the next is asked.
 
 pub(crate) mod warm;
 
@@ -22,7 +22,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Answers on their way through a node.
 const ANSWERS_QUEUED: usize = 64;
@@ -30,6 +30,9 @@ const ANSWERS_QUEUED: usize = 64;
 const BUDGET_MAX: Duration = Duration::from_secs(300);
 /// Most nodes that answer without being in the list.
 const GUESTS_MAX: usize = 4096;
+/// So long a child may take until it has reported itself, which costs it nothing: nobody watches
+/// children for life, and a dead one would hold up everybody until its connection idles out.
+const FIRST_REPORT: Duration = Duration::from_secs(3);
 /// Each level keeps a 1/16 of its time for handing on what has come.
 const LEVEL_SHARE: u32 = 16;
 
@@ -101,9 +104,21 @@ enum ReplyBody {
 
 /// Asks every node for its report.
 pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
+    let trees = shared.roster.trees();
+    let patience = shared.request_timeout / u32::from(number(trees)).max(1);
+    let mut replies = BTreeMap::new();
+    let first = reachable(shared);
+    // A tree that is broken above this node answers for a part of the cluster only.
+    for tree in std::iter::once(first).chain((0..trees).filter(|tree| *tree != first)) {
+        for (node, reply) in collect(shared, &Operation::Reports, tree, patience).await {
+            replies.entry(node).or_insert(reply);
+        }
+        let listed = |node: &&NodeId| matches!(node, NodeId::Member(_));
+        if replies.keys().filter(listed).count() >= shared.roster.members().len() {
+            break;
+        }
+    }
     let mut result = ClusterReports::default();
-    let tree = reachable(shared);
-    let replies = collect(shared, &Operation::Reports, tree, shared.request_timeout).await;
     for (name, reply) in by_node(shared, replies) {
         match reply {
             Some(ReplyBody::Report(report)) => result.reports.push(report),
@@ -213,7 +228,7 @@ async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> Repl
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(match tokio::time::timeout(patience, clearing).await {
+            ReplyBody::Cleared(match timeout(patience, clearing).await {
                 Ok(result) => result,
                 Err(_elapsed) => Err(Failure::new(
                     FailureKind::Unavailable,
@@ -315,9 +330,19 @@ async fn ask(
     };
     writer.message(FrameKind::Request, &question).await?;
     writer.finish();
+    let mut first = match question.request {
+        Request::ReportsBelow { .. } => Some(FIRST_REPORT),
+        _ => None,
+    };
     // One answer a node, guests among them, and the end.
     for _ in 0..=2 * shared.roster.members().len() + GUESTS_MAX {
-        let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+        let frame = match first.take() {
+            Some(first) => timeout(first, reader.frame())
+                .await
+                .map_err(|_elapsed| StreamError::Silent(first))?,
+            None => reader.frame().await,
+        };
+        let (kind, body) = frame?.ok_or(StreamError::Truncated)?;
         let Some(reply) = decode(kind, &body)? else {
             return reader.finish();
         };

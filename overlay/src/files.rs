@@ -5,12 +5,15 @@
 //! local application are served by the same ladder.
 
 use crate::item::{
-    Attributes, BlockPart, Cursor, Failure, FilesystemUsage, ItemPath, Listing, Version, XattrList,
+    Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage,
+    ItemPath, Listing, Version, XattrList,
 };
 use bytes::Bytes;
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Bytes in a block: the unit that is hashed, verified, cached and coalesced. The last block of a
 /// file is shorter; an empty file has no block.
@@ -48,6 +51,129 @@ impl ReadRequest {
 /// After an error nothing more comes. Dropping the stream cancels the read.
 pub type ReadStream = BoxStream<'static, Result<BlockPart, Failure>>;
 
+/// What is known of a listing before its entries.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListingHead {
+    /// Attributes of the directory itself.
+    pub directory: Attributes,
+    /// Where to go on; `None` when the directory ends here.
+    pub next: Option<Cursor>,
+    /// How many entries come.
+    pub entries: usize,
+}
+
+/// A piece of a listing that arrives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ListingPart {
+    /// The next entries, in order.
+    Entries(Vec<Entry>),
+    /// What was given is void: the listing begins anew, with this head.
+    Restart(ListingHead),
+}
+
+/// A listing on its way: its head, and its entries as they arrive. After an error nothing more comes.
+/// Dropping it cancels the rest.
+pub struct ListingStream {
+    /// What is known at once.
+    pub head: ListingHead,
+    /// The rest.
+    pub parts: BoxStream<'static, Result<ListingPart, Failure>>,
+}
+
+impl fmt::Debug for ListingStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListingStream")
+            .field("head", &self.head)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<Listing> for ListingStream {
+    fn from(listing: Listing) -> Self {
+        let head = ListingHead {
+            directory: listing.directory,
+            next: listing.next,
+            entries: listing.entries.len(),
+        };
+        let all = std::future::ready(Ok(ListingPart::Entries(listing.entries)));
+        Self {
+            head,
+            parts: stream::once(all).boxed(),
+        }
+    }
+}
+
+impl ListingStream {
+    /// All of it.
+    ///
+    /// # Errors
+    /// What ended the stream early; `Corrupt` when entries are missing.
+    pub async fn collect(mut self) -> Result<Listing, Failure> {
+        let mut entries = Vec::with_capacity(self.head.entries.min(1024));
+        while let Some(part) = self.parts.next().await {
+            match part? {
+                ListingPart::Entries(more) if entries.is_empty() => entries = more,
+                ListingPart::Entries(more) => entries.extend(more),
+                ListingPart::Restart(head) => {
+                    entries.clear();
+                    self.head = head;
+                }
+            }
+        }
+        if entries.len() != self.head.entries {
+            let (come, due) = (entries.len(), self.head.entries);
+            let detail = format!("a listing ended after {come} of {due} entries");
+            return Err(Failure::new(FailureKind::Corrupt, detail));
+        }
+        Ok(Listing {
+            directory: self.head.directory,
+            entries,
+            next: self.head.next,
+        })
+    }
+}
+
+/// Largest file of a bundle, in bytes.
+pub const BUNDLE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// Files in one [`BundleRequest`].
+pub const BUNDLE_FILES_MAX: usize = 2048;
+
+/// Small files of one directory, wanted together.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BundleRequest {
+    /// Where they are.
+    pub directory: ItemPath,
+    /// Which: 1 to [`BUNDLE_FILES_MAX`] of them.
+    pub files: Vec<BundleFile>,
+}
+
+/// One file of a [`BundleRequest`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BundleFile {
+    /// Its name in the directory.
+    pub name: Bytes,
+    /// The version wanted.
+    pub version: Version,
+    /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
+    pub size: u64,
+}
+
+/// The whole content of one file of a bundle, in the version wanted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BundleItem {
+    /// Which of the request's files.
+    pub index: usize,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Their hash, checked where they arrived.
+    pub hash: ContentHash,
+}
+
+/// The files of a [`BundleRequest`] in its order. What cannot be given (it changed, is gone, or could
+/// not be read) is left out: whoever needs it asks for it by itself and learns why. After an error
+/// nothing more comes. Dropping the stream cancels the rest.
+pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;
+
 /// Answers for a namespace of files. All calls may be cancelled by dropping the future.
 pub trait Files: Send + Sync + 'static {
     /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
@@ -63,6 +189,21 @@ pub trait Files: Send + Sync + 'static {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>>;
+
+    /// As [`Files::list`], entry by entry as they arrive. Where all of them are at hand at once they
+    /// come at once.
+    ///
+    /// # Errors
+    /// As [`Files::list`], also in mid-stream.
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        let listing = self.list(path, cursor, limit);
+        Box::pin(async move { Ok(listing.await?.into()) })
+    }
 
     /// The attributes of `names` in directory `parent`, one answer per name in the same order. The
     /// empty name stands for the directory itself.
@@ -80,6 +221,16 @@ pub trait Files: Send + Sync + 'static {
     /// # Errors
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// Streams small files of one directory.
+    ///
+    /// # Errors
+    /// `Unsupported` where files travel one by one only; faults.
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        let detail = format!("{}: no bundles here", request.directory);
+        let failure = Failure::new(FailureKind::Unsupported, detail);
+        Box::pin(std::future::ready(Err(failure)))
+    }
 
     /// All extended attributes of `path`.
     ///

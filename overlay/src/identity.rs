@@ -95,6 +95,34 @@ impl Secret {
     /// `Random`, `Io`.
     pub fn write_new(path: &Path) -> Result<Self, SecretError> {
         let secret = Self::generate()?;
+        secret.write_for(path, None)?;
+        Ok(secret)
+    }
+
+    /// The secret of `job` of `user`, as every node that has the site's key makes it. Another job,
+    /// another user or another key make another one, and none of them tells anything of the key.
+    #[must_use]
+    pub fn of_job(site_key: &[u8], job: &str, user: u32) -> Self {
+        const CONTEXT: &str = "copperfs 2026-11-21 secret of a job from the key of a site";
+        let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+        // Lengths in front: no two inputs run together into one.
+        for part in [site_key, &user.to_le_bytes(), job.as_bytes()] {
+            let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
+            hasher.update(&length.to_le_bytes()).update(part);
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// Writes the secret to `path`, which must not exist, readable by its owner only; given to the user
+    /// and the group `owner` before it holds anything.
+    ///
+    /// # Errors
+    /// `Io`; nothing is left behind then.
+    pub fn write_for(
+        &self,
+        path: &Path,
+        owner: Option<(u32, Option<u32>)>,
+    ) -> Result<(), SecretError> {
         let failed = |source| SecretError::Io {
             action: "create",
             path: path.into(),
@@ -106,9 +134,17 @@ impl Secret {
             .mode(0o600)
             .open(path)
             .map_err(failed)?;
-        file.write_all(secret.to_hex().as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        Ok(secret)
+        let mut write = || {
+            if let Some((user, group)) = owner {
+                std::os::unix::fs::fchown(&file, Some(user), group)?;
+            }
+            file.write_all(self.to_hex().as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(|error| {
+            let _best_effort = std::fs::remove_file(path);
+            failed(error)
+        })
     }
 
     /// Reads the secret at `path`.
@@ -203,6 +239,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    /// The beginning of the secret of job 77 of user 1000 from a key of 32 sevens.
+    const KNOWN: &str = "2fe5813e7c1d3d6c";
+
     #[test]
     fn a_written_secret_reads_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -219,6 +258,37 @@ mod tests {
             })
         ));
         assert_ne!(Secret::generate().unwrap(), secret);
+    }
+
+    #[test]
+    fn the_secret_of_a_job_is_the_same_wherever_the_key_is() {
+        let key = [7; 32];
+        let secret = Secret::of_job(&key, "77", 1000);
+        assert_eq!(secret, Secret::of_job(&key, "77", 1000));
+        let others = [
+            Secret::of_job(&key, "78", 1000),
+            Secret::of_job(&key, "77", 1001),
+            Secret::of_job(&[8; 32], "77", 1000),
+            Secret::of_job(&[7; 33], "7", 1000),
+        ];
+        assert!(others.iter().all(|other| *other != secret));
+        // As every later version must make it too: nodes of one job may be updated one by one.
+        assert!(secret.to_hex().starts_with(KNOWN), "{}", secret.to_hex());
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_given_away_is_not_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let secret = Secret::generate().unwrap();
+        let own = (rustix::process::geteuid().as_raw(), None);
+        secret.write_for(&path, Some(own)).unwrap();
+        assert_eq!(Secret::read_file(&path).unwrap(), secret);
+        std::fs::remove_file(&path).unwrap();
+        if own.0 != 0 {
+            assert!(secret.write_for(&path, Some((0, None))).is_err());
+            assert!(!path.exists());
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! no byte; nothing that a peer sends can panic this crate.
 
 pub mod ascent;
+pub mod bench;
 mod cluster;
 mod counters;
 pub mod files;
@@ -27,7 +28,11 @@ pub mod wire;
 pub use cluster::warm::{Laggard, Plan, PlanReader, Tally, WarmOutcome, WarmProgress};
 pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
-pub use files::{BLOCK_BYTES, Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+pub use files::{
+    BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
+    BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
+    ReadStream,
+};
 pub use forest::{Forest, ROOTS_MAX};
 pub use identity::{Secret, SecretError};
 pub use item::{

@@ -10,6 +10,7 @@ use crate::counters::{Counters, Meters};
 use crate::files::Files;
 use crate::identity::{IdentityError, Secret};
 use crate::item::{Failure, ItemPath};
+use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
 use crate::transport::{KernelNetwork, Network, Transport, close};
@@ -26,11 +27,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
+/// How often a node that is cut off sends its children to look for somebody better.
+const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long [`Overlay::shutdown`] waits for the last packets.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -176,6 +180,8 @@ pub(crate) struct Shared {
     pub(crate) refusals: Refusals,
     /// Places for plans that lie on this node.
     pub(crate) plans: Semaphore,
+    /// This node is going: what fails from now on says nothing about what was asked.
+    pub(crate) leaving: AtomicBool,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
     children: Mutex<HashMap<NodeId, Child>>,
 }
@@ -246,6 +252,14 @@ impl Shared {
             .collect()
     }
 
+    /// Closes the connections of all children.
+    fn release_children(&self) {
+        for child in self.lock_children().values() {
+            let reason = b"cut off from every root";
+            child.connection.close(close::CUT_OFF.into(), reason);
+        }
+    }
+
     fn lock_children(&self) -> std::sync::MutexGuard<'_, HashMap<NodeId, Child>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -256,6 +270,16 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared")
             .field("node", &self.roster.id())
             .finish_non_exhaustive()
+    }
+}
+
+/// While this node is cut off: its children may not be, and wait here in vain. Those who find nobody
+/// else come back.
+async fn release(shared: Arc<Shared>) {
+    loop {
+        shared.upstream.cut_off().await;
+        shared.release_children();
+        tokio::time::sleep(RELEASE_INTERVAL).await;
     }
 }
 
@@ -322,15 +346,15 @@ impl Overlay {
             meters,
             refusals: Refusals::default(),
             plans: Semaphore::new(cluster::warm::PLANS_MAX),
+            leaving: AtomicBool::new(false),
             children: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {
-                tasks.spawn(server::accept(
-                    Arc::clone(&shared),
-                    transport.endpoint.clone(),
-                ));
+                let endpoint = transport.endpoint.clone();
+                tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
+                tasks.spawn(release(Arc::clone(&shared)));
             }
             let dialer = Arc::new(Dialer::new(
                 Arc::clone(&shared),
@@ -338,13 +362,13 @@ impl Overlay {
                 config.network,
                 config.connect_timeout,
             ));
-            let name = blake3::hash(shared.roster.name().as_bytes());
-            for (hold, seed) in shared.upstream.holds().zip(name.as_bytes()) {
+            let seed = digest(shared.roster.name().as_bytes());
+            for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
                 let climber = Climber {
                     hold: Arc::clone(hold),
                     dialer: Arc::clone(&dialer),
                     patience: config.patience,
-                    seed: u64::from(*seed),
+                    seed: seed.wrapping_add(tree),
                 };
                 tasks.spawn(climber.run());
             }
@@ -434,6 +458,7 @@ impl Overlay {
     }
 
     fn stop(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
         self.shared.upstream.stop();
         if let Some(transport) = &self.transport {
             transport

@@ -50,7 +50,8 @@ impl Placement {
     }
 }
 
-fn digest(bytes: &[u8]) -> u64 {
+/// The first eight bytes of the BLAKE3 hash of `bytes`.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(bytes).as_bytes();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }

@@ -5,7 +5,7 @@
 //! children. Pure.
 
 use crate::forest::Forest;
-use crate::placement::Placement;
+use crate::placement::{Placement, digest};
 use crate::wire::NAME_BYTES_MAX;
 use crate::wire::message::{Hello, NodeId};
 use std::collections::HashSet;
@@ -276,10 +276,8 @@ impl Roster {
 
 /// The member that a guest called `name` hangs from first.
 fn host_of(name: &str, members: usize) -> usize {
-    let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(name.as_bytes()).as_bytes();
-    let digest = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     let members = u64::try_from(members.max(1)).unwrap_or(u64::MAX);
-    usize::try_from(digest % members).unwrap_or(0)
+    usize::try_from(digest(name.as_bytes()) % members).unwrap_or(0)
 }
 
 fn fingerprint(members: &[Member], forest: &Forest) -> [u8; 16] {

@@ -8,11 +8,12 @@
 pub(crate) mod stream;
 
 use crate::overlay::{Full, Shared};
-use crate::transport::close;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
 use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
+use bytes::Bytes;
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -57,6 +58,8 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = connections.join_next() => {}
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 match Arc::clone(&strangers).try_acquire_owned() {
@@ -70,7 +73,6 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                     }
                 }
             }
-            Some(_done) = connections.join_next() => {}
         }
     }
 }
@@ -136,9 +138,7 @@ async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, 
     let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
     let id = admit(shared, &hello, connection).map_err(Unwelcome::Stranger)?;
     let mut writer = FrameWriter::new(send, INTRODUCTION);
-    writer
-        .frame(FrameKind::Welcome, bytes::Bytes::new())
-        .await?;
+    greeting(shared, usize::from(hello.tree), &mut writer).await?;
     writer.finish();
     Ok((id, usize::from(hello.tree)))
 }
@@ -161,6 +161,20 @@ pub(crate) fn admit(
         }
     }
     Ok(id)
+}
+
+/// Welcomes a child in `tree`, and says whether this node is of use there.
+pub(crate) async fn greeting(
+    shared: &Shared,
+    tree: usize,
+    writer: &mut FrameWriter,
+) -> Result<(), StreamError> {
+    let settled = shared
+        .upstream
+        .hold(tree)
+        .is_none_or(|hold| hold.is_connected());
+    let body = Bytes::copy_from_slice(&[u8::from(settled)]);
+    writer.frame(FrameKind::Welcome, body).await.map(drop)
 }
 
 /// Takes a child out of the list when its connection ends, however that comes about.
@@ -187,12 +201,19 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
         connection,
     };
     let mut streams = JoinSet::new();
+    let mut allowed = STREAMS_OF_CHILD;
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
             incoming = registered.connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
                     streams.spawn(answer);
+                    if let Some(more) = more_streams(allowed, streams.len()) {
+                        registered.connection.set_max_concurrent_bi_streams(more.into());
+                        allowed = more;
+                    }
                 }
                 Err(error) => {
                     let reason = explain(registered.connection.remote_address(), &error);
@@ -200,7 +221,6 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
                     return;
                 }
             },
-            Some(_done) = streams.join_next() => {}
         }
     }
 }

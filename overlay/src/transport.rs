@@ -21,13 +21,16 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child may have open. quinn allocates for all of them, here: 95 KiB a child. So
-/// many that hundreds of hanging ones do not stop the next.
-const STREAMS_OF_CHILD: u32 = 1024;
+/// Questions that a child may have open at first. quinn allocates for all of them, so that there are
+/// more only for one that needs them ([`more_streams`]).
+pub(crate) const STREAMS_OF_CHILD: u32 = 64;
+/// Questions that a child may have open at most: so many that hundreds of hanging ones do not stop the
+/// next. 95 KiB of the parent's memory.
+const STREAMS_OF_CHILD_MAX: u32 = 1024;
 /// Questions that a parent may have open: what is asked of the whole tree.
 const STREAMS_OF_PARENT: u32 = 16;
 /// What the socket buffers are asked to be.
@@ -47,7 +50,8 @@ const DATAGRAM_BYTES_MAX: u16 = 8972;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// After so long without a packet a connection without requests is given up.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of probes that a parent holds: it never reads them, and older ones make room.
+/// Bytes of probes that either side holds: nobody reads them, and older ones make room. quinn sends
+/// none where it would take none.
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
@@ -66,6 +70,8 @@ pub(crate) mod close {
     pub(crate) const REPLACED: u32 = 3;
     /// Nothing came for too long, or something wrong.
     pub(crate) const GIVEN_UP: u32 = 4;
+    /// The node can reach no root: the child may know one that can.
+    pub(crate) const CUT_OFF: u32 = 5;
 }
 
 /// Packets that the peer may leave unacknowledged. Between an answer and the next question an
@@ -109,6 +115,37 @@ impl Network for KernelNetwork {
     fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
         let address = address.to_owned();
         Box::pin(async move { Ok(tokio::net::lookup_host(address).await?.collect()) })
+    }
+}
+
+/// The kernel's UDP sockets, towards those addresses of a host only that lie in one network: a host's
+/// name often leads to a slow one too.
+pub struct WithinNetwork<F>(
+    /// Whether an address lies in it.
+    pub F,
+);
+
+impl<F> fmt::Debug for WithinNetwork<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WithinNetwork")
+    }
+}
+
+impl<F> Network for WithinNetwork<F>
+where
+    F: Fn(IpAddr) -> bool + Clone + Send + Sync + 'static,
+{
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        KernelNetwork.bind(address)
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        let (all, within) = (KernelNetwork.resolve(address), self.0.clone());
+        Box::pin(async move {
+            let mut found = all.await?;
+            found.retain(|remote| within(remote.ip()));
+            Ok(found)
+        })
     }
 }
 
@@ -206,10 +243,16 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
+/// The streams that a child with `open` ones may have from now on, if those are more than `allowed`.
+pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
+    let scarce = open >= usize::try_from(allowed / 2).unwrap_or(usize::MAX);
+    let more = allowed.saturating_mul(4).min(STREAMS_OF_CHILD_MAX);
+    (scarce && more > allowed).then_some(more)
+}
+
 /// Towards children: they ask, and never send files.
 fn server_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
-    config.datagram_receive_buffer_size(Some(PROBES_BYTES_MAX));
     config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
     config
 }
@@ -244,7 +287,7 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
         .stream_receive_window(varint(window.min(unread_max)))
         .receive_window(varint(unread_max))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
 }
@@ -252,6 +295,14 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_given_to_those_who_use_them() {
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 31), None);
+        assert_eq!(more_streams(STREAMS_OF_CHILD, 32), Some(256));
+        assert_eq!(more_streams(256, 128), Some(1024));
+        assert_eq!(more_streams(1024, 1024), None);
+    }
 
     #[test]
     fn windows_follow_the_granted_buffers() {

@@ -12,12 +12,14 @@
 //! what does not come is `Unavailable`. Blocks are verified here ([`read`]): an `End` part means that
 //! the bytes before it are those that the origin hashed. Caches nothing.
 
+mod bundle;
 pub(crate) mod climb;
+mod list;
 pub(crate) mod peer;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{Files, LISTING_ENTRIES_MAX, ReadRequest, ReadStream};
+use crate::files::{BundleRequest, BundleStream, Files, ListingStream, ReadRequest, ReadStream};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -105,6 +107,11 @@ enum Asked {
 
 /// How often a question is asked again over other connections before it is given up.
 const REPLAYS_MAX: u32 = 32;
+/// How often it is asked again after an answer was reset, by somebody who leaves or has waited too long
+/// for its reader, while the connection goes on.
+const RESETS_MAX: u32 = 4;
+/// How long such a connection is given to end, before it is asked again.
+const SOON: Duration = Duration::from_millis(50);
 
 impl Upstream {
     pub(crate) fn new(
@@ -138,12 +145,19 @@ impl Upstream {
         }
     }
 
-    /// Resolves once this node hangs from somebody in every tree for the first time; at once where it
-    /// is the root. Waits for as long as it takes: [`Upstream::links`] says why it takes long.
+    /// Resolves once this node has found its place: hangs from somebody for the first time in every
+    /// tree whose root can be reached, and in one at least, unless it is a root itself. Waits for as
+    /// long as it takes: [`Upstream::links`] says why it takes long.
     pub async fn first_connected(&self) {
         for hold in self.holds() {
-            hold.first_connected().await;
+            hold.first_connected(true).await;
         }
+        let is_root = self.inner.holds.iter().any(Option::is_none);
+        if is_root || self.holds().any(|hold| hold.was_connected()) {
+            return;
+        }
+        let waiting = self.holds().map(|hold| hold.first_connected(false).boxed());
+        select_all(waiting).await;
     }
 
     /// Where this node stands in each tree in which it is not the root.
@@ -176,6 +190,20 @@ impl Upstream {
     /// The ancestor from which this node hangs in `tree`, waited for until `deadline`.
     pub(crate) async fn peer(&self, tree: usize, deadline: Instant) -> Option<Arc<Peer>> {
         self.hold(tree)?.peer(deadline).await.ok()
+    }
+
+    /// Waits until this node can answer nothing but what it holds: it is cut off from every root, and
+    /// reads no storage itself.
+    pub(crate) async fn cut_off(&self) {
+        let reads = self.inner.orphan == Orphan::Origin && self.inner.storage.is_some();
+        if reads || self.inner.holds.iter().any(Option::is_none) {
+            return std::future::pending().await;
+        }
+        while !self.holds().all(|hold| hold.is_stranded()) {
+            for hold in self.holds() {
+                hold.stranded().await;
+            }
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -235,6 +263,7 @@ impl Upstream {
         };
         request.check().map_err(unsound)?;
         let deadline = Instant::now() + inner.patience;
+        let mut resets = 0;
         loop {
             let (peer, attempt) = match self.way(route, deadline).await? {
                 Way::Storage(storage) => return Ok(Asked::Storage(storage)),
@@ -244,9 +273,9 @@ impl Upstream {
             let asking = timeout_at(deadline, inner.ask_once(&peer, body));
             match asking.await {
                 Ok(Ok(answer)) => return Ok(Asked::Answer(answer)),
-                Ok(Err(StreamError::Lost(_))) if Instant::now() < deadline => {
+                Ok(Err(error)) if again(&error, &mut resets) && Instant::now() < deadline => {
                     inner.meters.replays.fetch_add(1, Ordering::Relaxed);
-                    self.moved(route, &peer, deadline).await;
+                    self.moved(route, &peer, &error, deadline).await;
                 }
                 Ok(Err(error)) => return Err(inner.failure(&peer, &error)),
                 Err(_elapsed) => {
@@ -256,8 +285,14 @@ impl Upstream {
         }
     }
 
-    /// After the connection to `peer` was lost: waits until the hold knows it too.
-    async fn moved(&self, route: &Route<'_>, peer: &Peer, deadline: Instant) {
+    /// After `error` from `peer`, whose connection was lost or is about to be: waits until the holds
+    /// know it too.
+    async fn moved(&self, route: &Route<'_>, peer: &Peer, error: &StreamError, deadline: Instant) {
+        let deadline = match error {
+            StreamError::Lost(_) => deadline,
+            // It may stay, and be asked again.
+            _ => deadline.min(Instant::now() + SOON),
+        };
         let lost = (self.attempt..=u8::MAX)
             .map_while(|attempt| route.tree(&self.inner.roster, attempt))
             .filter_map(|tree| self.hold(tree));
@@ -274,7 +309,7 @@ impl Upstream {
         request: &Request,
     ) -> Result<Answered<T>, Failure> {
         let inner = &self.inner;
-        let mut replays = 0;
+        let (mut replays, mut resets) = (0, 0);
         loop {
             let mut answer = match self.ask(route, request).await? {
                 Asked::Storage(storage) => return Ok(Answered::Storage(storage)),
@@ -283,11 +318,12 @@ impl Upstream {
             match collect::<T>(&mut answer, request).await {
                 Ok(Ok((head, items))) => return Ok(Answered::Items(head, items)),
                 Ok(Err(failure)) => return Err(trimmed(failure)),
-                Err(StreamError::Lost(_)) if replays < REPLAYS_MAX => {
+                Err(error) if replays < REPLAYS_MAX && again(&error, &mut resets) => {
                     replays += 1;
                     inner.meters.replays.fetch_add(1, Ordering::Relaxed);
                     let deadline = Instant::now() + inner.patience;
-                    self.moved(route, answer.asking.peer(), deadline).await;
+                    let peer = answer.asking.peer();
+                    self.moved(route, peer, &error, deadline).await;
                 }
                 Err(error) => return Err(inner.failure(answer.asking.peer(), &error)),
             }
@@ -331,6 +367,18 @@ impl Upstream {
             }
         }
         Ok(answers)
+    }
+}
+
+/// Whether a question whose answer broke off with `error` may be asked again.
+fn again(error: &StreamError, resets: &mut u32) -> bool {
+    match error {
+        StreamError::Lost(_) => true,
+        StreamError::Cancelled => {
+            *resets += 1;
+            *resets <= RESETS_MAX
+        }
+        _ => false,
     }
 }
 
@@ -461,35 +509,17 @@ impl Files for Upstream {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let this = self.clone();
-        Box::pin(async move {
-            let wanted = u32::try_from(limit.min(LISTING_ENTRIES_MAX)).unwrap_or(u32::MAX);
-            let request = Request::List {
-                path: path.clone(),
-                cursor: cursor.clone(),
-                limit: wanted,
-            };
-            let (head, entries) = match this.answer::<Entry>(&path, &request).await? {
-                Answered::Storage(storage) => return storage.list(path, cursor, limit).await,
-                Answered::Items(head, entries) => (head, entries),
-            };
-            let Head::Listing {
-                directory, next, ..
-            } = head
-            else {
-                return Err(impossible(ANOTHER));
-            };
-            let directory = this.inner.checked(directory)?;
-            let entries = entries
-                .into_iter()
-                .map(|entry| this.inner.checked_entry(entry))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok(Listing {
-                directory,
-                entries,
-                next,
-            })
-        })
+        let parts = self.list_parts(path, cursor, limit);
+        Box::pin(async move { parts.await?.collect().await })
+    }
+
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        Box::pin(list::open(self.clone(), path, cursor, limit))
     }
 
     fn stat(
@@ -502,6 +532,10 @@ impl Files for Upstream {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(read::open(self.clone(), request))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        Box::pin(bundle::open(self.clone(), request))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

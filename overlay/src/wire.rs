@@ -6,10 +6,12 @@
 //!
 //! Neighbour: `transport::stream` moves these frames over QUIC streams.
 
+pub mod bundle;
 pub mod frame;
 pub mod message;
 pub mod page;
 
+pub use bundle::BundleDecoder;
 pub use frame::{FrameHeader, FrameKind, HEADER_BYTES};
 pub use message::{Head, Hello, Question, Request};
 pub use page::{PageReader, PageWriter};
@@ -22,6 +24,8 @@ pub const ALPN: &[u8] = b"copperfs/2";
 pub const STAT_NAMES_MAX: usize = 4096;
 /// Bytes of all names in one stat request, with room for the rest of the frame.
 pub const STAT_NAME_BYTES_MAX: usize = 192 << 10;
+/// Bytes of all names in one bundle request, with room for versions, sizes and the rest of the frame.
+pub const BUNDLE_NAME_BYTES_MAX: usize = 192 << 10;
 /// Blocks in one read request: 1 TiB. A stream costs the same memory whatever its length.
 pub const READ_BLOCKS_MAX: u64 = 1 << 20;
 /// Extended attributes of one file.

@@ -1,4 +1,4 @@
-"""Row 10: a profile, recorded on one node, warms a tree; then the first import on a leaf."""
+"""Row 18: a profile, recorded on one node, warms a tree; then the first import on a leaf."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def warmed(bench, node, profile):
     return json.loads(mounts.run(warm).splitlines()[-1])
 
 
-def row10(bench):
+def row18(bench):
     native = mounts.native(bench.data)
     profile = bench.data.lists / "import.profile"
     files = record(bench, profile)
@@ -65,7 +65,7 @@ def row10(bench):
     first, again = (median(warming[key]) for key in ("first", "again"))
     return [
         report.at_most(
-            "10a",
+            "18a",
             f"warm with a profile on {NODES} nodes, then the first `python -c '{IMPORT_LEAF}'` on a "
             "leaf at depth 2, wall, against native warm",
             1.1,
@@ -73,11 +73,11 @@ def row10(bench):
             " ×",
             wall_s=walls,
         ),
-        report.exactly("10b", "… requests upstream during the import", 0, max(upstream)),
-        report.within("10c", f"… READ messages, of {files:,} files", max(messages), files // 20),
-        report.reported("10d", "… other messages", str(other[-1])),
-        report.exactly("10e", "… a second warm: requests upstream, all nodes", 0, max(moved)),
+        report.exactly("18b", "… requests upstream during the import", 0, max(upstream)),
+        report.within("18c", f"… READ messages, of {files:,} files", max(messages), files // 20),
+        report.reported("18d", "… other messages", str(other[-1])),
+        report.exactly("18e", "… a second warm: requests upstream, all nodes", 0, max(moved)),
         report.reported(
-            "10f", "… warming, first and again", f"{first:.0f} ms, {again:.0f} ms", warming_ms=warming
+            "18f", "… warming, first and again", f"{first:.0f} ms, {again:.0f} ms", warming_ms=warming
         ),
     ]

@@ -113,10 +113,12 @@ impl Args for LaunchFlags {
             .filter(|key| !OF_A_NODE.contains(&key.name))
             .fold(command, |command, key| {
                 command.arg(match key.name {
-                    "hosts" => arg(key).value_name("local:N|FILE|LIST").help(
+                    "hosts" => arg(key).value_name("local:N|slurm|pbs|mpi|FILE|LIST").help(
                         "The nodes, in the order of the tree. local:N starts N nodes on this \
-                         machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. Otherwise a file with one \
-                         host per line, or h1,h2,..., each reached by ssh.",
+                         machine, at MOUNTPOINT/0 to MOUNTPOINT/N-1. slurm, pbs: the hosts of this \
+                         job; mpi: those that an mpirun starts its tasks on. Otherwise a file with \
+                         one host per line, or h1,h2,... or nid[001-128,200]. Reached by --starter, \
+                         or one by one by --ssh.",
                     ),
                     "mountpoint" => arg(key).help(
                         "Where each host mounts, or for local:N the directory that gets the mount \

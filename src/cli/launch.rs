@@ -7,6 +7,7 @@ mod bundle;
 mod local;
 pub(super) mod remote;
 mod summary;
+pub(super) mod together;
 
 pub use bundle::{Answer, Bundle, start_here, start_node};
 
@@ -14,7 +15,9 @@ use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
 use super::{fail, say, unmount};
-use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, origins};
+use crate::config::hosts::launcher::Launcher;
+use crate::config::network::topology;
+use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
 use crate::daemon::process::leave_no_core;
 use crate::daemon::runtime_dir;
 use anyhow::{Context, bail, ensure};
@@ -44,6 +47,16 @@ pub struct LaunchArgs {
         default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
     )]
     ssh: String,
+    /// One command that runs a program on all hosts at once, with its standard input given to each, in
+    /// place of --ssh; {nodes} in it is their number. ssh: none [default: with --hosts slurm an srun,
+    /// with --hosts mpi an mpirun that run one task a node]
+    #[arg(long, value_name = "COMMAND")]
+    starter: Option<String>,
+    /// A directory that all hosts see, for a --starter that does not give its standard input to each: the
+    /// options and the secret stand there in a file of mode 0600 until all nodes are up [default: with
+    /// --hosts mpi the home directory, otherwise none]
+    #[arg(long, value_name = "DIR")]
+    bundle_dir: Option<PathBuf>,
     /// Path of copperfs on the other hosts [default: the same as here]
     #[arg(long, value_name = "PATH")]
     remote_program: Option<String>,
@@ -52,17 +65,31 @@ pub struct LaunchArgs {
     json: bool,
 }
 
+/// How a launch reaches other hosts.
+struct Reach {
+    /// One by one.
+    ssh: Vec<String>,
+    /// All at once; empty: not that way.
+    starter: Vec<String>,
+    /// Path of copperfs there.
+    program: String,
+    /// Where all hosts find a file.
+    bundle_dir: Option<PathBuf>,
+}
+
 /// A launch before it happens.
 struct Plan {
     record: Record,
     /// What all nodes are told.
     layer: Layer,
-    /// The host list.
+    /// The host list, in the short form: every node gets all of it.
     hosts: String,
     /// Where each node listens, if that is decided here.
     listen: Vec<String>,
     secret: String,
     environment: BTreeMap<String, String>,
+    /// Where nodes find what they are started with, if it does not come over a pipe.
+    bundle_dir: Option<PathBuf>,
 }
 
 /// Starts all nodes.
@@ -79,12 +106,22 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
         Some(program) => program,
         None => std::env::current_exe()?.display().to_string(),
     };
-    let plan = Plan::make(layer, &machine, ssh, program)?;
+    let launcher = layer.text("hosts").and_then(Launcher::named);
+    let reach = Reach {
+        ssh,
+        starter: together::starter(args.starter.as_deref(), launcher).unwrap_or_default(),
+        program,
+        bundle_dir: args.bundle_dir.or_else(|| {
+            let home = || machine.variables.get("HOME").map(PathBuf::from);
+            (launcher == Some(Launcher::Mpi)).then(home).flatten()
+        }),
+    };
+    let plan = Plan::make(layer, &machine, reach)?;
     let before = Record::load(&plan.record.mountpoint, &machine)?;
     // Written first: whatever happens to this process, unmount --all finds what it started.
     plan.record.save(&machine)?;
     let launched = plan.run(&machine).and_then(|answers| {
-        let reports = wait_for_tree(&plan.record).inspect_err(|_| {
+        let reports = plan.wait_for_tree().inspect_err(|_| {
             let all: Vec<usize> = (0..plan.record.nodes.len()).collect();
             plan.take_down(&all, &machine);
         })?;
@@ -112,12 +149,7 @@ pub fn launch(args: LaunchArgs) -> anyhow::Result<()> {
 }
 
 impl Plan {
-    fn make(
-        mut layer: Layer,
-        machine: &Machine,
-        ssh: Vec<String>,
-        program: String,
-    ) -> anyhow::Result<Self> {
+    fn make(mut layer: Layer, machine: &Machine, reach: Reach) -> anyhow::Result<Self> {
         let place = layer.place("hosts");
         let given = layer
             .remove("hosts")
@@ -128,23 +160,37 @@ impl Plan {
             );
         };
         let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-        let (kind, nodes, listen) = match given.text.strip_prefix("local:") {
+        let (kind, mut nodes, listen) = match given.text.strip_prefix("local:") {
             Some(count) => local::nodes(count, &base)?,
             None => {
                 let wrong = |why: String| ConfigError::Value {
                     place: place.clone(),
                     why,
                 };
-                remote::nodes(&given.text, &base, wrong)?
+                let asks = Launcher::named(&given.text) == Some(Launcher::Mpi);
+                let list = if asks && !reach.starter.is_empty() {
+                    together::ask_hosts(&reach.starter, &reach.program, machine)?.join(",") + ","
+                } else {
+                    given.text
+                };
+                let (kind, nodes) = remote::nodes(&list, &base, machine, wrong)?;
+                let all_at_once = !reach.starter.is_empty();
+                (
+                    if all_at_once { Kind::Together } else { kind },
+                    nodes,
+                    Vec::new(),
+                )
             }
         };
         if kind == Kind::Local {
-            layer.remove("interface");
+            for key in ["interface", "host_suffix", "topology"] {
+                layer.remove(key);
+            }
         }
+        order(&mut layer, &mut nodes)?;
         let secret = new_secret(machine)?;
-        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         // The comma marks a list even if it has one entry.
-        let hosts = names.join(",") + ",";
+        let hosts = hosts::fold(nodes.iter().map(|node| node.name.as_str())) + ",";
         let id = blake3::hash(secret.as_bytes()).to_hex()[..32].to_owned();
         let environment = if reads_objects(&layer) {
             machine.storage_environment()
@@ -157,27 +203,33 @@ impl Plan {
                 kind,
                 mountpoint: base,
                 nodes,
-                ssh,
-                program,
+                ssh: reach.ssh,
+                starter: reach.starter,
+                program: reach.program,
             },
             layer,
             hosts,
             listen,
             secret,
             environment,
+            bundle_dir: reach.bundle_dir,
         })
     }
 
-    /// What the node of rank `rank` is started with. Made one by one: each holds the whole host list.
-    fn bundle(&self, rank: usize) -> Bundle {
+    /// What the node of rank `rank` is started with, or every node. Made one by one: each holds the
+    /// whole host list.
+    fn bundle(&self, rank: Option<usize>) -> Bundle {
         let mut layer = self.layer.clone();
         let mut set = |key, value| layer.set(key, Source::Flag, vec![value]);
         set("hosts", self.hosts.clone());
-        set("rank", rank.to_string());
-        let mountpoint = &self.record.nodes[rank].mountpoint;
-        set("mountpoint", mountpoint.display().to_string());
-        if let Some(listen) = self.listen.get(rank) {
-            set("listen", listen.clone());
+        set("mountpoint", self.record.mountpoint.display().to_string());
+        if let Some(rank) = rank {
+            set("rank", rank.to_string());
+            let mountpoint = &self.record.nodes[rank].mountpoint;
+            set("mountpoint", mountpoint.display().to_string());
+            if let Some(listen) = self.listen.get(rank) {
+                set("listen", listen.clone());
+            }
         }
         Bundle {
             launch: self.record.id.clone(),
@@ -191,6 +243,9 @@ impl Plan {
     /// below a parent that is not there they would only run into their timeouts.
     fn run(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
         let nodes = &self.record.nodes;
+        if self.record.kind == Kind::Together {
+            return self.run_together(machine);
+        }
         let mut answers: Vec<Option<Answer>> = vec![None; nodes.len()];
         let mut failed = Vec::new();
         let given_up = AtomicBool::new(false);
@@ -234,36 +289,59 @@ impl Plan {
             return Ok(answers.into_iter().flatten().collect());
         }
         failed.sort_by_key(|(rank, _)| *rank);
-        Err(self.explain(failed))
+        let name = |rank: usize| nodes[rank].name.clone();
+        let failed = failed.into_iter().map(|(rank, error)| (name(rank), error));
+        Err(self.explain(failed.collect()))
+    }
+
+    /// As [`Self::run`], by one command.
+    fn run_together(&self, machine: &Machine) -> anyhow::Result<Vec<Answer>> {
+        let nodes = &self.record.nodes;
+        let mut progress = Progress::new(nodes.len());
+        let (bundle, dir) = (self.bundle(None), self.bundle_dir.as_deref());
+        let started = together::start(&self.record, &bundle, dir, machine, || progress.step());
+        drop(progress);
+        let (mut outcomes, mut running) = started?;
+        if outcomes.failed.is_empty() {
+            outcomes.up.sort_by_key(|answer| answer.rank);
+            let in_order = (0..nodes.len()).eq(outcomes.up.iter().map(|answer| answer.rank));
+            if in_order {
+                return Ok(outcomes.up);
+            }
+            let why = "the tasks do not have one rank each: does --starter run one task a node?";
+            let who = self.record.starter.join(" ");
+            outcomes.failed.push((who, anyhow::Error::msg(why)));
+        }
+        self.take_down(&(0..nodes.len()).collect::<Vec<_>>(), machine);
+        running.end();
+        Err(self.explain(outcomes.failed))
     }
 
     fn start(&self, rank: usize, machine: &Machine) -> anyhow::Result<Answer> {
         match self.record.kind {
-            Kind::Local => start_here(&self.bundle(rank), machine),
-            Kind::Remote => remote::start(&self.record, rank, &self.bundle(rank)),
+            Kind::Local => start_here(&self.bundle(Some(rank)), machine),
+            Kind::Remote | Kind::Together => {
+                remote::start(&self.record, rank, &self.bundle(Some(rank)))
+            }
         }
     }
 
     /// The first failures by name; equal ones together.
-    fn explain(&self, failed: Vec<(usize, anyhow::Error)>) -> anyhow::Error {
-        let mut by_text: Vec<(String, Vec<usize>)> = Vec::new();
+    fn explain(&self, failed: Vec<(String, anyhow::Error)>) -> anyhow::Error {
+        let mut by_text: Vec<(String, Vec<String>)> = Vec::new();
         let count = failed.len();
-        for (rank, error) in failed {
+        for (name, error) in failed {
             let text = super::explained(&error);
             match by_text.iter_mut().find(|(known, _)| *known == text) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => by_text.push((text, vec![rank])),
+                Some((_, names)) => names.push(name),
+                None => by_text.push((text, vec![name])),
             }
         }
         let nodes = &self.record.nodes;
         let mut message = format!("{count} of {} nodes did not come up", nodes.len());
-        for (text, ranks) in by_text.iter().take(4) {
-            let names: Vec<&str> = ranks
-                .iter()
-                .take(4)
-                .map(|&r| nodes[r].name.as_str())
-                .collect();
-            let more = ranks.len().saturating_sub(4);
+        for (text, all) in by_text.iter().take(4) {
+            let names = &all[..all.len().min(4)];
+            let more = all.len().saturating_sub(4);
             let more = if more > 0 {
                 format!(" and {more} more")
             } else {
@@ -279,11 +357,28 @@ impl Plan {
 
     fn take_down(&self, ranks: &[usize], machine: &Machine) {
         let nodes = &self.record.nodes;
+        if self.record.kind == Kind::Together {
+            let flags = ["--of-launch", &self.record.id];
+            let failures = match together::unmount(&self.record, &flags, machine) {
+                Ok(said) => said
+                    .into_iter()
+                    .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
+                    .collect(),
+                Err(error) => vec![("what was started".to_owned(), error)],
+            };
+            for (name, error) in failures {
+                let why = super::explained(&error);
+                fail(format_args!("warning: {name} is left behind: {why}"));
+            }
+            return;
+        }
         let outcomes = in_parallel(ranks.len(), |index| {
             let node = &nodes[ranks[index]];
             match self.record.kind {
-                Kind::Local => unmount::of_launch(&node.mountpoint, &self.record.id, machine),
-                Kind::Remote => remote::unmount_own(&self.record, node),
+                Kind::Local => {
+                    unmount::of_launch(&node.mountpoint, &self.record.id, machine).map(drop)
+                }
+                Kind::Remote | Kind::Together => remote::unmount_own(&self.record, node),
             }
         });
         for (index, outcome) in outcomes.into_iter().enumerate() {
@@ -295,6 +390,22 @@ impl Plan {
                 ));
             }
         }
+    }
+}
+
+impl Plan {
+    /// Waits until the tree has found together. Nodes that were started together have said so: a mount
+    /// answers when its parent does. Then the reports, as far as they are to be had here.
+    fn wait_for_tree(&self) -> anyhow::Result<ClusterReports> {
+        if self.record.kind == Kind::Together {
+            let nothing = ClusterReports {
+                nodes: Vec::new(),
+                missing: Vec::new(),
+                list: None,
+            };
+            return Ok(stats::cluster_reports(&self.record.mountpoint).unwrap_or(nothing));
+        }
+        wait_for_tree(&self.record)
     }
 }
 
@@ -389,6 +500,33 @@ fn in_parallel<T: Send>(
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
+/// Orders `nodes` by the topology that `layer` names, and puts in its place what they need of it to count
+/// crossing edges: they may not have the file.
+fn order(layer: &mut Layer, nodes: &mut Vec<Node>) -> anyhow::Result<()> {
+    let Some(given) = layer.text("topology").filter(|text| !text.is_empty()) else {
+        return Ok(());
+    };
+    let wrong = |key: &'static str, why: String| ConfigError::Value {
+        place: layer.place(key),
+        why,
+    };
+    let topology = topology(given, |why| wrong("topology", why))?;
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let members = hosts::parse(&(names.join(",") + ","), hosts::DEFAULT_PORT)?;
+    let default = keys::find("arity").map_or("", |key| key.default);
+    let arity = layer.text("arity").unwrap_or(default);
+    let arity = arity
+        .parse()
+        .map_err(|error| wrong("arity", format!("{arity:?}: {error}")))?;
+    let roots = layer.text("roots").and_then(|text| text.parse().ok());
+    let roots = roots.unwrap_or(1).clamp(1, members.len());
+    let (order, _) = topology.order(&members, arity, roots);
+    let ordered = order.iter().map(|given| nodes[*given].clone()).collect();
+    *nodes = ordered;
+    layer.set("topology", Source::Flag, vec![topology.text_for(&members)]);
+    Ok(())
+}
+
 /// Waits until the root hears of every node.
 fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
     let wanted = record.nodes.len();
@@ -399,7 +537,7 @@ fn wait_for_tree(record: &Record) -> anyhow::Result<ClusterReports> {
     for _ in 0..tries {
         let asked = match record.kind {
             Kind::Local => stats::cluster_reports(&root.mountpoint),
-            Kind::Remote => remote::cluster_reports(record),
+            Kind::Remote | Kind::Together => remote::cluster_reports(record),
         };
         match asked {
             Ok(reports) if reports.nodes.len() >= wanted => return Ok(reports),

@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 pub enum Kind {
     /// They run on this machine.
     Local,
-    /// By ssh.
+    /// By ssh, one by one.
     Remote,
+    /// By one command for all.
+    Together,
 }
 
 /// A launch.
@@ -30,6 +32,9 @@ pub struct Record {
     pub nodes: Vec<Node>,
     /// The command that reaches a host.
     pub ssh: Vec<String>,
+    /// The command that runs a program on all hosts.
+    #[serde(default)]
+    pub starter: Vec<String>,
     /// This program's path on the nodes.
     pub program: String,
 }

@@ -1,11 +1,13 @@
 //! `copperfs stats` and `copperfs clear`: both need nothing but the mount.
 
 use super::{say, table};
+use crate::config::topology::Crossings;
 use crate::config::units::Bytes;
 use crate::daemon::mountpoint::{canonical, within};
 use crate::report::Report;
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -25,14 +27,29 @@ const ANSWER_BYTES_MAX: u64 = 4 << 30;
 /// What the control socket says of all nodes.
 #[derive(Debug)]
 pub struct ClusterReports {
-    /// A report per node that answered, in the order of the tree.
+    /// A report per node that answered: members by rank, then guests by name.
     pub nodes: Vec<Report>,
     /// The nodes that did not answer, by name.
     pub missing: Vec<Value>,
+    /// The list that they were asked by, if it is known.
+    pub list: Option<MemberList>,
+}
+
+/// What every node knows of the cluster: enough to say where each belongs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct MemberList {
+    /// Most children of a node in one tree.
+    pub arity: usize,
+    /// The rank of each tree's root.
+    pub roots: Vec<usize>,
+    /// All names, in rank order.
+    pub names: Vec<String>,
+    /// How many edges of the trees cross switches, if that is known.
+    pub crossings: Option<Crossings>,
 }
 
 impl ClusterReports {
-    /// From the JSON form `{"nodes":[…],"missing":[…]}`.
+    /// From the JSON form `{"nodes":[…],"missing":[…]}`, with or without a `list`.
     ///
     /// # Errors
     /// It is something else, or an `{"error":"…"}`.
@@ -46,13 +63,23 @@ impl ClusterReports {
             _ => bail!("the answer has no list of {key}"),
         };
         let missing = list("missing")?;
-        let mut nodes = list("nodes")?
+        let nodes = list("nodes")?;
+        let list = answer.get_mut("list").map(Value::take);
+        let list = list.and_then(|list| serde_json::from_value(list).ok());
+        let mut nodes = nodes
             .into_iter()
             .map(Report::from_json)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|other| anyhow::anyhow!("{other} is no report"))?;
-        nodes.sort_by_key(Report::rank);
-        Ok(Self { nodes, missing })
+        nodes.sort_by_cached_key(|node| match node.rank() {
+            Some(rank) => (rank, String::new()),
+            None => (u64::MAX, node.node().to_owned()),
+        });
+        Ok(Self {
+            nodes,
+            missing,
+            list,
+        })
     }
 
     fn into_json(self) -> Value {
@@ -158,9 +185,11 @@ fn node_table(report: &Report) -> String {
         .parent()
         .map_or("none".to_owned(), |parent| format!("rank {parent}"));
     let mut text = format!(
-        "{} (rank {}, {}, parent {parent}), pid {}, up {}, memory {}\n\n",
+        "{} ({}, {}, parent {parent}), pid {}, up {}, memory {}\n\n",
         report.node(),
-        report.counter("rank"),
+        report
+            .rank()
+            .map_or_else(|| "guest".to_owned(), |rank| format!("rank {rank}")),
         report.role(),
         report.counter("pid"),
         duration(report.counter("uptime_s")),
@@ -187,13 +216,17 @@ fn node_table(report: &Report) -> String {
     text.push('\n');
     text.push_str(&table(&rows));
     text.push_str(&format!(
-        "\norigin: {} listings, {} stats, {} errors; coalesced {}; verified {} blocks, {} wrong\n",
+        "\norigin: {} listings, {} stats, {} errors; coalesced {}; verified {} blocks, {} wrong\n\
+         healing: {} moves away, {} back, {} requests repeated\n",
         count("origin.listings"),
         count("origin.stats"),
         count("origin.errors"),
         count("coalesced"),
         count("verify.blocks"),
         count("verify.failures"),
+        count("healing.failovers"),
+        count("healing.returns"),
+        count("healing.replays"),
     ));
     let requests: Vec<String> = report
         .counters("fuse.requests")
@@ -257,7 +290,9 @@ fn cluster_table(reports: &ClusterReports) -> String {
     };
     for report in &reports.nodes {
         let name: String = report.node().chars().take(24).collect();
-        rows.push(line(report, report.counter("rank").to_string(), name));
+        let rank = report.rank();
+        let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
+        rows.push(line(report, rank, name));
     }
     rows.push(line(&total, String::new(), "total".into()));
     let mut text = table(&rows);
@@ -279,7 +314,7 @@ fn cluster_table(reports: &ClusterReports) -> String {
 }
 
 /// `1234567` as `1,234,567`.
-fn grouped(number: u64) -> String {
+pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -291,7 +326,8 @@ fn grouped(number: u64) -> String {
     text
 }
 
-fn duration(seconds: u64) -> String {
+/// For people: `3m12s`.
+pub(super) fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds}s"),
@@ -326,6 +362,7 @@ mod tests {
         let reports = ClusterReports {
             nodes: vec![report(1), report(8299)],
             missing: vec![json!("nid7"), json!("nid8")],
+            list: None,
         };
         let cluster = cluster_table(&reports);
         let node = node_table(&report(1));

@@ -25,16 +25,28 @@ fn documented() -> String {
         .filter(|command| !command.is_hide_set())
     {
         section(&mut command.clone().term_width(100));
+        for inner in command
+            .get_subcommands()
+            .filter(|inner| !inner.is_hide_set())
+        {
+            section(&mut inner.clone().term_width(100));
+        }
     }
     text.push_str("## Keys of `stats --json`\n\n");
-    let report = include_str!("../report.rs");
-    let rows = report.lines().filter_map(|line| line.strip_prefix("//! |"));
-    rows.for_each(|row| text.push_str(&format!("|{row}\n")));
+    rows(include_str!("../report.rs")).for_each(|row| text.push_str(&row));
     text.push_str(
         "\n`stats --cluster --json` gives `{\"nodes\": [one such object per node], \"total\": {the \
          sums}, \"missing\": [names of nodes that did not answer]}`.\n",
     );
+    text.push_str("\n## Keys of `status --json`\n\n");
+    rows(include_str!("status/view.rs")).for_each(|row| text.push_str(&row));
     text
+}
+
+/// The table at the head of a module.
+fn rows(module: &str) -> impl Iterator<Item = String> {
+    let rows = module.lines();
+    rows.filter_map(|line| Some(format!("|{}\n", line.strip_prefix("//! |")?)))
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! `copperfs unmount`: takes the mount away and always ends its daemon.
 
+use super::launch::together::{self, Outcome, Said};
 use super::record::{Kind, Record};
-use super::{launch, say};
+use super::{explained, launch, say};
 use crate::config::{Machine, resolve::instance_name};
 use crate::daemon::mountpoint;
 use crate::daemon::process::{Process, find_daemon};
@@ -86,14 +87,18 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
     let record = Record::load(path, machine)?;
     let mut failures = 0;
     let mut count = 0;
-    if let Some(record) = record.as_ref().filter(|record| record.kind == Kind::Remote) {
-        for (node, outcome) in launch::remote::take_down(record) {
+    if let Some(record) = record.as_ref().filter(|record| record.kind != Kind::Local) {
+        let outcomes = match record.kind {
+            Kind::Together => together::unmount(record, &[], machine)?,
+            Kind::Remote | Kind::Local => launch::remote::take_down(record),
+        };
+        for (node, outcome) in outcomes {
             count += 1;
             failures += usize::from(outcome.is_err());
             match outcome {
                 Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
                 Ok(text) => say(format_args!("{node}: {text}")),
-                Err(error) => super::fail(format_args!("{node}: {}", super::explained(&error))),
+                Err(error) => super::fail(format_args!("{node}: {}", explained(&error))),
             }
         }
     } else {
@@ -113,7 +118,7 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
                 Ok(None) => continue,
                 Err(error) => {
                     failures += 1;
-                    let why = super::explained(&error);
+                    let why = explained(&error);
                     super::fail(format_args!("{}: {why}", mount.display()));
                 }
             }
@@ -131,11 +136,31 @@ fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Takes away what is at `path`, or only what the launch `id` has started there, and says so to the
+/// launch that runs this on all hosts. Nothing there is fine.
+///
+/// # Errors
+/// None: a failure is said.
+pub fn report(path: &Path, id: Option<&str>) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    let path = mountpoint::canonical(path);
+    let done = match id {
+        Some(id) => of_launch(&path, id, &machine),
+        None => one(&path, &machine),
+    };
+    let outcome = match done {
+        Ok(done) => Outcome::Down(done.map(|done| done.to_string()).unwrap_or_default()),
+        Err(error) => Outcome::Failed(explained(&error)),
+    };
+    Said::here(&machine, outcome).say();
+    Ok(())
+}
+
 /// Takes away what the launch `id` has started at `path`, if it has.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<()> {
+pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Done>> {
     let path = mountpoint::canonical(path);
     let name = instance_name(&path, machine.host_name());
     let file = machine
@@ -143,9 +168,9 @@ pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<()>
         .join(name)
         .join(runtime_dir::LAUNCH_FILE);
     if std::fs::read_to_string(file).is_ok_and(|found| found == id) {
-        one(&path, machine)?;
+        return one(&path, machine);
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Takes away the mount at `path` and its daemon; `None` if there is neither.

@@ -1,10 +1,16 @@
 //! The ordered list of nodes, and which of them is this one.
 //!
 //! Pure: the text of the list and this machine's names in, members and a rank out. The order is the
-//! tree, so it is kept as given.
+//! tree, so it is kept as given. Where the text comes from (a file, a launcher's variables) is
+//! [`launcher`]'s business, another order for the switches' sake that of [`super::topology`].
+
+mod hostlist;
+pub mod launcher;
+
+pub use hostlist::fold;
 
 use super::settings::Member;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The UDP port of nodes that do not name one.
 pub const DEFAULT_PORT: u16 = 7470;
@@ -36,10 +42,10 @@ pub enum HostsError {
         why: &'static str,
     },
     /// Too many.
-    #[error("the host list names {count} hosts; at most {MEMBERS_MAX} are possible")]
+    #[error("with {entry:?} the host list names more than {MEMBERS_MAX} hosts, which are the most")]
     TooMany {
-        /// How many.
-        count: usize,
+        /// The entry that is too much.
+        entry: String,
     },
     /// This machine is not there.
     #[error(
@@ -70,41 +76,62 @@ pub enum HostsError {
     },
 }
 
-/// Parses a list with one host per line; `#` begins a comment. Commas separate hosts too.
+/// Parses a list with one host per line; `#` begins a comment. Commas separate hosts too, and every
+/// entry may be in Slurm's short form, `nid[001-128,200]`.
 ///
 /// # Errors
-/// An entry that is no `host[:port]`, an empty list, duplicates.
+/// An entry that is no `host[:port]`, an empty list, duplicates, more than [`MEMBERS_MAX`].
 pub fn parse(text: &str, default_port: u16) -> Result<Vec<Member>, HostsError> {
-    let mut members = Vec::new();
+    let mut members: Vec<Member> = Vec::new();
+    let mut names = Vec::new();
     for line in text.lines() {
         let line = line.split('#').next().unwrap_or_default();
-        for entry in line.split(',').map(str::trim).filter(|e| !e.is_empty()) {
-            members.push(parse_entry(entry, default_port)?);
+        for entry in hostlist::split(line) {
+            if is_bracketed_address(entry) {
+                names.push(entry.to_owned());
+            } else {
+                let room = MEMBERS_MAX - members.len();
+                hostlist::expand(entry, room, &mut names).map_err(|why| match why {
+                    hostlist::Malformed::TooMany => HostsError::TooMany {
+                        entry: entry.to_owned(),
+                    },
+                    hostlist::Malformed::Text(why) => HostsError::Entry {
+                        entry: entry.to_owned(),
+                        why,
+                    },
+                })?;
+            }
+            for name in names.drain(..) {
+                members.push(parse_entry(name, default_port)?);
+            }
+            if members.len() > MEMBERS_MAX {
+                return Err(HostsError::TooMany {
+                    entry: entry.to_owned(),
+                });
+            }
         }
     }
     if members.is_empty() {
         return Err(HostsError::Empty);
     }
-    if members.len() > MEMBERS_MAX {
-        return Err(HostsError::TooMany {
-            count: members.len(),
-        });
-    }
     refuse_duplicates(&members)?;
     Ok(members)
 }
 
-fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
+/// `[fe80::1]:7470`: the one thing in brackets that is no short form.
+fn is_bracketed_address(entry: &str) -> bool {
+    entry
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'))
+        .map_or(entry.starts_with('['), |(inside, _)| inside.contains(':'))
+}
+
+fn parse_entry(entry: String, default_port: u16) -> Result<Member, HostsError> {
     let error = |why| HostsError::Entry {
-        entry: entry.to_owned(),
+        entry: entry.clone(),
         why,
     };
     let (host, port) = if let Some(rest) = entry.strip_prefix('[') {
-        if !rest.contains(':') {
-            return Err(error(
-                "for Slurm's short form, expand it: scontrol show hostnames",
-            ));
-        }
         let (address, rest) = rest
             .split_once(']')
             .ok_or_else(|| error("a ] is missing"))?;
@@ -114,11 +141,11 @@ fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
             _ => return Err(error("only a :port may follow the ]")),
         }
     } else if entry.matches(':').count() > 1 {
-        (entry, None)
+        (entry.as_str(), None)
     } else {
         match entry.split_once(':') {
             Some((host, port)) => (host, Some(port)),
-            None => (entry, None),
+            None => (entry.as_str(), None),
         }
     };
     let port = match port {
@@ -128,11 +155,6 @@ fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
             _ => return Err(error("the port is a number from 1 to 65535")),
         },
     };
-    if host.contains('[') {
-        return Err(error(
-            "for Slurm's short form, expand it: scontrol show hostnames",
-        ));
-    }
     if host.is_empty() {
         return Err(error("the host is missing"));
     }
@@ -141,15 +163,60 @@ fn parse_entry(entry: &str, default_port: u16) -> Result<Member, HostsError> {
     {
         return Err(error("a host is a name or an address"));
     }
-    let address = if host.contains(':') {
+    let address = address(host, port);
+    Ok(Member {
+        name: entry,
+        address,
+    })
+}
+
+fn address(host: &str, port: impl std::fmt::Display) -> String {
+    if host.contains(':') {
         format!("[{host}]:{port}")
     } else {
         format!("{host}:{port}")
-    };
-    Ok(Member {
-        name: entry.to_owned(),
-        address,
-    })
+    }
+}
+
+/// The hosts of `text`, one per line or blank, each once, in the order of their first lines: what PBS
+/// writes, with a line for every core.
+#[must_use]
+pub fn unique(text: &str) -> String {
+    let mut seen = HashSet::new();
+    let hosts = text.split_whitespace().filter(|host| seen.insert(*host));
+    hosts.collect::<Vec<_>>().join("\n")
+}
+
+/// Makes the members' addresses those of another network: `-hsn0` comes behind the first label of a
+/// host name (`nid1.cluster` is reached as `nid1-hsn0.cluster`), `.hsn` behind the whole. Addresses in
+/// digits stay; so do the names that people see.
+pub fn add_suffix(members: &mut [Member], suffix: &str) {
+    for member in members {
+        let host = host_of(member);
+        if host.parse::<std::net::IpAddr>().is_ok() {
+            continue;
+        }
+        let port = port_of(member);
+        member.address = match host.split_once('.') {
+            Some((label, domain)) if !suffix.starts_with('.') => {
+                address(&format!("{label}{suffix}.{domain}"), port)
+            }
+            _ => address(&format!("{host}{suffix}"), port),
+        };
+    }
+}
+
+/// What is wrong with a suffix of host names, if anything.
+///
+/// # Errors
+/// It cannot be part of a host name.
+pub fn check_suffix(suffix: &str) -> Result<String, &'static str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    if suffix.chars().all(plain) && suffix.chars().any(|c| c.is_ascii_alphanumeric()) {
+        Ok(suffix.to_owned())
+    } else {
+        Err("a suffix is part of a host name, as in -hsn0 or .hsn.cluster")
+    }
 }
 
 fn refuse_duplicates(members: &[Member]) -> Result<(), HostsError> {
@@ -213,6 +280,11 @@ pub fn rank(
             entries: sample(&several.iter().map(name).collect::<Vec<_>>()),
         }),
     }
+}
+
+/// The port of a member's address, as text.
+fn port_of(member: &Member) -> &str {
+    member.address.rsplit_once(':').map_or("", |(_, port)| port)
 }
 
 /// The host part of a member's address, without brackets.
@@ -288,7 +360,9 @@ mod tests {
             "one host may run several nodes"
         );
         for (list, hint) in [
-            ("nid[001-004]", "scontrol"),
+            ("nid[001-004", "] is missing"),
+            ("nid[4-1]", "lower number"),
+            ("n[0-99999999]", "more than 1048576 hosts"),
             ("a:0", "1 to 65535"),
             ("a:x", "1 to 65535"),
             (":7470", "the host is missing"),
@@ -298,6 +372,47 @@ mod tests {
         ] {
             let error = parse(list, 1).unwrap_err().to_string();
             assert!(error.contains(hint), "{list}: {error}");
+        }
+    }
+
+    #[test]
+    fn slurms_short_form_stands_anywhere() {
+        let members = parse("login1,nid[001-003,7]:9000 # rack\n[fe80::1]:9\n", 7470).unwrap();
+        let addresses: Vec<&str> = members.iter().map(|m| m.address.as_str()).collect();
+        let wanted = "login1:7470 nid001:9000 nid002:9000 nid003:9000 nid7:9000 [fe80::1]:9";
+        assert_eq!(addresses.join(" "), wanted);
+        assert_eq!(members[1].name, "nid001:9000");
+        let twice = parse("n[1-3],n2", 1).unwrap_err().to_string();
+        assert!(twice.contains("names n2 more than once"), "{twice}");
+    }
+
+    #[test]
+    fn a_node_file_with_a_line_per_core() {
+        let text = unique("n2\nn2\nn1.cluster\n\nn2\nn1.cluster\n");
+        assert_eq!(text, "n2\nn1.cluster");
+    }
+
+    #[test]
+    fn a_suffix_names_another_network() {
+        let mut members = parse("n1,n2.cluster:9,10.0.0.3,[fe80::1]:9", 7470).unwrap();
+        let mut others = members.clone();
+        add_suffix(&mut members, "-hsn0");
+        let addresses = |members: &[Member]| -> Vec<String> {
+            members.iter().map(|m| m.address.clone()).collect()
+        };
+        let wanted = [
+            "n1-hsn0:7470",
+            "n2-hsn0.cluster:9",
+            "10.0.0.3:7470",
+            "[fe80::1]:9",
+        ];
+        assert_eq!(addresses(&members), wanted);
+        assert_eq!(members[0].name, "n1");
+        add_suffix(&mut others, ".hsn");
+        assert_eq!(addresses(&others)[..2], ["n1.hsn:7470", "n2.cluster.hsn:9"]);
+        assert!(check_suffix("-hsn0").is_ok());
+        for wrong in ["", "-", "a b", "x:1", "a/b"] {
+            assert!(check_suffix(wrong).is_err(), "{wrong}");
         }
     }
 

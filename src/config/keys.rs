@@ -186,12 +186,31 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "hosts",
-        "FILE|LIST",
+        "slurm|pbs|mpi|FILE|LIST",
         "",
         Group::Tree,
-        "All nodes in the order of the tree. A file with one host or host:port per line (# begins \
-         a comment), or h1,h2,... The first is the root, the only one that touches storage. With \
-         none given this node is alone.",
+        "All nodes in the order of the tree. The nodes of this Slurm or PBS job, or of the job that an \
+         MPI launcher runs in; or a file with one host or host:port per line (# begins a comment); \
+         or h1,h2,... Slurm's short form nid[001-128,200] may stand everywhere. The first is the \
+         root, the only one that touches storage. With none given this node is alone.",
+    ),
+    key(
+        "host_suffix",
+        "SUFFIX",
+        "",
+        Group::Tree,
+        "Reach the other nodes on the network that is named by this suffix. -hsn0 makes nid1-hsn0 of \
+         nid1 and of nid1.cluster nid1-hsn0.cluster; .hsn comes at the end. Schedulers often list the \
+         names of the management network. The same on all nodes.",
+    ),
+    key(
+        "topology",
+        "FILE",
+        "",
+        Group::Tree,
+        "Order the nodes so that few edges of the tree cross switches. FILE is Slurm's topology.conf, \
+         or has lines of a rack and its hosts: r1 nid[001-016]. The first host stays the root. The \
+         same content on all nodes.",
     ),
     key(
         "rank",
@@ -214,7 +233,8 @@ pub const KEYS: &[Key] = &[
         "",
         Group::Tree,
         "Listen only on this network. By the name of the interface (hsn0) or a network that holds \
-         its address (10.12.0.0/16).",
+         its address (10.12.0.0/16), in which case a host name that stands for several addresses \
+         means those in it.",
     ),
     key(
         "arity",
@@ -286,11 +306,11 @@ pub const KEYS: &[Key] = &[
          with read-ahead.",
     ),
     switch(
-        "sibling_read_ahead",
+        "bundles",
         "true",
         Group::Caches,
-        "Bring small files ahead of a reader who goes through a directory file by file, in the order \
-         of its listing or of the names, from the eighth in a row on.",
+        "Bring the small files of a directory together, when the first reads in it show that they will \
+         be wanted. What turns out not to be wanted is counted, and bounds what is brought.",
     ),
     key(
         "bypass_above",

@@ -3,6 +3,7 @@
 //! Three layers (flags over environment over file) are laid on one another, and only the result is
 //! parsed, so that a value is checked once and its error names the place it was written at.
 
+use super::hosts::launcher::Launcher;
 use super::keys::{Form, KEYS};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -163,7 +164,13 @@ impl Layer {
     /// `working_dir`. A host list counts when it names a file that way.
     #[must_use]
     pub fn absolute(mut self, working_dir: &Path) -> Self {
-        const PATHS: [&str; 4] = ["mountpoint", "secret_file", "runtime_dir", "log_file"];
+        const PATHS: [&str; 5] = [
+            "mountpoint",
+            "secret_file",
+            "topology",
+            "runtime_dir",
+            "log_file",
+        ];
         for (key, given) in &mut self.given {
             let base = match &given.source {
                 Source::File { path, .. } => path.parent().unwrap_or(working_dir),
@@ -172,7 +179,7 @@ impl Layer {
             let base = working_dir.join(base);
             for value in &mut given.values {
                 let names_file = PATHS.contains(key)
-                    || (*key == "hosts" && !value.text.contains(',') && {
+                    || (*key == "hosts" && names_host_file(&value.text) && {
                         value.text.contains('/') || base.join(&value.text).is_file()
                     });
                 if names_file && !value.text.is_empty() && !value.text.starts_with('/') {
@@ -182,6 +189,11 @@ impl Layer {
         }
         self
     }
+}
+
+/// Whether `hosts` may be the name of a file: no list, and no launcher's word.
+fn names_host_file(hosts: &str) -> bool {
+    !hosts.contains(',') && Launcher::named(hosts).is_none()
 }
 
 /// `path` without `.` components (`..` stays: behind a symlink it is not what it seems).

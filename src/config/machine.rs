@@ -37,7 +37,7 @@ impl Machine {
         let addresses = addresses();
         Self {
             uid: rustix::process::geteuid().as_raw(),
-            host_names: host_names(&variables, &addresses),
+            host_names: host_names(&addresses),
             addresses,
             memory_bytes: memory_bytes(Path::new("/")),
             variables,
@@ -57,6 +57,13 @@ impl Machine {
             })
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect()
+    }
+
+    /// Whether a terminal may be written to in colours: `NO_COLOR` is not set, and it is no dumb one.
+    #[must_use]
+    pub fn wants_colours(&self) -> bool {
+        let set = |name: &str| self.variables.get(name).filter(|value| !value.is_empty());
+        set("NO_COLOR").is_none() && set("TERM").is_none_or(|terminal| terminal != "dumb")
     }
 
     /// The first of this host's names.
@@ -92,11 +99,10 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// The kernel's name of this host, Slurm's name of this node, and every address but loopback.
-fn host_names(variables: &BTreeMap<String, String>, addresses: &[(String, IpAddr)]) -> Vec<String> {
+/// The kernel's name of this host, and every address but loopback.
+fn host_names(addresses: &[(String, IpAddr)]) -> Vec<String> {
     let uname = rustix::system::uname();
     let mut names = vec![uname.nodename().to_string_lossy().into_owned()];
-    names.extend(variables.get("SLURMD_NODENAME").cloned());
     names.extend(
         addresses
             .iter()
@@ -218,6 +224,20 @@ mod tests {
             ]),
             8192
         );
+    }
+
+    #[test]
+    fn colours_can_be_refused() {
+        let wants = |name: &str, value: &str| {
+            let variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            let machine = Machine {
+                variables,
+                ..Machine::default()
+            };
+            machine.wants_colours()
+        };
+        assert!(wants("TERM", "xterm") && wants("NO_COLOR", "") && wants("X", "1"));
+        assert!(!wants("TERM", "dumb") && !wants("NO_COLOR", "1"));
     }
 
     #[test]

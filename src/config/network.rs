@@ -1,10 +1,12 @@
 //! Who the other nodes are, and where this one listens.
 
 use super::ConfigError;
+use super::hosts::launcher::Launcher;
 use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::machine::Machine;
 use super::resolve::{Reader, check_secret_file, number_at_least};
 use super::settings::{Member, Seat};
+use super::topology::{Crossings, Topology};
 use super::units::parse_bool;
 use copperfs_overlay::{Forest, ROOTS_MAX};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,6 +20,8 @@ pub(super) struct Network {
     pub(super) roots: Vec<usize>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
+    pub(super) network: Option<NetworkPrefix>,
+    pub(super) crossings: Option<Crossings>,
 }
 
 impl Network {
@@ -27,37 +31,16 @@ impl Network {
             Some((_, Some(port))) if port > 0 => port,
             _ => DEFAULT_PORT,
         };
-        let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
-        let listed = reader.text("hosts").is_some();
-        let members = match reader.text("hosts") {
-            Some(text) => hosts::parse(&read_host_list(text)?, default_port)
-                .map_err(|error| reader.wrong("hosts", error))?,
-            None => vec![Member {
-                name: machine.host_name().to_owned(),
-                address: format!("{}:{default_port}", machine.host_name()),
-            }],
-        };
-        let found = if listed {
-            hosts::rank(&members, given_rank, &machine.host_names)
-        } else {
-            hosts::rank(&members, given_rank.or(Some(0)), &[])
-        };
-        let joins = reader.parsed("join", parse_bool)?;
-        let seat = match found {
-            Ok(rank) => Seat::Member(rank),
-            Err(HostsError::NotListed { .. }) if joins && listed => {
-                Seat::Guest(machine.host_name().to_owned())
-            }
-            Err(error) => {
-                let key = if given_rank.is_some() {
-                    "rank"
-                } else {
-                    "hosts"
-                };
-                return Err(reader.wrong(key, error));
-            }
-        };
+        let Place {
+            members,
+            seat,
+            crossings,
+        } = place(reader, machine, default_port)?;
         let roots = roots(reader, &members)?;
+        let network = reader.text("interface").and_then(parse_network);
+        let network = network
+            .transpose()
+            .map_err(|why| reader.wrong("interface", why))?;
         let secret_file = reader.path("secret_file")?;
         let alone = members.len() == 1 && seat == Seat::Member(0);
         if alone && listen.is_none() && secret_file.is_none() {
@@ -67,6 +50,8 @@ impl Network {
                 roots,
                 listen: None,
                 secret_file: None,
+                network,
+                crossings,
             });
         }
         let Some(secret) = &secret_file else {
@@ -92,8 +77,83 @@ impl Network {
             roots,
             listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
             secret_file,
+            network,
+            crossings,
         })
     }
+}
+
+/// The other nodes, and which one this is.
+struct Place {
+    members: Vec<Member>,
+    seat: Seat,
+    crossings: Option<Crossings>,
+}
+
+fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Place, ConfigError> {
+    let given_rank = reader.optional("rank", number_at_least::<usize>(0))?;
+    let listed = reader.text("hosts").is_some();
+    let members = match reader.text("hosts") {
+        Some(text) => {
+            let list = host_list(text, machine, |why| reader.wrong("hosts", why))?;
+            hosts::parse(&list, default_port).map_err(|error| reader.wrong("hosts", error))?
+        }
+        None => vec![Member {
+            name: machine.host_name().to_owned(),
+            address: format!("{}:{default_port}", machine.host_name()),
+        }],
+    };
+    let mut reached = members.clone();
+    if let Some(suffix) = reader.optional("host_suffix", hosts::check_suffix)?
+        && listed
+    {
+        hosts::add_suffix(&mut reached, &suffix);
+    }
+    let found = if listed {
+        own_rank(&members, &reached, given_rank, machine)
+    } else {
+        hosts::rank(&members, given_rank.or(Some(0)), &[])
+    };
+    let joins = reader.parsed("join", parse_bool)?;
+    let seat = match found {
+        Ok(rank) => Seat::Member(rank),
+        Err(HostsError::NotListed { .. }) if joins && listed => {
+            Seat::Guest(machine.host_name().to_owned())
+        }
+        Err(error) => {
+            let key = if given_rank.is_some() {
+                "rank"
+            } else {
+                "hosts"
+            };
+            return Err(reader.wrong(key, error));
+        }
+    };
+    let (members, seat, crossings) = match reader.text("topology") {
+        Some(text) if listed => {
+            let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
+            let topology = topology(text, |why| reader.wrong("topology", why))?;
+            let trees =
+                reader.optional("roots", |text| Ok::<_, String>(text.parse().unwrap_or(1)))?;
+            let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
+            let (order, crossings) = topology.order(&members, arity, trees);
+            let ordered = order.iter().map(|given| reached[*given].clone()).collect();
+            let seat = match seat {
+                Seat::Member(rank) => {
+                    let rank = order.iter().position(|given| *given == rank);
+                    Seat::Member(rank.unwrap_or_default())
+                }
+                guest => guest,
+            };
+            (ordered, seat, Some(crossings))
+        }
+        _ => (reached, seat, None),
+    };
+    Ok(Place {
+        members,
+        seat,
+        crossings,
+    })
 }
 
 /// The ranks of the roots: so many, spread evenly, or those named.
@@ -130,6 +190,25 @@ fn roots(reader: Reader<'_>, members: &[Member]) -> Result<Vec<usize>, ConfigErr
         return Err(reader.wrong("roots", why));
     }
     Ok(roots)
+}
+
+/// This machine's place in the list: by the names that stand there, by those that `reached` has on the
+/// fast network, and only then by Slurm's name for this node: an MPI launcher hands on the variable of
+/// the node it was started on.
+fn own_rank(
+    members: &[Member],
+    reached: &[Member],
+    given: Option<usize>,
+    machine: &Machine,
+) -> Result<usize, HostsError> {
+    let not_listed = match hosts::rank(members, given, &machine.host_names) {
+        Err(error @ HostsError::NotListed { .. }) => error,
+        found => return found,
+    };
+    let slurm = machine.variables.get("SLURMD_NODENAME").cloned();
+    hosts::rank(reached, None, &machine.host_names)
+        .or_else(|_same| hosts::rank(members, None, slurm.as_slice()))
+        .map_err(|_same| not_listed)
 }
 
 /// The address to listen on: as given, else that of the interface, else all.
@@ -181,13 +260,17 @@ fn local_address(
     })
 }
 
-struct NetworkPrefix {
+/// A network: `10.12.0.0/16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkPrefix {
     address: IpAddr,
     bits: u32,
 }
 
 impl NetworkPrefix {
-    fn holds(&self, address: IpAddr) -> bool {
+    /// Whether `address` lies in it.
+    #[must_use]
+    pub fn holds(&self, address: IpAddr) -> bool {
         let keep = |width: u32| width.saturating_sub(self.bits);
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -232,12 +315,22 @@ fn parse_listen(text: &str) -> Result<(Option<IpAddr>, Option<u16>), String> {
         })
 }
 
-/// The text of a host list: of the file that `given` names, or `given` itself. What has a slash and
-/// no comma names a file ([`super::Layer::absolute`] has seen to it).
+/// The text of a host list: what the launcher that `given` names says, or the file, or `given` itself.
+/// What has a slash and no comma names a file ([`super::Layer::absolute`] has seen to it). `wrong` makes
+/// the error of a launcher that is not there.
 ///
 /// # Errors
-/// The file cannot be read.
-pub fn read_host_list(given: &str) -> Result<String, ConfigError> {
+/// The file cannot be read; this is no job of that launcher.
+pub fn host_list(
+    given: &str,
+    machine: &Machine,
+    wrong: impl FnOnce(String) -> ConfigError,
+) -> Result<String, ConfigError> {
+    if let Some(launcher) = Launcher::named(given) {
+        return launcher
+            .hosts(machine)
+            .map_err(|error| wrong(error.to_string()));
+    }
     if given.contains(',') || !given.contains('/') {
         return Ok(given.to_owned());
     }
@@ -246,4 +339,24 @@ pub fn read_host_list(given: &str) -> Result<String, ConfigError> {
         path: given.into(),
         source,
     })
+}
+
+/// The topology in the file that `given` names; a text of several lines is one itself, as a launch hands
+/// it to nodes that do not have the file. `wrong` makes the error of one that makes no sense.
+///
+/// # Errors
+/// It cannot be read or understood.
+pub fn topology(
+    given: &str,
+    wrong: impl FnOnce(String) -> ConfigError,
+) -> Result<Topology, ConfigError> {
+    if given.contains('\n') {
+        return Topology::parse(given).map_err(|error| wrong(error.to_string()));
+    }
+    let text = std::fs::read_to_string(given).map_err(|source| ConfigError::Unreadable {
+        what: "topology file",
+        path: given.into(),
+        source,
+    })?;
+    Topology::parse(&text).map_err(|error| wrong(format!("{given}: {error}")))
 }

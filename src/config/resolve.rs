@@ -92,6 +92,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         orphan: reader.word("orphan", ORPHAN)?,
         silence: reader.positive_duration("silence")?,
         listen: network.listen,
+        network: network.network,
+        crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
         cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
@@ -104,7 +106,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .parsed("whole_file_max", parse_bytes)?
             .min(cache.data_bytes / 2),
         cache,
-        sibling_read_ahead: reader.parsed("sibling_read_ahead", parse_bool)?,
+        bundles: reader.parsed("bundles", parse_bool)?,
         bypass_above: reader.size_or_off("bypass_above")?,
         listing_attributes_max: reader.count("listing_attributes_max", 0)?,
         listing_entries_max: reader.count("listing_entries_max", 1)?,

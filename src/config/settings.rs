@@ -3,6 +3,8 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
+use super::network::NetworkPrefix;
+use super::topology::Crossings;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
@@ -38,6 +40,11 @@ pub struct Settings {
     pub silence: Duration,
     /// The UDP address to listen on; `None` in a single-node mount that was not told to listen.
     pub listen: Option<SocketAddr>,
+    /// Of the addresses that a member's name stands for, those in this network are meant, if there are
+    /// any.
+    pub network: Option<NetworkPrefix>,
+    /// How many edges of the tree cross switches, where `members` were ordered by a topology.
+    pub crossings: Option<Crossings>,
     /// Children per node of the tree, at least 1.
     pub arity: usize,
     /// The job secret, a file only its owner may read. Always there when `listen` is.
@@ -58,8 +65,8 @@ pub struct Settings {
     pub cache: CacheSettings,
     /// Files up to this many bytes are brought whole on their first read.
     pub whole_file_max: u64,
-    /// Small files are brought ahead of a reader who goes through a directory in order.
-    pub sibling_read_ahead: bool,
+    /// Small files of a directory are brought together.
+    pub bundles: bool,
     /// Files above this many bytes are read from storage by every node itself; `None`: never.
     pub bypass_above: Option<u64>,
     /// Up to so many entries, a POSIX directory's attributes come with its listing.
@@ -140,10 +147,19 @@ pub struct LogSettings {
 }
 
 impl Settings {
+    /// This node's place in the list; `None` for one that joins.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self.seat {
+            Seat::Member(rank) => Some(rank),
+            Seat::Guest(_) => None,
+        }
+    }
+
     /// Whether this node touches storage.
     #[must_use]
     pub fn is_root(&self) -> bool {
-        matches!(self.seat, Seat::Member(rank) if self.roots.contains(&rank))
+        self.rank().is_some_and(|rank| self.roots.contains(&rank))
     }
 }
 

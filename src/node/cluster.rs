@@ -1,13 +1,17 @@
 //! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
 
 use crate::cache::CacheStats;
+use crate::config::topology::Crossings;
 use crate::origin::Origins;
 use crate::read::ReadPath;
-use crate::report::Report;
+use crate::report::{Children, Report, Standing};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, FailureKind, ItemPath, Overlay, Roster};
-use fuse::ioctl::{NO_PARENT, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody};
+use copperfs_overlay::{Failure, FailureKind, ItemPath, LinkReport, Overlay, Roster};
+use fuse::ioctl::{
+    NO_PARENT, NO_RANK, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
+};
+use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -18,6 +22,8 @@ use std::time::Instant;
 pub(super) struct Identity {
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
+    /// How many edges of the tree cross switches, if that is known.
+    pub(super) crossings: Option<Crossings>,
 }
 
 /// Where a node sits, as its report says it.
@@ -32,7 +38,7 @@ impl Default for Place {
     fn default() -> Self {
         Self {
             name: String::new(),
-            rank: NO_PARENT,
+            rank: NO_RANK,
             role: ROLE_SINGLE,
             parent: NO_PARENT,
         }
@@ -49,12 +55,12 @@ impl Place {
             Some(rank) if forest.is_inner(rank) => ROLE_INNER,
             _ => ROLE_LEAF,
         };
-        let number = |rank: Option<usize>| rank.map_or(NO_PARENT, |rank| rank as u64);
+        let parent = roster.ancestors(0).first().copied();
         Self {
             name: roster.name().to_owned(),
-            rank: number(rank),
+            rank: rank.map_or(NO_RANK, |rank| rank as u64),
             role,
-            parent: number(roster.ancestors(0).first().copied()),
+            parent: parent.map_or(NO_PARENT, |rank| rank as u64),
         }
     }
 }
@@ -79,6 +85,33 @@ pub(crate) struct Reports {
     pub(crate) nodes: Vec<Report>,
     /// Names of those that did not.
     pub(crate) missing: Vec<String>,
+    /// The list that they were asked by; `None` while the node is starting.
+    pub(crate) list: Option<MemberList>,
+}
+
+/// What every node knows of the cluster: enough to say where each belongs.
+#[derive(Debug, Serialize)]
+pub(crate) struct MemberList {
+    /// Most children of a node in one tree.
+    arity: usize,
+    /// The rank of each tree's root.
+    roots: Vec<usize>,
+    /// All names, in rank order.
+    names: Vec<String>,
+    /// How many edges of the trees cross switches, if that is known.
+    crossings: Option<Crossings>,
+}
+
+impl MemberList {
+    fn of(roster: &Roster, crossings: Option<Crossings>) -> Self {
+        let members = roster.members().iter();
+        Self {
+            crossings,
+            arity: roster.forest().arity(),
+            roots: roster.forest().roots().to_vec(),
+            names: members.map(|member| member.name.clone()).collect(),
+        }
+    }
 }
 
 impl Cluster {
@@ -127,6 +160,8 @@ impl Cluster {
             .unwrap_or_default();
         let place = overlay.get().map(|overlay| Place::of(overlay.roster()));
         let place = place.unwrap_or_default();
+        let holds = overlay.get().map(|overlay| overlay.upstream().links());
+        let moves = |count: fn(&LinkReport) -> u64| holds.iter().flatten().map(count).sum();
         let mut body = StatsBody {
             node: NodeName::new(&place.name),
             pid: u64::from(std::process::id()),
@@ -148,6 +183,14 @@ impl Cluster {
             origin_errors: origin.errors,
             verify_blocks: links.blocks_verified,
             verify_failures: links.wrong_blocks,
+            healing_failovers: moves(|link| link.failovers),
+            healing_returns: moves(|link| link.returns),
+            healing_replays: links.replays,
+            healing_wrong_blocks: links.wrong_blocks,
+            bundle_requests: stats.bundles.requests,
+            bundle_files: stats.bundles.files,
+            bundle_useful_bytes: stats.bundles.useful_bytes,
+            bundle_wasted_bytes: stats.bundles.wasted_bytes,
             ..StatsBody::default()
         };
         fill_caches(&mut body, &stats.data, &stats.attributes, &stats.listings);
@@ -157,9 +200,18 @@ impl Cluster {
         body
     }
 
+    /// This node's counters, and where it stands.
+    fn own_report(&self) -> Report {
+        let report = Report::from(self.node_stats());
+        match self.0.overlay.get() {
+            Some(overlay) => report.with_standing(&standing(overlay)),
+            None => report,
+        }
+    }
+
     /// This node's report, as it travels.
     pub(super) fn report(&self) -> Bytes {
-        let report = Report::from(self.node_stats()).into_json();
+        let report = self.own_report().into_json();
         // A struct of numbers and names always has a JSON form.
         serde_json::to_vec(&report)
             .map(Bytes::from)
@@ -169,10 +221,10 @@ impl Cluster {
     /// The reports of all nodes. Ends within the request time-out.
     pub(crate) async fn reports(&self) -> Reports {
         let Some(overlay) = self.0.overlay.get() else {
-            let nodes = vec![Report::from(self.node_stats())];
             return Reports {
-                nodes,
+                nodes: vec![self.own_report()],
                 missing: Vec::new(),
+                list: None,
             };
         };
         let answers = overlay.cluster_reports().await;
@@ -188,6 +240,7 @@ impl Cluster {
         Reports {
             nodes: parsed.collect(),
             missing: answers.missing,
+            list: Some(MemberList::of(overlay.roster(), self.0.identity.crossings)),
         }
     }
 
@@ -231,6 +284,22 @@ impl Cluster {
             others.join(", ")
         );
         Err(Failure::new(FailureKind::Unavailable, detail))
+    }
+}
+
+fn standing(overlay: &Overlay) -> Standing {
+    let roster = overlay.roster();
+    let trees = 0..roster.forest().roots().len();
+    let links = overlay.upstream().links().into_iter();
+    Standing {
+        guest: roster.rank().is_none(),
+        links: links.map(Into::into).collect(),
+        children: trees
+            .map(|tree| Children {
+                tree,
+                connected: overlay.children(tree).len(),
+            })
+            .collect(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
 //! paths and attributes into inodes and back; it holds no data of its own.
 
+use super::arrivals::{Lister, PushArrivals};
 use super::directory::Page;
 use super::errors::fs_error;
 use crate::namespace::{Inode, InodeTable, ROOT};
@@ -40,7 +41,7 @@ pub(super) struct Front(Arc<FrontInner>);
 pub(super) struct FrontInner {
     pub(super) read: ReadPath,
     pub(super) inodes: InodeTable,
-    promises: Promises,
+    pub(super) promises: Promises,
     backings: super::backing::Backings,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
@@ -81,9 +82,18 @@ impl Front {
     }
 
     /// Tells the kernel things unasked from now on.
-    pub(super) fn connect(&self, notifier: fuse::Notifier) {
-        if self.notifier.set(notifier).is_err() {
+    pub(super) fn connect(&self, mount: &fuse::Mount) {
+        if self.notifier.set(mount.notifier()).is_err() {
             tracing::warn!("the mount was connected twice");
+            return;
+        }
+        if self.promises.push_file_max > 0 {
+            let arrivals = PushArrivals {
+                front: Arc::downgrade(&self.0),
+                push: mount.push(),
+                lister: Lister::start(mount.mountpoint()),
+            };
+            self.read.connect(Arc::new(arrivals));
         }
     }
 
@@ -468,6 +478,7 @@ impl fuse::Backend for Front {
             if inode.attributes.kind == FileKind::File
                 && small
                 && let Some(bytes) = self.read.whole_now(&inode.file)
+                && self.read.may_push(&inode.file)
                 && self.inodes.claim_push(ino.0)
             {
                 files.push((ino, bytes));

@@ -12,6 +12,7 @@
 //! Special files are shown and never opened.
 
 mod attributes;
+mod bundle;
 mod listing;
 mod read;
 mod stat;
@@ -24,7 +25,8 @@ use super::options::OriginOptions;
 use super::{ByteRange, ByteStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
+    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
+    XattrList,
 };
 use futures_util::future::BoxFuture;
 use rustix::fd::OwnedFd;
@@ -318,6 +320,10 @@ impl Origin for PosixOrigin {
 
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
         Box::pin(read::open(Arc::clone(&self.shared), range))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BundleStream {
+        bundle::stream(Arc::clone(&self.shared), request)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

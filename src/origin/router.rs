@@ -5,6 +5,7 @@
 //! of that name, the two are merged. Symlinks are rewritten here and excluded paths hidden.
 
 mod blocks;
+mod bundle;
 mod links;
 mod open;
 
@@ -14,8 +15,9 @@ use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath,
-    Listing, OriginFingerprint, ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
+    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Timestamp,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -495,6 +497,10 @@ impl Files for Origins {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(Arc::clone(&self.shared).read(request))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        Box::pin(std::future::ready(self.shared.bundle(request)))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -5,8 +5,7 @@ use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Failure, FailureKind, FileKind, ItemPath, ReadRequest, ReadStream,
-    Version,
+    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
@@ -60,7 +59,7 @@ impl FileRef {
         self.id
     }
 
-    fn key(&self, index: u64) -> BlockKey {
+    pub(super) fn key(&self, index: u64) -> BlockKey {
         BlockKey {
             file: self.id,
             index,
@@ -89,8 +88,6 @@ pub struct ReadAhead {
 
 /// The widest read-ahead window of a large file, in blocks (16 MiB).
 const WINDOW_BLOCKS_MAX: u64 = 16;
-/// The largest file that is fetched ahead of a reader who goes through its directory.
-const SIBLING_BYTES_MAX: u64 = 256 << 10;
 
 impl ReadAhead {
     /// How many blocks to fetch from `first` on: one for a random reader, a doubling window for one
@@ -161,12 +158,12 @@ impl ReadPath {
         self.0.data.count_miss();
         let blocks = blocks_of(&range);
         let mut pieces = Vec::with_capacity(2);
+        if offset == 0 {
+            // A bundle brings this file first.
+            self.reading(file);
+        }
         for index in blocks.clone() {
             let source = self.source_of(file, index, || self.wanted(file, ahead, &blocks));
-            // What this reader waits for is asked for first.
-            if offset == 0 && index == 0 {
-                self.fetch_siblings(file);
-            }
             let block = self.block(source).await?;
             pieces.push(slice(&block, index, &range));
         }
@@ -180,7 +177,7 @@ impl ReadPath {
     /// window, or the files that follow.
     pub fn read_ahead(&self, file: &FileRef, ahead: &ReadAhead, offset: u64, size: u32) {
         if offset == 0 {
-            self.fetch_siblings(file);
+            self.reading(file);
         }
         if file.size <= self.0.options.whole_file_max {
             return;
@@ -195,34 +192,6 @@ impl ReadPath {
         let middle = blocks.end + (end - blocks.end) / 2;
         if middle < end && !self.has_or_awaits(file, middle) {
             self.fetch(file, blocks.end..end);
-        }
-    }
-
-    /// A reader begins with `file`: if it goes through a directory file by file, the following small
-    /// ones are fetched ahead of it.
-    fn fetch_siblings(&self, file: &FileRef) {
-        if !self.0.options.sibling_read_ahead {
-            return;
-        }
-        let Some((parent, name)) = file.path.split() else {
-            return;
-        };
-        let Some(directory) = self.directory_now(&parent) else {
-            return;
-        };
-        let carried_on = self.0.walked_out.swap(false, Ordering::Relaxed);
-        let (ahead, ended) = directory.reading(name, carried_on);
-        self.0.walked_out.fetch_or(ended, Ordering::Relaxed);
-        for position in ahead {
-            let entry = &directory.entries[position];
-            if entry.kind == FileKind::File
-                && let Some(attributes) = directory.current_attributes(position)
-                && attributes.size <= SIBLING_BYTES_MAX
-                && let Ok(path) = parent.join(&entry.name)
-            {
-                let sibling = FileRef::new(path, attributes.version, attributes.size);
-                self.fetch(&sibling, 0..sibling.block_count());
-            }
         }
     }
 
@@ -319,7 +288,7 @@ impl ReadPath {
         first
     }
 
-    fn claim(&self, file: &FileRef, index: u64) -> Option<Arc<Flight>> {
+    pub(super) fn claim(&self, file: &FileRef, index: u64) -> Option<Arc<Flight>> {
         let inner = &self.0;
         match inner.block_flights.entry(file.key(index)) {
             Entry::Occupied(_) => None,
@@ -334,7 +303,7 @@ impl ReadPath {
         }
     }
 
-    fn launch(&self, file: &FileRef, first_block: u64, stretch: &mut Vec<Arc<Flight>>) {
+    pub(super) fn launch(&self, file: &FileRef, first_block: u64, stretch: &mut Vec<Arc<Flight>>) {
         if stretch.is_empty() {
             return;
         }
@@ -433,7 +402,7 @@ impl Drop for Fetch {
     }
 }
 
-async fn landed(flight: &Flight) -> Result<Block, Failure> {
+pub(super) async fn landed(flight: &Flight) -> Result<Block, Failure> {
     let mut progress = flight.watch();
     let landed = progress
         .wait_for(|now| !matches!(now, Progress::Filling(_)))

@@ -1,11 +1,13 @@
 //! A directory as this node knows it. Pure.
 
 use super::attributes::is_current;
+use super::touched::Touched;
 use super::walk::Walk;
 use copperfs_overlay::{
     Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing,
 };
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -29,6 +31,8 @@ pub struct Directory {
     /// Readers that go through the files in the listing's order, and in the order of the names.
     listed: Walk,
     sorted: Walk,
+    /// What became of each file here.
+    pub(super) touched: Touched,
 }
 
 impl fmt::Debug for Directory {
@@ -39,6 +43,17 @@ impl fmt::Debug for Directory {
             .field("listable", &self.listable)
             .finish_non_exhaustive()
     }
+}
+
+/// What a read tells about its reader's way through the directory.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    /// Positions of the entries that one who goes on in order will want next.
+    pub(super) ahead: Vec<usize>,
+    /// One who has gone through another directory begins here.
+    pub(super) begun: bool,
+    /// One has come to the end here.
+    pub(super) ended: bool,
 }
 
 /// Names stat'ed in one request when a reader walks a directory in order.
@@ -63,6 +78,7 @@ impl Directory {
             stat_batch: AtomicU32::new(0),
             listed: Walk::default(),
             sorted: Walk::default(),
+            touched: Touched::default(),
         }
     }
 
@@ -102,19 +118,49 @@ impl Directory {
             .ok()
     }
 
-    /// File `name` is being read from its beginning, by one who may have just gone through another
-    /// directory to its end (`carried_on`). Gives the positions of the entries that a reader who goes
-    /// on in order will want next, and whether one has come to the end here.
-    pub(super) fn reading(&self, name: &[u8], carried_on: bool) -> (Vec<usize>, bool) {
-        let Some(rank) = self.rank(name) else {
-            return (Vec::new(), false);
+    /// The file at `position` is being read from its beginning, for the first time, by one who may have
+    /// just gone through another directory to its end (`carried_on`).
+    pub(super) fn reading(&self, position: usize, carried_on: bool) -> Step {
+        let Some(rank) = self.rank(&self.entries[position].name) else {
+            return Step::default();
         };
-        let position = self.by_name[rank] as usize;
         let sorted = |rank: usize| self.by_name[rank] as usize;
-        let (listed, listed_end) = self.walk(&self.listed, position, carried_on, |place| place);
-        let (by_name, by_name_end) = self.walk(&self.sorted, rank, carried_on, sorted);
-        let ahead = if listed.is_empty() { by_name } else { listed };
-        (ahead, listed_end || by_name_end)
+        let listed = self.walk(&self.listed, position, carried_on, |place| place);
+        let by_name = self.walk(&self.sorted, rank, carried_on, sorted);
+        let in_listing_order = !listed.ahead.is_empty();
+        Step {
+            ahead: if in_listing_order {
+                listed.ahead
+            } else {
+                by_name.ahead
+            },
+            begun: listed.begun || by_name.begun,
+            ended: listed.ended || by_name.ended,
+        }
+    }
+
+    /// All entries from `position` on and then those before it, in the order in which its readers seem
+    /// to go.
+    pub(super) fn rest_from(&self, position: usize) -> Vec<usize> {
+        let count = self.entries.len();
+        if self.listed.is_longer_than(&self.sorted) {
+            return (position..count).chain(0..position).collect();
+        }
+        let rank = self.rank(&self.entries[position].name).unwrap_or(0);
+        let places = (rank..count).chain(0..rank);
+        places.map(|rank| self.by_name[rank] as usize).collect()
+    }
+
+    /// The position of the first entry in the order of names; 0 in an empty directory.
+    pub(super) fn first(&self) -> usize {
+        self.by_name.first().map_or(0, |&at| at as usize)
+    }
+
+    /// The directory behind `name`, in the order of names.
+    pub(super) fn directory_behind(&self, name: &[u8]) -> Option<&Entry> {
+        let behind = self.by_name.get(self.rank(name)? + 1..)?;
+        let mut entries = behind.iter().map(|&at| &self.entries[at as usize]);
+        entries.find(|entry| entry.kind == FileKind::Directory)
     }
 
     /// One step of `walk` at `place`, in an order in which `entry_at` gives the entries' positions.
@@ -124,19 +170,23 @@ impl Directory {
         place: usize,
         carried_on: bool,
         entry_at: impl Fn(usize) -> usize,
-    ) -> (Vec<usize>, bool) {
+    ) -> Step {
         let count = self.entries.len();
         let narrow = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
         let is_file = |place| self.entries[entry_at(place)].kind == FileKind::File;
-        if carried_on && !(0..place).any(is_file) {
+        let unseen = |at: usize| !is_file(at) || self.touched.may_be_read_unseen(entry_at(at));
+        let begun = carried_on && (0..place).all(unseen);
+        if begun {
             walk.carry_on(narrow(place));
         }
-        let ahead = walk.step(narrow(place)).unwrap_or_default();
+        let all_unseen = |places: Range<u32>| places.map(|at| at as usize).all(unseen);
+        let ahead = walk.step(narrow(place), all_unseen).unwrap_or_default();
         let ahead = (ahead.start as usize).min(count)..(ahead.end as usize).min(count);
-        (
-            ahead.map(entry_at).collect(),
-            walk.has_come_to(narrow(count)),
-        )
+        Step {
+            ahead: ahead.map(entry_at).collect(),
+            begun,
+            ended: walk.has_come_to(narrow(count)),
+        }
     }
 
     /// Names to stat together with entry `position`: more, the longer a reader goes in order.

@@ -1,11 +1,12 @@
 //! Listings: a directory is fetched once and then answers for all its names.
 
+use super::arriving::Arriving;
 use super::attributes::given_up;
 use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
-use super::single_flight::{Joined, Lead, answer_of};
+use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath};
+use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath, ListingStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +21,14 @@ impl ReadPath {
     /// The listing of `path` if it is here: the first page of a large directory.
     pub fn directory_now(&self, path: &ItemPath) -> Option<Arc<Directory>> {
         self.0.listings.get(&ListingKey {
+            path: path.clone(),
+            page: 0,
+        })
+    }
+
+    /// As [`ReadPath::directory_now`], for the node's own questions: neither counted nor touched.
+    pub(super) fn peek_directory(&self, path: &ItemPath) -> Option<Arc<Directory>> {
+        self.0.listings.peek(&ListingKey {
             path: path.clone(),
             page: 0,
         })
@@ -73,30 +82,85 @@ impl ReadPath {
         page: u32,
         cursor: Option<Cursor>,
     ) -> Result<Arc<Directory>, Failure> {
-        let inner = &self.0;
         let key = ListingKey {
             path: path.clone(),
             page,
         };
-        if let Some(directory) = inner.listings.get(&key) {
-            return Ok(directory);
+        match self.ask_page(&key, cursor) {
+            Asked::Answered(answer) => answer,
+            Asked::Pending(pending) => answer_of(pending)
+                .await
+                .unwrap_or_else(|| Err(given_up(path))),
         }
-        let pending = match inner
-            .listing_flights
-            .join(&key, || inner.listings.get(&key).map(Ok))
-        {
-            Joined::Answered(answer) => return answer,
-            Joined::Follow(pending) => pending,
-            Joined::Lead(lead, pending) => {
-                inner.listings.count_miss();
-                drop(inner.runtime.spawn(Arc::clone(inner).list(cursor, lead)));
-                pending
+    }
+
+    /// The listing of `path` for a child that takes at most `limit` entries, as it arrives here.
+    ///
+    /// # Errors
+    /// As [`ReadPath::directory`], and `PermissionDenied` when the directory may not be listed.
+    pub(super) async fn list_for_child(
+        &self,
+        path: ItemPath,
+        limit: usize,
+    ) -> Result<ListingStream, Failure> {
+        let inner = &self.0;
+        let key = ListingKey {
+            path: path.clone(),
+            page: 0,
+        };
+        let answer = match self.ask_page(&key, None) {
+            Asked::Answered(answer) => answer,
+            Asked::Pending(pending) => {
+                let arriving = inner.arriving.get(&key).map(|entry| Arc::clone(&entry));
+                if let Some(arriving) = arriving
+                    && let Some(listing) = arriving.follow().await
+                {
+                    if limit < listing.head.entries {
+                        return inner.source.list_parts(path, None, limit).await;
+                    }
+                    return Ok(listing);
+                }
+                answer_of(pending)
+                    .await
+                    .unwrap_or_else(|| Err(given_up(&path)))
             }
         };
-        answer_of(pending)
-            .await
-            .unwrap_or_else(|| Err(given_up(path)))
+        let directory = answer?;
+        if limit < directory.entries.len() {
+            // This child has less room than this node: it pages in its own steps.
+            return inner.source.list_parts(path, None, limit).await;
+        }
+        Ok(directory.to_listing(&path)?.into())
     }
+
+    /// The page, or the flight that brings it, begun if need be.
+    fn ask_page(&self, key: &ListingKey, cursor: Option<Cursor>) -> Asked {
+        let inner = &self.0;
+        if let Some(directory) = inner.listings.get(key) {
+            return Asked::Answered(Ok(directory));
+        }
+        match inner
+            .listing_flights
+            .join(key, || inner.listings.get(key).map(Ok))
+        {
+            Joined::Answered(answer) => Asked::Answered(answer),
+            Joined::Follow(pending) => Asked::Pending(pending),
+            Joined::Lead(lead, pending) => {
+                inner.listings.count_miss();
+                let arriving = Arc::new(Arriving::new());
+                inner.arriving.insert(key.clone(), Arc::clone(&arriving));
+                let listing = Arc::clone(inner).list(cursor, lead, arriving);
+                drop(inner.runtime.spawn(listing));
+                Asked::Pending(pending)
+            }
+        }
+    }
+}
+
+/// What became of a question for a page.
+enum Asked {
+    Answered(Result<Arc<Directory>, Failure>),
+    Pending(Pending<Result<Arc<Directory>, Failure>>),
 }
 
 impl Inner {
@@ -106,13 +170,17 @@ impl Inner {
         self: Arc<Self>,
         cursor: Option<Cursor>,
         lead: Lead<ListingKey, Result<Arc<Directory>, Failure>>,
+        arriving: Arc<Arriving>,
     ) {
         let epoch = self.epoch.load(Ordering::Acquire);
         let path = lead.key().path.clone();
-        let listed = self
+        let listing = self
             .source
-            .list(path.clone(), cursor, self.page_entries())
-            .await;
+            .list_parts(path.clone(), cursor, self.page_entries());
+        let listed = match listing.await {
+            Ok(listing) => arriving.fill(listing).await,
+            Err(failure) => Err(failure),
+        };
         let answer = match listed {
             Ok(listing) => Ok(Directory::new(listing)),
             Err(failure)
@@ -132,6 +200,9 @@ impl Inner {
             self.listings
                 .insert(lead.key().clone(), Arc::clone(directory), weight);
         }
+        arriving.end(answer.clone());
+        self.arriving
+            .remove_if(lead.key(), |_, held| Arc::ptr_eq(held, &arriving));
         lead.answer(answer);
     }
 

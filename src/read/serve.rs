@@ -5,8 +5,8 @@ use super::flight::{Flight, Progress};
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
-    ReadRequest, ReadStream, XattrList,
+    Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
+    FilesystemUsage, ItemPath, Listing, ListingStream, ReadRequest, ReadStream, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -21,20 +21,22 @@ impl Files for ReadPath {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let this = self.clone();
-        async move {
-            if cursor.is_some() {
-                // A later page of a large directory: every node pages for itself.
-                return this.0.source.list(path, cursor, limit).await;
-            }
-            let directory = this.directory(&path).await?;
-            if limit < directory.entries.len() {
-                // This child has less room than this node: it pages in its own steps.
-                return this.0.source.list(path, cursor, limit).await;
-            }
-            directory.to_listing(&path)
+        let parts = self.list_parts(path, cursor, limit);
+        async move { parts.await?.collect().await }.boxed()
+    }
+
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        if cursor.is_some() {
+            // A later page of a large directory: every node pages for itself.
+            return self.0.source.list_parts(path, cursor, limit);
         }
-        .boxed()
+        let this = self.clone();
+        async move { this.list_for_child(path, limit).await }.boxed()
     }
 
     fn stat(
@@ -70,6 +72,10 @@ impl Files for ReadPath {
             Some((part, feed))
         });
         std::future::ready(Ok(parts.boxed())).boxed()
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        std::future::ready(Ok(self.give_bundle(request))).boxed()
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

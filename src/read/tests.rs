@@ -2,8 +2,8 @@
 
 use super::*;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, Cursor, Entry, FailureKind, FileKind, FilesystemUsage,
-    Listing, ReadRequest, ReadStream, Timestamp, Version,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
+    FailureKind, FileKind, FilesystemUsage, Listing, ReadRequest, ReadStream, Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -20,6 +20,10 @@ struct Source {
     eager: bool,
     listable: bool,
     reads: Mutex<Vec<ReadRequest>>,
+    bundles: Mutex<Vec<BundleRequest>>,
+    /// Files after which a bundle breaks off, or hangs.
+    bundle_breaks: AtomicU64,
+    bundle_hangs: AtomicU64,
     stats: Mutex<Vec<Vec<Bytes>>>,
     lists: AtomicU64,
     taken_back: AtomicU64,
@@ -46,6 +50,9 @@ impl Source {
             eager: true,
             listable: true,
             reads: Mutex::default(),
+            bundles: Mutex::default(),
+            bundle_breaks: AtomicU64::new(u64::MAX),
+            bundle_hangs: AtomicU64::new(u64::MAX),
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
@@ -198,6 +205,36 @@ impl Files for Shared {
         .boxed()
     }
 
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        let source = Arc::clone(&self.0);
+        source.bundles.lock().unwrap().push(request.clone());
+        let items =
+            stream::iter(request.files.into_iter().enumerate()).then(move |(index, file)| {
+                let source = Arc::clone(&source);
+                async move {
+                    let permit = source.gate.acquire().await.unwrap();
+                    if source.gate.available_permits() < OPEN_GATE / 2 {
+                        permit.forget();
+                    }
+                    if index as u64 >= source.bundle_breaks.load(Ordering::Relaxed) {
+                        return Some(Err(Failure::new(FailureKind::Unavailable, "cut")));
+                    }
+                    if index as u64 >= source.bundle_hangs.load(Ordering::Relaxed) {
+                        std::future::pending::<()>().await;
+                    }
+                    let state = Version([source.files.lock().unwrap()[&file.name[..]].1; 16]);
+                    if state != file.version {
+                        return None;
+                    }
+                    let bytes = Bytes::from(source.files.lock().unwrap()[&file.name[..]].0.clone());
+                    let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+                    Some(Ok(BundleItem { index, bytes, hash }))
+                }
+            });
+        let items = items.filter_map(std::future::ready).boxed();
+        std::future::ready(Ok(items)).boxed()
+    }
+
     fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
         std::future::ready(Ok(vec![("user.a".into(), "1".into())])).boxed()
     }
@@ -215,18 +252,22 @@ fn options() -> ReadOptions {
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
         bypass_above: None,
-        sibling_read_ahead: true,
+        bundles: true,
         listing_entries_max: 1000,
     }
 }
 
+/// A read path in front of one source.
+fn alone(options: &ReadOptions, source: Arc<dyn Files>) -> ReadPath {
+    let runtime = tokio::runtime::Handle::current();
+    ReadPath::views(options, vec![source], None, &runtime).swap_remove(0)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "tests make them on the spot")]
 fn read_path(source: Source, options: ReadOptions) -> (ReadPath, Arc<Source>) {
     let source = Arc::new(source);
     let files = Arc::new(Shared(Arc::clone(&source)));
-    (
-        ReadPath::new(options, files, None, tokio::runtime::Handle::current()),
-        source,
-    )
+    (alone(&options, files), source)
 }
 
 async fn file(path: &ReadPath, name: &str) -> FileRef {
@@ -529,38 +570,6 @@ async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
     assert_eq!(blocks, 8);
 }
 
-#[tokio::test]
-async fn small_files_are_fetched_ahead_of_one_who_goes_through_a_directory() {
-    let names: Vec<String> = (0..60).map(|i| format!("f{i:04}")).collect();
-    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 1000)).collect();
-    for (sibling_read_ahead, waits) in [(true, 7..=20), (false, 60..=60)] {
-        let options = ReadOptions {
-            sibling_read_ahead,
-            ..options()
-        };
-        let (path, source) = read_path(Source::new(&files), options);
-        let mut waited = 0;
-        for name in &names {
-            let f = file(&path, name).await;
-            if path.read_now(&f, 0, 1000).is_some() {
-                path.read_ahead(&f, &ReadAhead::default(), 0, 1000);
-            } else {
-                waited += 1;
-                path.read(&f, &ReadAhead::default(), 0, 1000).await.unwrap();
-            }
-            for _ in 0..50 {
-                tokio::task::yield_now().await;
-            }
-        }
-        assert!(waits.contains(&waited), "waited for {waited} of 60 files");
-        assert_eq!(
-            source.reads.lock().unwrap().len(),
-            60,
-            "each file is asked for once"
-        );
-    }
-}
-
 async fn collect(mut stream: ReadStream) -> Result<(Vec<u8>, usize), Failure> {
     let (mut bytes, mut blocks, mut block) = (Vec::new(), 0, Vec::new());
     while let Some(part) = stream.next().await {
@@ -590,18 +599,8 @@ fn whole(f: &FileRef) -> ReadRequest {
 #[tokio::test]
 async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_complete() {
     let (root, source) = read_path(Source::new(&[("f", 3_000_000)]), options());
-    let middle = ReadPath::new(
-        options(),
-        Arc::new(root.clone()),
-        None,
-        tokio::runtime::Handle::current(),
-    );
-    let leaf = ReadPath::new(
-        options(),
-        Arc::new(middle.clone()),
-        None,
-        tokio::runtime::Handle::current(),
-    );
+    let middle = alone(&options(), Arc::new(root.clone()));
+    let leaf = alone(&options(), Arc::new(middle.clone()));
     let f = file(&leaf, "f").await;
     let children = (0..4).map(|_| {
         let (leaf, f) = (leaf.clone(), f.clone());
@@ -684,3 +683,5 @@ async fn extended_attributes_are_asked_for_once() {
     assert_eq!(path.xattrs(&f).await.unwrap().len(), 1);
     assert!(path.xattrs_now(&f).is_some());
 }
+
+mod bundles;

@@ -3,8 +3,10 @@
 //! A tar, a copy or an epoch over a directory reads its files in the order of its listing or of their
 //! names. Such a reader would wait for a round trip up the tree at every file. After a run of
 //! [`RUN_MIN`] files that are each the next one, the following ones are fetched ahead, a window that
-//! grows with the run. A program that picks files (a Python import) never makes such a run, and gets
-//! nothing that it does not ask for.
+//! grows with the run. A program that picks files (a Python import) rarely makes such a run.
+//!
+//! Files that were fetched ahead and stored into the page cache are read without a message: a step
+//! over such files is a step to the next one.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +14,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Files read one after another before anything is fetched ahead.
 const RUN_MIN: u32 = 8;
 /// Files fetched ahead at most.
-const WINDOW_MAX: u32 = 32;
+const WINDOW_MAX: u32 = 1024;
+/// The window, in runs.
+const GROWTH: u32 = 4;
+
+/// Files that one step may go over unseen.
+const SKIP_MAX: u32 = 256;
 
 /// The readers of one directory in one order. Several readers at a time spoil each other's run; none
 /// is served wrongly for it.
@@ -35,28 +42,37 @@ impl Walk {
         self.fetched.store(0, Ordering::Relaxed);
     }
 
+    /// Whether the run here is the longer one.
+    pub(super) fn is_longer_than(&self, other: &Self) -> bool {
+        self.run.load(Ordering::Relaxed) > other.run.load(Ordering::Relaxed)
+    }
+
     /// Whether a run long enough to fetch ahead for has come to place `end`.
     pub(super) fn has_come_to(&self, end: u32) -> bool {
         self.next.load(Ordering::Relaxed) == end && self.run.load(Ordering::Relaxed) >= RUN_MIN
     }
 
-    /// The file at place `at` is being read. Gives the places to fetch ahead.
-    pub(super) fn step(&self, at: u32) -> Option<Range<u32>> {
+    /// The file at place `at` is being read; `unseen` says whether files may have been read without a
+    /// message. Gives the places to fetch ahead.
+    pub(super) fn step(&self, at: u32, unseen: impl Fn(Range<u32>) -> bool) -> Option<Range<u32>> {
         let next = self.next.swap(at.saturating_add(1), Ordering::Relaxed);
         if at.saturating_add(1) == next {
             // The same file once more.
             return None;
         }
-        if at != next {
+        let skipped = at.checked_sub(next).unwrap_or(u32::MAX);
+        if skipped > 0 && !(skipped <= SKIP_MAX && unseen(next..at)) {
             self.run.store(1, Ordering::Relaxed);
             self.fetched.store(0, Ordering::Relaxed);
             return None;
         }
-        let run = self.run.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let step = skipped.saturating_add(1);
+        let run = self.run.fetch_add(step, Ordering::Relaxed);
+        let run = run.saturating_add(step);
         if run < RUN_MIN {
             return None;
         }
-        let window = run.min(WINDOW_MAX);
+        let window = run.saturating_mul(GROWTH).min(WINDOW_MAX);
         let fetched = self.fetched.load(Ordering::Relaxed).max(at + 1);
         // In halves of the window, not file by file.
         if fetched - (at + 1) > window / 2 {
@@ -75,7 +91,7 @@ mod tests {
     fn ahead(walk: &Walk, places: impl IntoIterator<Item = u32>) -> Vec<u32> {
         places
             .into_iter()
-            .filter_map(|at| walk.step(at))
+            .filter_map(|at| walk.step(at, |_| false))
             .flatten()
             .collect()
     }
@@ -89,7 +105,7 @@ mod tests {
             "{fetched:?}"
         );
         assert!(fetched[0] <= RUN_MIN + 1);
-        assert!((100..100 + WINDOW_MAX + 1).contains(fetched.last().unwrap()));
+        assert!((100..=100 + 100 * GROWTH).contains(fetched.last().unwrap()));
     }
 
     #[test]
@@ -117,9 +133,49 @@ mod tests {
     }
 
     #[test]
+    fn files_that_are_read_unseen_do_not_break_the_run() {
+        let walk = Walk::default();
+        let pushed = |places: Range<u32>| places.start >= 8;
+        for at in (0..8).chain([15, 23]) {
+            walk.step(at, pushed);
+        }
+        assert!(walk.has_come_to(24));
+        let other = Walk::default();
+        for at in (0..8).chain([15, 23]) {
+            other.step(at, |_| false);
+        }
+        assert!(!other.has_come_to(24));
+    }
+
+    #[test]
     fn the_same_file_again_neither_counts_nor_breaks_the_run() {
         let walk = Walk::default();
         assert!(ahead(&walk, [5; 50]).is_empty());
         assert!(!ahead(&walk, (6..30).flat_map(|at| [at, at])).is_empty());
+    }
+
+    proptest::proptest! {
+        /// Whatever the order: what is fetched lies behind the reader, no further than the widest
+        /// window, and within one run no file is named twice.
+        #[test]
+        fn windows_lie_ahead_and_are_bounded(places in proptest::collection::vec(0u32..40, 0..300)) {
+            let walk = Walk::default();
+            let mut at = 0u32;
+            let mut end = 0;
+            let mut last = None;
+            for jump in places {
+                // Mostly one step on, sometimes elsewhere.
+                at = if jump < 36 { at + 1 } else { jump * 1000 };
+                if last != at.checked_sub(1) {
+                    end = 0;
+                }
+                if let Some(window) = walk.step(at, |_| false) {
+                    proptest::prop_assert!(window.start > at && window.start >= end);
+                    proptest::prop_assert!(window.end <= at + 1 + WINDOW_MAX);
+                    end = window.end;
+                }
+                last = Some(at);
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! (`scripts/test-servers` installs it). What a server does wrong is done by a small HTTP server on
 //! loopback (`faults.rs`), over real HTTP.
 
+mod bundles;
 mod faults;
 mod faulty_server;
 mod fixtures;

@@ -15,6 +15,7 @@ async fn suite(backend: &dyn Backend) {
     changes_are_stale(backend).await;
     keeps_unusual_names(backend).await;
     reads_many_at_once(backend).await;
+    crate::bundles::gives_bundles(backend).await;
     pages_large_directories(backend).await;
 }
 

@@ -88,7 +88,7 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
     for reader in readers {
         let number = reader.number;
         let (read, longest) = reader.finish();
-        assert!(read > 20, "h{number} read {read} files");
+        assert!(read > 5, "h{number} read {read} files");
         assert!(
             longest < Duration::from_secs(4),
             "h{number} waited {longest:?}"
@@ -115,7 +115,7 @@ fn an_inner_node_that_dies_costs_its_subtree_time_and_no_error() {
     job.mount_all(1..=7);
     // h2 is the parent of h4 and h5. The cable is pulled and everything on it killed.
     while_all_read(&job, &[1, 3, 4, 5, 6, 7], || {
-        job.hosts.control(&["crash", "2"])
+        job.hosts.control(&["crash", "2"]);
     });
     let opens = job.stats(1).get("origin.opens");
     assert!(opens <= packages().modules, "once each at most: {opens}");
@@ -140,7 +140,7 @@ fn a_dead_root_leaves_its_items_to_the_other() {
     job.mount_all(1..=6);
     let opens = |number| job.stats(number).get("origin.opens");
     while_all_read(&job, &[2, 3, 4, 5, 6], || {
-        job.hosts.control(&["crash", "1"])
+        job.hosts.control(&["crash", "1"]);
     });
     assert!(opens(4) > 0, "h4 is the other root");
     assert!(

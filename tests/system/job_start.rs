@@ -219,8 +219,8 @@ fn normal(path: &Path) -> Option<PathBuf> {
     normal.is_absolute().then_some(normal)
 }
 
-/// The same with packages that people use, shared libraries among them: what storage sees is what one
-/// native run touches, whatever the number of nodes.
+/// The same with packages that people use, shared libraries among them: without bundles what storage
+/// sees is what one native run touches, whatever the number of nodes; with them, little more.
 #[test]
 fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     if !is_root() {
@@ -240,23 +240,34 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     assert!(touched.files.len() > 300, "{} files", touched.files.len());
 
     fixture::settle(top);
-    let tree = Tree::launch(8, 2, top, &[]);
-    let said = import_on_all(&tree, script);
-    assert!(said.iter().all(|line| line == "45 4"), "{said:?}");
-    let (_, total) = tree.leaf().cluster_stats();
+    let bytes = touched.files.values().sum::<u64>();
+    let total = import_everywhere(top, script, &[]);
+    let more = total.get("origin.bytes_read") - bytes;
+    assert!(
+        more * 5 <= bytes,
+        "bundles brought {more} bytes more than the {bytes} that are read"
+    );
+    assert_eq!(total.get("verify.failures"), 0);
+
+    let total = import_everywhere(top, script, &["--bundles=false"]);
     eprintln!(
-        "{} files in {} directories",
+        "{} files in {} directories; bundles brought {more} of {bytes} bytes more",
         touched.files.len(),
         touched.directories.len()
     );
     assert_eq!(total.get("origin.opens"), touched.files.len() as u64);
-    assert_eq!(
-        total.get("origin.bytes_read"),
-        touched.files.values().sum::<u64>()
-    );
+    assert_eq!(total.get("origin.bytes_read"), bytes);
     assert_eq!(
         total.get("origin.listings"),
         touched.directories.len() as u64
     );
     assert_eq!(total.get("verify.failures"), 0);
+}
+
+/// The counters of eight nodes, summed, after all of them have run `script` at once.
+fn import_everywhere(top: &Path, script: &str, flags: &[&str]) -> crate::support::Stats {
+    let tree = Tree::launch(8, 2, top, flags);
+    let said = import_on_all(&tree, script);
+    assert!(said.iter().all(|line| line == "45 4"), "{said:?}");
+    tree.leaf().cluster_stats().1
 }

@@ -20,6 +20,7 @@ mod support;
 
 mod attributes;
 mod bad_input;
+mod bundles;
 mod caches;
 mod changes;
 mod faults;
@@ -37,5 +38,7 @@ mod origins;
 mod outside;
 mod real_clients;
 mod secrets;
+mod slurm;
+mod status;
 mod users;
 mod warm;

@@ -7,6 +7,7 @@ pub mod hosts;
 pub mod kernel;
 pub mod leash;
 pub mod mount;
+pub mod slurm;
 pub mod stats;
 pub mod tree;
 

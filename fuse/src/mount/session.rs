@@ -11,7 +11,7 @@ use crate::interrupt::Pending;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
 use crate::policy::Policy;
-use crate::push::PushQueue;
+use crate::push::{Push, PushQueue};
 use fuser::SessionACL;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -86,7 +86,7 @@ impl Session {
         options: &MountOptions,
         runtime: &Handle,
         connection: Connection,
-    ) -> Result<(Self, Notifier), MountError> {
+    ) -> Result<(Self, Notifier, Push), MountError> {
         let Connection {
             fuse,
             mountpoint,
@@ -126,7 +126,7 @@ impl Session {
             .map_err(MountError::Handshake)
             .map_err(undo)?;
         let ended = Ended::new();
-        notifier::start(commands, device, backend, push)
+        notifier::start(commands, device, backend, Arc::clone(&push))
             .and_then(|_thread_ends_on_stop| {
                 run(
                     session,
@@ -155,7 +155,7 @@ impl Session {
             pending,
             notifier: notifier.clone(),
         };
-        Ok((session, notifier))
+        Ok((session, notifier, Push(push)))
     }
 
     pub(super) fn ended(&self) -> Arc<Ended> {

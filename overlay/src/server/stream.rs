@@ -5,8 +5,8 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{BLOCK_BYTES, ReadStream};
-use crate::item::{Attributes, BlockPart, Failure, FailureKind, Listing, XattrList};
+use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, ReadStream};
+use crate::item::{Attributes, BlockPart, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
+
+mod bundle;
 
 /// How long a peer may leave an answer untaken.
 const UNTAKEN: Duration = Duration::from_secs(60);
@@ -85,6 +87,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
         }
     };
     let outcome = tokio::select! {
+        biased;
         outcome = answering => outcome,
         () = abandoned => return,
     };
@@ -140,13 +143,13 @@ async fn greet(
         Asker::Parent => Err("an ancestor does not hang from its descendant".into()),
     };
     match admitted {
-        Ok(()) => writer.frame(FrameKind::Welcome, Bytes::new()).await?,
+        Ok(()) => super::greeting(shared, usize::from(hello.tree), writer).await,
         Err(reason) => {
             let failure = Failure::new(FailureKind::PermissionDenied, reason);
-            writer.message(FrameKind::Failure, &failure).await?
+            let sent = writer.message(FrameKind::Failure, &failure).await;
+            sent.map(drop)
         }
-    };
-    Ok(())
+    }
 }
 
 async fn respond(
@@ -163,7 +166,7 @@ async fn respond(
             limit,
         } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let listing = files().list(path, cursor, limit).await;
+            let listing = files().list_parts(path, cursor, limit).await;
             answer.count_request();
             answer.listing(listing).await
         }
@@ -175,6 +178,10 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(files().read(request).await).await
+        }
+        Request::Bundle(request) => {
+            answer.count_request();
+            answer.bundle(files().bundle(request).await).await
         }
         Request::Xattrs { path } => {
             let found = files().xattrs(path).await;
@@ -245,26 +252,64 @@ impl Answer<'_> {
     }
 
     async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+        if self.shared.leaving.load(Ordering::Acquire) {
+            // The stream is reset: the child asks elsewhere.
+            return Err(StreamError::Cancelled);
+        }
         self.message(FrameKind::Failure, failure).await
     }
 
-    async fn listing(&mut self, listing: Result<Listing, Failure>) -> Result<(), StreamError> {
-        match listing {
-            Ok(Listing {
-                directory,
-                entries,
-                next,
-            }) => {
-                let head = Head::Listing {
-                    directory,
-                    next,
-                    entries: count(&entries),
-                };
-                self.message(FrameKind::Head, &head).await?;
-                self.pages(entries).await
+    /// A listing page by page as it arrives: a page is never held back for the next.
+    async fn listing(
+        &mut self,
+        listing: Result<ListingStream, Failure>,
+    ) -> Result<(), StreamError> {
+        let ListingStream { head, parts } = match listing {
+            Ok(listing) => listing,
+            Err(failure) => return self.failure(&failure).await,
+        };
+        self.listing_head(head).await?;
+        let mut parts = parts.fuse();
+        let mut pages = PageWriter::default();
+        loop {
+            let ready = parts.next().now_or_never();
+            let part = match ready {
+                Some(part) => part,
+                None => {
+                    if let Some(page) = pages.finish() {
+                        self.frame(FrameKind::Page, page).await?;
+                    }
+                    parts.next().await
+                }
+            };
+            match part {
+                Some(Ok(ListingPart::Entries(entries))) => {
+                    if !self.page_items(&mut pages, entries).await? {
+                        return Ok(());
+                    }
+                }
+                Some(Ok(ListingPart::Restart(head))) => {
+                    pages = PageWriter::default();
+                    self.frame(FrameKind::Restart, Bytes::new()).await?;
+                    self.listing_head(head).await?;
+                }
+                Some(Err(failure)) => return self.failure(&failure).await,
+                None => break,
             }
-            Err(failure) => self.failure(&failure).await,
         }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn listing_head(&mut self, head: ListingHead) -> Result<(), StreamError> {
+        let head = Head::Listing {
+            directory: head.directory,
+            next: head.next,
+            entries: u32::try_from(head.entries).unwrap_or(u32::MAX),
+        };
+        self.message(FrameKind::Head, &head).await
     }
 
     async fn stat(
@@ -320,22 +365,35 @@ impl Answer<'_> {
     /// Items as pages: one page in memory at a time.
     async fn pages<T: Serialize>(&mut self, items: Vec<T>) -> Result<(), StreamError> {
         let mut pages = PageWriter::default();
+        if !self.page_items(&mut pages, items).await? {
+            return Ok(());
+        }
+        match pages.finish() {
+            Some(page) => self.frame(FrameKind::Page, page).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Adds items to the answer's pages and sends those that are full; `false` after an item that
+    /// does not fit, which ends the answer with a failure.
+    async fn page_items<T: Serialize>(
+        &mut self,
+        pages: &mut PageWriter,
+        items: Vec<T>,
+    ) -> Result<bool, StreamError> {
         for item in items {
             match pages.push(&item) {
                 Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
                 Ok(None) => {}
                 Err(error) => {
                     let text = format!("an answer too big to send: {error}");
-                    return self
-                        .failure(&Failure::new(FailureKind::Unsupported, text))
-                        .await;
+                    self.failure(&Failure::new(FailureKind::Unsupported, text))
+                        .await?;
+                    return Ok(false);
                 }
             }
         }
-        match pages.finish() {
-            Some(page) => self.frame(FrameKind::Page, page).await,
-            None => Ok(()),
-        }
+        Ok(true)
     }
 
     async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {

@@ -1,7 +1,7 @@
 //! A node's hold in one tree: one task turns what happens into [`Ascent`]'s events and its actions
 //! into connections; everybody else waits on the state it publishes.
 
-use super::peer::{Dialer, Peer};
+use super::peer::{Dialed, Dialer, Peer};
 use crate::ascent::{Action, Ascent, Event, Patience};
 use crate::roster::Roster;
 use futures_util::StreamExt;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 /// Where a node stands in one tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,16 +100,24 @@ impl Hold {
         })
     }
 
-    /// Resolves once an ancestor has accepted this node for the first time.
-    pub(super) async fn first_connected(&self) {
-        if !self.was_connected.load(Ordering::Acquire) {
+    /// Resolves once an ancestor has accepted this node for the first time; `or_stranded`: or once it
+    /// is clear that none can be reached.
+    pub(super) async fn first_connected(&self, or_stranded: bool) {
+        if !self.was_connected() {
             let mut state = self.state.subscribe();
+            let known = |state: &State| match state {
+                State::Hanging(_) => true,
+                State::Stranded(_) => or_stranded,
+                State::Seeking(_) | State::Stopped => false,
+            };
             // The sender lives in `self`: this cannot fail.
-            let _seen = state
-                .wait_for(|state| matches!(state, State::Hanging(_)))
-                .await
-                .is_ok();
+            let _seen = state.wait_for(known).await.is_ok();
         }
+    }
+
+    /// Whether an ancestor has ever accepted this node.
+    pub(super) fn was_connected(&self) -> bool {
+        self.was_connected.load(Ordering::Acquire)
     }
 
     pub(super) fn status(&self) -> LinkStatus {
@@ -154,6 +162,15 @@ impl Hold {
     /// Whether nobody in this tree can be reached.
     pub(crate) fn is_stranded(&self) -> bool {
         matches!(&*self.state.borrow(), State::Stranded(_))
+    }
+
+    /// Waits until nobody in this tree can be reached.
+    pub(super) async fn stranded(&self) {
+        let mut state = self.state.subscribe();
+        let _seen = state
+            .wait_for(|state| matches!(state, State::Stranded(_)))
+            .await
+            .is_ok();
     }
 
     /// Waits until this is no longer so.
@@ -284,6 +301,7 @@ impl Used {
     /// The next thing that happens to it, and why it ended if it did.
     async fn event(&mut self) -> (Event, Option<String>) {
         tokio::select! {
+            biased;
             reason = self.peer.closed() => (Event::Lost(self.at), Some(reason)),
             Ok(()) = self.silent.changed() => {
                 let silent = *self.silent.borrow_and_update();
@@ -297,7 +315,10 @@ impl Used {
     }
 }
 
-type Dial = BoxFuture<'static, (usize, Result<Arc<Peer>, String>)>;
+/// How long an ancestor that is cut off itself is left waiting, so that another may be found first.
+const HESITATION: Duration = Duration::from_millis(300);
+
+type Dial = BoxFuture<'static, (usize, Result<Dialed, String>)>;
 
 impl Climber {
     /// Runs until it is dropped.
@@ -317,8 +338,11 @@ impl Climber {
         loop {
             let wake = ascent.wake(began.elapsed());
             let event = tokio::select! {
+                biased;
                 Some((at, outcome)) = dials.next() => match outcome {
-                    Ok(peer) => {
+                    // One that is cut off itself is better than nobody, and no better than anybody.
+                    Ok(Dialed { settled: false, .. }) if used.is_some() => Event::Failed(at),
+                    Ok(Dialed { peer, .. }) => {
                         welcomed.insert(at, peer);
                         Event::Welcomed(at)
                     }
@@ -374,7 +398,13 @@ impl Climber {
         let dialer = Arc::clone(&self.dialer);
         let tree = self.hold.tree;
         let rank = self.hold.ancestors.get(at).copied().unwrap_or(usize::MAX);
-        Box::pin(async move { (at, dialer.dial(tree, rank).await) })
+        Box::pin(async move {
+            let dialed = dialer.dial(tree, rank).await;
+            if matches!(dialed, Ok(Dialed { settled: false, .. })) {
+                sleep(HESITATION).await;
+            }
+            (at, dialed)
+        })
     }
 }
 

@@ -173,9 +173,7 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
             if now != received {
                 received = now;
                 silent_for = 0;
-                health
-                    .silent
-                    .send_if_modified(|silent| std::mem::take(silent));
+                health.silent.send_if_modified(std::mem::take);
                 continue;
             }
             silent_for += 1;
@@ -184,12 +182,11 @@ async fn listen(connection: Connection, health: Arc<Health>, liveness: Liveness)
                     .silent
                     .send_if_modified(|silent| !std::mem::replace(silent, true));
             }
-            // Anything that must be acknowledged will do; a full queue means that much is on its way.
-            let _queued = connection.send_datagram(Bytes::from_static(b"?"));
+            // Anything that must be acknowledged will do. Where none can be sent the connection is gone,
+            // or is not one of ours.
+            let _gone = connection.send_datagram(Bytes::from_static(b"?"));
         }
-        health
-            .silent
-            .send_if_modified(|silent| std::mem::take(silent));
+        health.silent.send_if_modified(std::mem::take);
     }
 }
 
@@ -199,19 +196,27 @@ async fn attend(shared: Arc<Shared>, connection: Connection) {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_done) = streams.join_next() => {}
             incoming = connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
                     streams.spawn(stream::answer(Arc::clone(&shared), floor.clone(), send, recv));
                 }
                 Err(_closed) => return,
             },
-            Some(_done) = streams.join_next() => {}
         }
     }
 }
 
 /// Connections by rank: one lock each, so that two trees do not connect to the same node twice.
 type Pool = HashMap<usize, Arc<tokio::sync::Mutex<Weak<Peer>>>>;
+
+/// An ancestor that has accepted this node.
+pub(super) struct Dialed {
+    pub(super) peer: Arc<Peer>,
+    /// It hangs from somebody itself, or is the root.
+    pub(super) settled: bool,
+}
 
 /// Makes connections to ancestors.
 #[derive(Debug)]
@@ -246,7 +251,7 @@ impl Dialer {
 
     /// The member `rank`, which has accepted this node in `tree`; over the connection that there is,
     /// if there is one.
-    pub(super) async fn dial(&self, tree: usize, rank: usize) -> Result<Arc<Peer>, String> {
+    pub(super) async fn dial(&self, tree: usize, rank: usize) -> Result<Dialed, String> {
         let slot = {
             let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(pool.entry(rank).or_default())
@@ -254,18 +259,18 @@ impl Dialer {
         let mut slot = slot.lock().await;
         let known = slot.upgrade();
         if let Some(peer) = known.filter(|peer| peer.connection.close_reason().is_none()) {
-            self.introduce(&peer.connection, tree).await?;
-            return Ok(peer);
+            let settled = self.introduce(&peer.connection, tree).await?;
+            return Ok(Dialed { peer, settled });
         }
         let Some(member) = self.shared.roster.members().get(rank) else {
             return Err(format!("there is no rank {rank}"));
         };
         let connection = self.connect(&member.address).await?;
-        self.introduce(&connection, tree).await?;
+        let settled = self.introduce(&connection, tree).await?;
         let label = format!("{} ({})", member.name, member.address);
         let peer = Arc::new(Peer::new(rank, label.into(), connection, &self.shared));
         *slot = Arc::downgrade(&peer);
-        Ok(peer)
+        Ok(Dialed { peer, settled })
     }
 
     async fn connect(&self, address: &str) -> Result<Connection, String> {
@@ -303,6 +308,7 @@ impl Dialer {
         let racing = async {
             loop {
                 tokio::select! {
+                    biased;
                     _tick = begin.tick() => {
                         attempts.extend(remotes_in_turn.next().map(|remote| attempt(*remote)));
                         untried = untried.saturating_sub(1);
@@ -326,8 +332,9 @@ impl Dialer {
         }
     }
 
-    /// The first exchange in a tree: who this node is, and the ancestor's consent.
-    async fn introduce(&self, connection: &Connection, tree: usize) -> Result<(), String> {
+    /// The first exchange in a tree: who this node is, and the ancestor's consent; gives whether that
+    /// hangs from somebody itself.
+    async fn introduce(&self, connection: &Connection, tree: usize) -> Result<bool, String> {
         let hello = self.shared.roster.hello(tree);
         let greeting = async {
             let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
@@ -336,7 +343,7 @@ impl Dialer {
             writer.message(FrameKind::Hello, &hello).await?;
             writer.finish();
             match reader.frame().await? {
-                Some((FrameKind::Welcome, _)) => reader.finish().map(Ok),
+                Some((FrameKind::Welcome, body)) => reader.finish().map(|()| Ok(body[..] == [1])),
                 Some((FrameKind::Failure, body)) => {
                     Ok(Err(message::decode::<Failure>("refusal", &body)?))
                 }
@@ -350,7 +357,7 @@ impl Dialer {
         };
         let remote = connection.remote_address();
         match greeting.await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(settled)) => Ok(settled),
             Ok(Err(refusal)) => Err(format!("{remote} refuses this node: {refusal}")),
             Err(StreamError::Lost(error)) => Err(explain(remote, &error)),
             Err(error) => {

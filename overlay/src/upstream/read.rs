@@ -3,11 +3,12 @@
 //! The last [`HELD_BACK_BYTES`] of a block are held back until the hash of all of it has been compared
 //! with the trailer, which was made where the origin was read: so a completed wrong block convicts
 //! its sender, and an honest forwarder is never blamed for one. A wrong block is counted against
-//! whoever sent it and asked for again, elsewhere if there is anybody else; what was passed on of it
-//! is taken back by [`BlockPart::Restart`]. A connection that is lost in mid-block is replaced by
-//! another one, on which the read goes on where it was.
+//! whoever sent it and asked for again, elsewhere if there is anybody else. A connection that is lost
+//! in mid-block is replaced by another one, on which the read goes on with that block. In both cases
+//! what was passed on of the block is taken back by [`BlockPart::Restart`]: bytes of two senders are
+//! never put together under the hash of one.
 
-use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, trimmed, unexpected};
+use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected};
 use crate::files::{ReadRequest, ReadStream};
 use crate::item::{BlockPart, ContentHash, Failure};
 use crate::transport::stream::StreamError;
@@ -24,7 +25,7 @@ const HELD_BACK_BYTES: usize = 64 << 10;
 const HASH_RUN_BYTES: usize = 128 << 10;
 /// How often one block is asked for again after it arrived wrong.
 const WRONG_MAX: u32 = 4;
-/// How often the sender of one answer may take something back.
+/// How often the sender of a block may take something back.
 const RESTARTS_MAX: u32 = 64;
 
 /// Opens a stream over the blocks of `request`: waits for the first frame, so that a refusal is the
@@ -50,11 +51,11 @@ pub(super) async fn open(upstream: Upstream, request: ReadRequest) -> Result<Rea
         left: ReadRequest::block_len(request.size, request.first_block),
         request,
         upstream,
-        passed_on: 0,
-        skip: 0,
+        passed_on: false,
         unverified: Unverified::default(),
         ready: VecDeque::new(),
         replays: 0,
+        resets: 0,
         wrong: 0,
         restarts: 0,
     };
@@ -83,14 +84,13 @@ struct Blocks {
     request: ReadRequest,
     /// Bytes of the current block that no frame has announced yet.
     left: u64,
-    /// Bytes of the current block that were passed on.
-    passed_on: u64,
-    /// Bytes of the current block that a new source repeats.
-    skip: u64,
+    /// Something of the current block was passed on.
+    passed_on: bool,
     unverified: Unverified,
     /// Parts that may be passed on now.
     ready: VecDeque<BlockPart>,
     replays: u32,
+    resets: u32,
     wrong: u32,
     /// How often the sender has taken something back.
     restarts: u32,
@@ -286,13 +286,10 @@ impl Blocks {
         }
     }
 
-    fn pass_on(&mut self, mut bytes: Bytes) {
-        let repeated = self.skip.min(bytes.len() as u64);
-        self.skip -= repeated;
-        let fresh = bytes.split_off(usize::try_from(repeated).unwrap_or(usize::MAX));
-        if !fresh.is_empty() {
-            self.passed_on += fresh.len() as u64;
-            self.ready.push_back(BlockPart::Bytes(fresh));
+    fn pass_on(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.passed_on = true;
+            self.ready.push_back(BlockPart::Bytes(bytes));
         }
     }
 
@@ -312,7 +309,7 @@ impl Blocks {
                 self.request.first_block += 1;
                 self.request.block_count -= 1;
                 self.begin_block();
-                self.wrong = 0;
+                (self.wrong, self.restarts) = (0, 0);
                 Ok(())
             }
             None => Err(WireError::WrongHash.into()),
@@ -322,19 +319,18 @@ impl Blocks {
     fn begin_block(&mut self) {
         self.left = ReadRequest::block_len(self.request.size, self.request.first_block);
         self.unverified.reset();
-        self.passed_on = 0;
-        self.skip = 0;
+        self.passed_on = false;
     }
 
     /// What was passed on of the current block is void.
     fn restart(&mut self) {
-        if self.passed_on > 0 {
+        if self.passed_on {
             self.ready.push_back(BlockPart::Restart);
         }
         self.begin_block();
     }
 
-    /// A part from this node's own storage, behind what a peer had sent of the block.
+    /// A part from this node's own storage.
     fn own(&mut self, part: BlockPart) {
         match part {
             BlockPart::Bytes(bytes) => self.pass_on(bytes),
@@ -357,16 +353,15 @@ impl Blocks {
         let peer = answer.asking.peer();
         let meters = &upstream.inner.meters;
         match error {
-            StreamError::Lost(_) if self.replays < REPLAYS_MAX => {
+            error if self.replays < REPLAYS_MAX && again(error, &mut self.resets) => {
                 self.replays += 1;
                 meters.replays.fetch_add(1, Ordering::Relaxed);
                 let deadline = Instant::now() + upstream.inner.patience;
                 let route = Route::Item(&self.request.path);
-                upstream.moved(&route, peer, deadline).await;
-                // What has come is repeated by the next source, and hashed anew.
-                let passed_on = self.passed_on;
-                self.begin_block();
-                (self.passed_on, self.skip) = (passed_on, passed_on);
+                upstream.moved(&route, peer, error, deadline).await;
+                // What was passed on of the block was never verified, and the next source's hash says
+                // nothing about it.
+                self.restart();
             }
             StreamError::Wire(WireError::WrongHash) if self.wrong < WRONG_MAX => {
                 self.wrong += 1;
@@ -374,6 +369,9 @@ impl Blocks {
                 let (path, index) = (&self.request.path, self.request.first_block);
                 tracing::warn!(peer = %peer.label, %path, index, "a block's hash is wrong; asking again");
                 peer.lied();
+                let deadline = Instant::now() + upstream.inner.patience;
+                let route = Route::Item(&self.request.path);
+                upstream.moved(&route, peer, error, deadline).await;
                 self.restart();
             }
             error => return Err(upstream.inner.failure(peer, error)),

@@ -12,7 +12,8 @@ pub const HEADER_BYTES: usize = 5;
 pub enum FrameKind {
     /// A child introduces itself for one tree: postcard [`super::Hello`]. Alone on its stream.
     Hello = 1,
-    /// The parent accepts the child. Empty.
+    /// The parent accepts the child. One byte: 1 if it hangs from somebody itself in that tree, or is
+    /// its root, 0 if not.
     Welcome = 2,
     /// A question: postcard [`super::Question`]. The only frame that the asker sends, but for the
     /// plan of a warm: pages and a done.
@@ -35,14 +36,16 @@ pub enum FrameKind {
     Done = 11,
     /// What was sent of the current block is void, it begins anew. Empty.
     Restart = 12,
+    /// Part of a bundle's files, as [`super::bundle`] says.
+    Bundle = 13,
     /// How far warming is in a part of the tree: postcard [`crate::WarmProgress`].
-    Progress = 13,
+    Progress = 14,
     /// Nodes that are warm: postcard list of [`super::message::NodeId`].
-    Warmed = 14,
+    Warmed = 15,
 }
 
 impl FrameKind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -55,6 +58,7 @@ impl FrameKind {
         Self::Cleared,
         Self::Done,
         Self::Restart,
+        Self::Bundle,
         Self::Progress,
         Self::Warmed,
     ];
@@ -63,7 +67,8 @@ impl FrameKind {
     #[must_use]
     pub const fn body_max(self) -> u32 {
         match self {
-            Self::Welcome | Self::Done | Self::Restart => 0,
+            Self::Done | Self::Restart => 0,
+            Self::Welcome => 1,
             Self::End => 32,
             Self::Hello => 1 << 10,
             Self::Failure | Self::Cleared | Self::Progress => 4 << 10,
@@ -74,7 +79,7 @@ impl FrameKind {
             Self::Report => REPORT_BYTES_MAX as u32 + 512,
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,
             #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
-            Self::Data => BLOCK_BYTES as u32,
+            Self::Data | Self::Bundle => BLOCK_BYTES as u32,
         }
     }
 
@@ -146,7 +151,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(15), None);
+        assert_eq!(FrameKind::from_byte(16), None);
     }
 
     #[test]

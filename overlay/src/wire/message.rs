@@ -4,7 +4,7 @@ use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
     XATTRS_MAX,
 };
-use crate::files::{BLOCK_BYTES, LISTING_ENTRIES_MAX, ReadRequest};
+use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, ReadRequest};
 use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -106,6 +106,8 @@ pub enum Request {
         /// When the asker stops waiting, in ms from now.
         budget_ms: u32,
     },
+    /// [`crate::Files::bundle`]: answered by bundle frames and a done frame.
+    Bundle(BundleRequest),
     /// Child to parent: all nodes are to carry out the plan that follows, told along `tree`.
     Warm {
         /// Which tree.
@@ -228,6 +230,7 @@ impl Request {
             }
             Self::Stat { names, .. } => check_names(names),
             Self::Read(request) => check_read(request),
+            Self::Bundle(request) => super::bundle::check(request),
             Self::Xattrs { .. }
             | Self::Usage { .. }
             | Self::Origins { .. }

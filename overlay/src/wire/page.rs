@@ -75,6 +75,8 @@ fn encode_page(raw: &[u8]) -> Bytes {
 #[derive(Debug)]
 pub struct PageReader<T> {
     items: Vec<T>,
+    /// Items that were handed out before these.
+    taken: usize,
     expected: usize,
     total: usize,
 }
@@ -85,6 +87,7 @@ impl<T: DeserializeOwned> PageReader<T> {
     pub fn new(expected: usize) -> Self {
         Self {
             items: Vec::with_capacity(expected.min(1024)),
+            taken: 0,
             expected,
             total: 0,
         }
@@ -93,7 +96,13 @@ impl<T: DeserializeOwned> PageReader<T> {
     /// Whether all items have come.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.items.len() == self.expected
+        self.taken + self.items.len() == self.expected
+    }
+
+    /// The items that have come since the last call.
+    pub fn take(&mut self) -> Vec<T> {
+        self.taken += self.items.len();
+        std::mem::take(&mut self.items)
     }
 
     /// The items.
@@ -123,7 +132,8 @@ impl<T: DeserializeOwned> PageReader<T> {
             return Err(WireError::Malformed { what: "page" });
         }
         while !raw.is_empty() {
-            too_many("items of an answer", self.items.len() + 1, self.expected)?;
+            let count = self.taken + self.items.len() + 1;
+            too_many("items of an answer", count, self.expected)?;
             let (item, rest) = postcard::take_from_bytes(raw)
                 .map_err(|_undecodable| WireError::Malformed { what: "item" })?;
             if rest.len() == raw.len() {

@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use std::time::{Duration, Instant};
 
 /// What a child makes of a parent that answers a request with these bytes.
-async fn asked_of<T>(
+pub(crate) async fn asked_of<T>(
     answer: Vec<u8>,
     finish: bool,
     ask: impl AsyncFnOnce(copperfs_overlay::Upstream) -> T,

@@ -2,9 +2,13 @@
 //! that are dead, late, strange or hostile.
 
 #[cfg(test)]
+mod bundles;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod faults;
+#[cfg(test)]
+mod healing;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
-    Files, FilesystemUsage, ItemPath, LinkStatus, Listing, Member, OriginFingerprint, Overlay,
-    OverlayConfig, OverlayError, ReadRequest, ReadStream, Roster, Seat, Secret, Service, Timestamp,
-    Upstream, Version, XattrList,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, LinkStatus,
+    Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest,
+    ReadStream, Roster, Seat, Secret, Service, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -160,6 +160,26 @@ impl Files for TestStorage {
             _ => Ok(attributes(FileKind::File, name.len() as u64)),
         });
         ready(Ok(answers.collect()))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        if request.directory == path("absent") {
+            return ready(Err(Failure::not_found(&request.directory)));
+        }
+        let items = request.files.into_iter().enumerate();
+        let items = items.filter(|(_, file)| &file.name[..] != b"absent");
+        let items = items.map(|(index, file)| {
+            if &file.name[..] == b"fails" {
+                return Err(Failure::new(FailureKind::Unavailable, "enough"));
+            }
+            let bytes = content(index as u64, file.size);
+            let lie = u8::from(&file.name[..] == b"wrong");
+            let mut hash: [u8; 32] = blake3::hash(&bytes).into();
+            hash[0] ^= lie;
+            let hash = ContentHash(hash);
+            Ok(BundleItem { index, bytes, hash })
+        });
+        ready(Ok(stream::iter(items).boxed()))
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -518,7 +538,7 @@ pub(crate) async fn raw_child(
     send.write_all(&tree.hello(rank)).await.unwrap();
     send.finish().unwrap();
     let answer = within(5, recv.read_to_end(64)).await.unwrap();
-    assert_eq!(answer, frame(FrameKind::Welcome, b""));
+    assert_eq!(answer, frame(FrameKind::Welcome, &[1]));
     (endpoint, connection)
 }
 
@@ -545,7 +565,7 @@ pub(crate) fn fake_parent(
             while let Ok((mut send, mut recv)) = connection.accept_bi().await {
                 let mut header = [0; HEADER_BYTES];
                 recv.read_exact(&mut header).await.unwrap();
-                let welcome = frame(FrameKind::Welcome, b"");
+                let welcome = frame(FrameKind::Welcome, &[1]);
                 let bytes = if first { welcome } else { answer() };
                 // The peer may stop reading at the first wrong byte.
                 let _stopped = send.write_all(&bytes).await;

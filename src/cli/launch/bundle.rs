@@ -22,6 +22,21 @@ pub struct Bundle {
     pub environment: BTreeMap<String, String>,
 }
 
+impl Bundle {
+    /// Reads one, and not to the end of `input`, which Open MPI never closes where its mpirun runs.
+    ///
+    /// # Errors
+    /// There is something else.
+    pub fn read(input: impl std::io::Read) -> anyhow::Result<Self> {
+        let mut values = serde_json::Deserializer::from_reader(input).into_iter();
+        values
+            .next()
+            .context("nothing on standard input")
+            .and_then(|value| Ok(value?))
+            .context("start-node is what a launch runs; it was not given a bundle")
+    }
+}
+
 /// Without what is in it: all of it may be secret.
 impl std::fmt::Debug for Bundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -32,6 +47,8 @@ impl std::fmt::Debug for Bundle {
 /// What a started node says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
+    /// Its rank.
+    pub rank: usize,
     /// Process id of its daemon.
     pub pid: u32,
     /// Its log, on its host.
@@ -76,6 +93,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
     make_way(&settings.mountpoint)?;
     let started = start::background(&layer, &settings, &bundle.environment)?;
     Ok(Answer {
+        rank: settings.rank().unwrap_or_default(),
         pid: started.pid,
         log: started.log,
     })
@@ -88,8 +106,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
 /// As [`start_here`].
 pub fn start_node() -> anyhow::Result<()> {
     leave_no_core();
-    let bundle: Bundle = serde_json::from_reader(std::io::stdin().lock())
-        .context("start-node is what a launch runs; it was not given a bundle")?;
+    let bundle = Bundle::read(std::io::stdin().lock())?;
     let answer = start_here(&bundle, &Machine::inspect())?;
     say(serde_json::to_string(&answer)?);
     Ok(())

@@ -6,8 +6,8 @@
 use super::super::record::{Kind, Node, Record};
 use super::super::stats::ClusterReports;
 use super::{Answer, Bundle, in_parallel, members};
-use crate::config::ConfigError;
-use crate::config::network::read_host_list;
+use crate::config::network::host_list;
+use crate::config::{ConfigError, Machine};
 use crate::daemon::process::Process;
 use anyhow::{Context, bail};
 use std::io::{self, Write};
@@ -25,9 +25,10 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(180);
 pub(super) fn nodes(
     given: &str,
     base: &Path,
+    machine: &Machine,
     wrong: impl Fn(String) -> ConfigError,
-) -> anyhow::Result<(Kind, Vec<Node>, Vec<String>)> {
-    let list = read_host_list(given)?;
+) -> anyhow::Result<(Kind, Vec<Node>)> {
+    let list = host_list(given, machine, &wrong)?;
     let nodes = members(&list, wrong)?
         .into_iter()
         .map(|(name, host)| Node {
@@ -36,7 +37,7 @@ pub(super) fn nodes(
             mountpoint: base.to_owned(),
         })
         .collect();
-    Ok((Kind::Remote, nodes, Vec::new()))
+    Ok((Kind::Remote, nodes))
 }
 
 /// Starts the node of rank `rank`.
@@ -175,6 +176,7 @@ mod tests {
                 mountpoint: "/m it's".into(),
             }],
             ssh: ["sh", "-c", script, "remote"].map(String::from).to_vec(),
+            starter: Vec::new(),
             program: "printf '%s|' \"$@\"; cat; :".into(),
         }
     }

@@ -182,6 +182,11 @@ fn a_tree_needs_a_secret_that_only_its_owner_reads() {
     let by_name = with(&[("interface", "hsn0")]).unwrap();
     assert_eq!(by_name.listen, Some("10.1.2.3:9000".parse().unwrap()));
     let by_network = with(&[("interface", "10.1.0.0/16"), ("listen", ":99")]).unwrap();
+    let holds = |address: &str| {
+        let network = by_network.network.unwrap();
+        network.holds(address.parse().unwrap())
+    };
+    assert!(holds("10.1.255.1") && !holds("10.2.0.1") && !holds("fe80::1"));
     assert_eq!(by_network.listen, Some("10.1.2.3:99".parse().unwrap()));
     assert!(
         with(&[("interface", "ib7")])
@@ -208,6 +213,98 @@ fn one_host_is_a_single_node() {
     assert!(error.contains("this host (nid002, 10.1.2.3) is not in the host list: nid001"));
     assert!(refused(&[("hosts", "a,b,a")]).contains("names a more than once"));
     assert!(refused(&[("hosts", "/no/such/hosts")]).contains("cannot read the host list"));
+}
+
+#[test]
+fn a_scheduler_says_the_hosts() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&secret, "0123").unwrap();
+    let path = secret.path().display().to_string();
+    let with = |host: &str, variables: &[(&str, &str)], more: &[(&'static str, &str)]| {
+        let mut machine = machine();
+        machine.host_names = vec![host.into()];
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        machine.variables = variables.iter().map(owned).collect();
+        let common = [("hosts", "slurm"), ("secret_file", path.as_str())];
+        resolve(&flags(&[&common, more].concat()), &machine).map_err(|e| e.to_string())
+    };
+    let list = ("SLURM_JOB_NODELIST", "nid[001-003]");
+    let settings = with("nid002", &[list], &[]).unwrap();
+    assert_eq!((settings.members.len(), settings.rank()), (3, Some(1)));
+    assert_eq!(settings.members[1].address, "nid002:7470");
+
+    // The name of the fast network, the host's own or Slurm's; a variable that an MPI launcher has
+    // carried from another node does not count against the host's name.
+    let suffix = ("host_suffix", "-hsn0");
+    let settings = with("nid003", &[list], &[suffix]).unwrap();
+    assert_eq!(
+        (settings.rank(), settings.members[2].name.as_str()),
+        (Some(2), "nid003")
+    );
+    assert_eq!(settings.members[0].address, "nid001-hsn0:7470");
+    assert_eq!(
+        with("nid003-hsn0", &[list], &[suffix]).unwrap().rank(),
+        Some(2)
+    );
+    let node = ("SLURMD_NODENAME", "nid001");
+    assert_eq!(
+        with("container7", &[list, node], &[]).unwrap().rank(),
+        Some(0)
+    );
+    assert_eq!(with("nid002", &[list, node], &[]).unwrap().rank(), Some(1));
+    assert!(
+        with("container7", &[list], &[])
+            .unwrap_err()
+            .contains("--rank N")
+    );
+    assert!(
+        with("nid002", &[], &[])
+            .unwrap_err()
+            .contains("--hosts: slurm: neither")
+    );
+    let error = with("nid002", &[list], &[("host_suffix", "a b")]).unwrap_err();
+    assert!(error.contains("--host-suffix: a suffix is"), "{error}");
+}
+
+#[test]
+fn a_topology_orders_the_nodes_and_moves_the_rank_along() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&secret, "0123").unwrap();
+    let path = secret.path().display().to_string();
+    let topology = "a nid00[1-2]\nb nid003,nid005\nc nid004,nid006\n";
+    let with = |rank: &str| {
+        settings(&[
+            ("hosts", "nid[001-006]"),
+            ("rank", rank),
+            ("arity", "2"),
+            ("topology", topology),
+            ("secret_file", &path),
+        ])
+        .unwrap()
+    };
+    let all: Vec<Settings> = ["0", "1", "2", "3", "4", "5"].map(with).into();
+    let names = |settings: &Settings| -> Vec<String> {
+        settings.members.iter().map(|m| m.name.clone()).collect()
+    };
+    let mut ranks: Vec<usize> = all.iter().filter_map(Settings::rank).collect();
+    for (given, settings) in all.iter().enumerate() {
+        assert_eq!(
+            names(settings),
+            names(&all[0]),
+            "the same order on all nodes"
+        );
+        assert_eq!(
+            settings.members[settings.rank().unwrap()].name,
+            format!("nid00{}", given + 1)
+        );
+    }
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(all[0].rank(), Some(0), "the first host stays the root");
+    let crossings = all[0].crossings.unwrap();
+    assert!(crossings.used < crossings.given, "{crossings:?}");
+    let error = refused(&[("hosts", "nid002,"), ("topology", "/no/such/topology.conf")]);
+    assert!(error.contains("cannot read the topology file"), "{error}");
 }
 
 #[test]

@@ -20,14 +20,14 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const ACTION: &str = "read";
+pub(super) const ACTION: &str = "read";
 
 /// The first piece is small enough to be on its way soon …
 const FIRST_PIECE_BYTES: u64 = 1 << 20;
 /// … and the others large enough for a parallel filesystem.
 const PIECE_BYTES: u64 = 4 << 20;
 
-struct Reading {
+pub(super) struct Reading {
     file: OwnedFd,
     range: ByteRange,
     /// Bytes handed on so far.
@@ -67,7 +67,7 @@ pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteSt
 }
 
 impl Reading {
-    fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
+    pub(super) fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
         let path = &range.path;
         let found = shared
             .open_at(path, OFlags::PATH)
@@ -107,7 +107,7 @@ impl Reading {
     }
 
     /// The next bytes, at most `limit`, verified to be of the version wanted.
-    fn piece(&mut self, shared: &Shared, limit: u64) -> Result<Bytes, Failure> {
+    pub(super) fn piece(&mut self, shared: &Shared, limit: u64) -> Result<Bytes, Failure> {
         let path = &self.range.path;
         let failed = |errno| shared.failure(ACTION, path, errno);
         let left = self.range.length - self.done;

@@ -103,12 +103,18 @@ pub struct Members {
     pub hosts: String,
     pub secret: PathBuf,
     origin: String,
+    arity: usize,
     scratch: Scratch,
 }
 
 impl Members {
-    /// `count` nodes on loopback ports that were free a moment ago.
+    /// `count` nodes in a chain, on loopback ports that were free a moment ago.
     pub fn new(count: usize, origin: &Path) -> Self {
+        Self::with_arity(count, 1, origin)
+    }
+
+    /// As [`Members::new`], each with up to `arity` children.
+    pub fn with_arity(count: usize, arity: usize, origin: &Path) -> Self {
         let scratch = Scratch::new();
         let sockets: Vec<UdpSocket> = (0..count)
             .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
@@ -124,6 +130,7 @@ impl Members {
             hosts: hosts.join(","),
             secret,
             origin,
+            arity,
             scratch,
         }
     }
@@ -135,7 +142,8 @@ impl Members {
 
     /// `copperfs mount` for node `rank`, without the mount point.
     pub fn command(&self, rank: usize, flags: &[&str]) -> std::process::Command {
-        let mut command = copperfs(["mount", "--hosts", &self.hosts, "--arity", "1"]);
+        let arity = self.arity.to_string();
+        let mut command = copperfs(["mount", "--hosts", &self.hosts, "--arity", &arity]);
         command
             .args(["--rank", &rank.to_string(), "--origin", &self.origin])
             .args(flags);

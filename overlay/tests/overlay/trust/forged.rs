@@ -142,7 +142,7 @@ async fn a_certificate_that_is_expired_or_of_another_kind_opens_nothing() {
     send.write_all(&tree.hello(1)).await.unwrap();
     send.finish().unwrap();
     let answer = within(5, recv.read_to_end(64)).await.unwrap();
-    assert_eq!(answer, frame(FrameKind::Welcome, b""));
+    assert_eq!(answer, frame(FrameKind::Welcome, &[1]));
 }
 
 /// What a child makes of a parent with this certificate.

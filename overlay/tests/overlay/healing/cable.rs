@@ -1,0 +1,286 @@
+//! Trees whose nodes hang on cables that can be pulled, and readers who check every byte meanwhile.
+
+use crate::support::{TestTree, content, path, whole, within};
+use copperfs_overlay::transport::{KernelNetwork, Network};
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, Failure, Files, LinkStatus, OverlayConfig, ReadStream, Upstream,
+};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+use std::collections::HashSet;
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+/// A node's cable.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cable {
+    pulled: Arc<AtomicBool>,
+    /// With whom alone it does not carry anything.
+    without: Arc<Mutex<HashSet<SocketAddr>>>,
+}
+
+impl Cable {
+    /// Nothing comes in or goes out: as when a machine dies without a word.
+    pub(super) fn pull(&self) {
+        self.pulled.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn plug(&self) {
+        self.pulled.store(false, Ordering::SeqCst);
+        self.without.lock().unwrap().clear();
+    }
+
+    /// Nothing comes from `address`, or goes there.
+    pub(super) fn avoid(&self, address: SocketAddr) {
+        self.without.lock().unwrap().insert(address);
+    }
+
+    fn carries(&self, address: SocketAddr) -> bool {
+        let pulled = self.pulled.load(Ordering::SeqCst);
+        !pulled && !self.without.lock().unwrap().contains(&address)
+    }
+}
+
+impl Network for Cable {
+    fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)> {
+        let (inner, granted) = KernelNetwork.bind(address)?;
+        let cable = self.clone();
+        Ok((Arc::new(Socket { inner, cable }), granted))
+    }
+
+    fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        KernelNetwork.resolve(address)
+    }
+}
+
+#[derive(Debug)]
+struct Socket {
+    inner: Arc<dyn AsyncUdpSocket>,
+    cable: Cable,
+}
+
+impl AsyncUdpSocket for Socket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Arc::clone(&self.inner).create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        if self.cable.carries(transmit.destination) {
+            return self.inner.try_send(transmit);
+        }
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let received = std::task::ready!(self.inner.poll_recv(cx, bufs, meta))?;
+            // A batch is rarely of several senders; what is lost with one comes again.
+            if meta[..received]
+                .iter()
+                .all(|meta| self.cable.carries(meta.addr))
+            {
+                return Poll::Ready(Ok(received));
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.inner.max_transmit_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.inner.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.inner.may_fragment()
+    }
+}
+
+/// A tree, and each node's cable.
+pub(super) struct Cabled {
+    pub(super) tree: TestTree,
+    pub(super) cables: Vec<Cable>,
+}
+
+impl Cabled {
+    pub(super) fn plan(len: usize, arity: usize, roots: Vec<usize>) -> Self {
+        let mut tree = TestTree::plan(len, arity, Duration::from_secs(20));
+        tree.roots = roots;
+        let cables = (0..len).map(|_| Cable::default()).collect();
+        Self { tree, cables }
+    }
+
+    pub(super) async fn start(len: usize, arity: usize, roots: Vec<usize>) -> Self {
+        let mut cabled = Self::plan(len, arity, roots);
+        for rank in 0..len {
+            cabled.start_node(rank, |_| {});
+        }
+        for rank in 0..len {
+            cabled.tree.connected(rank).await;
+        }
+        cabled
+    }
+
+    pub(super) fn start_node(&mut self, rank: usize, change: impl FnOnce(&mut OverlayConfig)) {
+        let config = self.config(rank, change);
+        self.tree.nodes[rank] = Some(self.tree.try_start(rank, config, |_| {}).unwrap());
+    }
+
+    pub(super) fn config(
+        &self,
+        rank: usize,
+        change: impl FnOnce(&mut OverlayConfig),
+    ) -> OverlayConfig {
+        let mut config = self.tree.config(rank);
+        config.network = Arc::new(self.cables[rank].clone());
+        change(&mut config);
+        config
+    }
+
+    /// Where `rank` stands in each tree in which it is not the root: `Some` rank it hangs from.
+    pub(super) fn above(&self, rank: usize) -> Vec<Option<usize>> {
+        let links = self.tree.parent(rank).links().into_iter();
+        links
+            .map(|link| match link.status {
+                LinkStatus::Connected(above) => Some(above),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Waits until `rank` hangs from its parent in every tree; gives how long it took.
+    pub(super) async fn home(&self, rank: usize) -> Duration {
+        let begun = Instant::now();
+        let links = || self.tree.parent(rank).links();
+        within(15, async {
+            while links()
+                .iter()
+                .any(|link| link.status != LinkStatus::Connected(link.home))
+            {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        begun.elapsed()
+    }
+
+    /// Waits until `rank` hangs from `above` in its first tree; gives how long it took.
+    pub(super) async fn moved(&self, rank: usize, above: usize) -> Duration {
+        let begun = Instant::now();
+        within(10, async {
+            while self.above(rank)[0] != Some(above) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        begun.elapsed()
+    }
+}
+
+/// All bytes of a read, each compared; gives how often something was taken back.
+pub(super) async fn right(mut parts: ReadStream) -> Result<u32, Failure> {
+    let (mut block, mut blocks, mut restarts) = (Vec::new(), 0, 0);
+    while let Some(part) = parts.next().await {
+        match part? {
+            BlockPart::Bytes(bytes) => block.extend_from_slice(&bytes),
+            BlockPart::Restart => {
+                block.clear();
+                restarts += 1;
+            }
+            BlockPart::End(_) => {
+                let len = u64::try_from(block.len()).unwrap();
+                assert!(block == content(blocks * BLOCK_BYTES, len), "wrong bytes");
+                block.clear();
+                blocks += 1;
+            }
+        }
+    }
+    assert!(block.is_empty(), "bytes without an end");
+    Ok(restarts)
+}
+
+/// Reads and lists without pause until it is ended; every answer must be right.
+pub(super) struct Reader {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<Took>>,
+}
+
+/// What a reader saw.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Took {
+    pub(super) answers: u32,
+    pub(super) restarts: u32,
+    pub(super) longest: Duration,
+}
+
+impl Took {
+    fn and(self, other: Self) -> Self {
+        Self {
+            answers: self.answers + other.answers,
+            restarts: self.restarts + other.restarts,
+            longest: self.longest.max(other.longest),
+        }
+    }
+}
+
+impl Reader {
+    /// Three reads of two blocks and a listing at a time.
+    pub(super) fn start(files: &Upstream) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = (0..4).map(|which| {
+            let (files, stop) = (files.clone(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut took = Took::default();
+                while !stop.load(Ordering::SeqCst) {
+                    let begun = Instant::now();
+                    if which == 0 {
+                        let listing = files.list(path("dir"), None, 10).await.unwrap();
+                        assert_eq!(listing.entries.len(), 3);
+                    } else {
+                        let name = format!("file{which}-{}", took.answers);
+                        let request = whole(&name, BLOCK_BYTES + 5);
+                        let parts = files.read(request).await.unwrap();
+                        took.restarts += right(parts).await.unwrap();
+                    }
+                    took.answers += 1;
+                    took.longest = took.longest.max(begun.elapsed());
+                    // So that what is measured is the tree, and not this machine.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                took
+            })
+        });
+        Self {
+            tasks: tasks.collect(),
+            stop,
+        }
+    }
+
+    /// Ends it; gives what it saw. Fails where an answer was an error or wrong.
+    pub(super) async fn end(self) -> Took {
+        self.stop.store(true, Ordering::SeqCst);
+        let mut all = Took::default();
+        for task in self.tasks {
+            all = all.and(within(25, task).await.unwrap());
+        }
+        assert!(all.answers > 3, "{all:?}");
+        all
+    }
+}

@@ -1,0 +1,115 @@
+//! Parents that send blocks whose hash is wrong.
+
+use super::cable::{Cabled, right};
+use crate::support::{fake_parent, frame, kind, path, until, whole, within};
+use copperfs_overlay::wire::FrameKind;
+use copperfs_overlay::{BLOCK_BYTES, BlockPart, FailureKind, Files, LinkStatus};
+use futures_util::StreamExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A block that is not what its hash says.
+fn lie() -> Vec<u8> {
+    let block = vec![7; 1 << 20];
+    let hash = *blake3::hash(b"something else").as_bytes();
+    [frame(FrameKind::Data, &block), frame(FrameKind::End, &hash)].concat()
+}
+
+/// A chain of four, whose third is a liar; its child's bar is short. Gives how often it was asked.
+async fn chain(bar: Duration) -> (Cabled, Arc<AtomicU32>, impl Drop) {
+    struct Ended(quinn::Endpoint, tokio::task::JoinHandle<()>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            self.0.close(0u32.into(), b"");
+            self.1.abort();
+        }
+    }
+    let mut cabled = Cabled::plan(4, 1, vec![0]);
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
+    let address = cabled.tree.address(2);
+    let (endpoint, task) = fake_parent(&cabled.tree.secret, address, true, move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        lie()
+    });
+    for rank in [0, 1] {
+        cabled.start_node(rank, |_| {});
+    }
+    cabled.tree.connected(1).await;
+    cabled.start_node(3, |config| config.patience.bar = bar);
+    cabled.home(3).await;
+    (cabled, asked, Ended(endpoint, task))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_block_is_taken_back_and_comes_from_elsewhere() {
+    let (cabled, asked, _liar) = chain(Duration::from_secs(60)).await;
+    let files = cabled.tree.parent(3);
+    let begun = Instant::now();
+    let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
+    // What was passed on before the end was seen to be wrong is void.
+    assert_eq!(within(10, right(parts)).await, Ok(1));
+    println!("right after {:?}", begun.elapsed());
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    let counters = cabled.tree.node(3).counters();
+    assert_eq!((counters.wrong_blocks, counters.blocks_verified), (1, 1));
+    assert_ne!(cabled.above(3)[0], Some(2));
+    // It is left alone for a while.
+    cabled.moved(3, 1).await;
+    let parts = files.read(whole("file", 3 * BLOCK_BYTES)).await.unwrap();
+    assert_eq!(within(20, right(parts)).await, Ok(0));
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_keeps_lying_is_dropped_for_good() {
+    let (cabled, asked, _liar) = chain(Duration::from_millis(100)).await;
+    let files = cabled.tree.parent(3);
+    for lies in 1..=3 {
+        within(20, async {
+            while asked.load(Ordering::SeqCst) < lies {
+                cabled.home(3).await;
+                let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
+                right(parts).await.unwrap();
+            }
+        })
+        .await;
+    }
+    cabled.moved(3, 1).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
+    assert_eq!(right(parts).await, Ok(0));
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+    assert_eq!(cabled.above(3), [Some(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_only_source_that_lies_is_never_believed() {
+    let mut cabled = Cabled::plan(2, 2, vec![0]);
+    cabled.tree.timeout = Duration::from_secs(2);
+    let (endpoint, task) = fake_parent(&cabled.tree.secret, cabled.tree.address(0), true, lie);
+    cabled.start_node(1, |_| {});
+    cabled.tree.connected(1).await;
+    let files = cabled.tree.parent(1);
+    let mut parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
+    let mut failure = None;
+    within(10, async {
+        while let Some(part) = parts.next().await {
+            match part {
+                Ok(BlockPart::End(_)) => panic!("a lie was verified"),
+                Ok(_) => {}
+                Err(error) => failure = Some(error.kind),
+            }
+        }
+    })
+    .await;
+    // Three times, and nobody else to ask.
+    assert_eq!(failure, Some(FailureKind::Unavailable));
+    assert_eq!(cabled.tree.node(1).counters().wrong_blocks, 3);
+    until(|| matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })).await;
+    let asked = within(5, files.list(path("dir"), None, 1)).await;
+    assert_eq!(kind(asked), FailureKind::Unavailable);
+    endpoint.close(0u32.into(), b"");
+    task.abort();
+}

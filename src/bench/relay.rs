@@ -1,0 +1,128 @@
+//! A node without caches: passes reads on to its ancestor; the root's storage is memory.
+
+use bytes::Bytes;
+use copperfs_overlay::{
+    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files,
+    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Service,
+    Upstream, XattrList,
+};
+use futures_util::future::{BoxFuture, ready};
+use futures_util::{FutureExt, StreamExt, stream};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::num::to_usize;
+
+/// Bytes that the root hands over at a time, as an origin's reads do.
+const PIECE_BYTES: u64 = 128 << 10;
+
+/// What the root has: blocks of one byte's value, whose hashes are made once.
+#[derive(Debug)]
+pub(super) struct Memory {
+    piece: Bytes,
+    /// By length of block. Held for a look-up, or while a new length is hashed.
+    hashes: Mutex<HashMap<u64, ContentHash>>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self {
+            piece: vec![0x5a; to_usize(PIECE_BYTES)].into(),
+            hashes: Mutex::default(),
+        }
+    }
+
+    fn hash(&self, len: u64) -> ContentHash {
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        *hashes.entry(len).or_insert_with(|| {
+            let mut hasher = blake3::Hasher::new();
+            for piece in self.pieces(len) {
+                hasher.update(&piece);
+            }
+            ContentHash(*hasher.finalize().as_bytes())
+        })
+    }
+
+    fn pieces(&self, len: u64) -> impl Iterator<Item = Bytes> {
+        (0..len.div_ceil(PIECE_BYTES)).map(move |index| {
+            let left = (len - index * PIECE_BYTES).min(PIECE_BYTES);
+            self.piece.slice(..to_usize(left))
+        })
+    }
+
+    fn read(self: Arc<Self>, request: &ReadRequest) -> ReadStream {
+        let size = request.size;
+        let blocks = request.first_block..request.first_block + request.block_count;
+        let blocks = blocks.filter(move |&block| block * BLOCK_BYTES < size);
+        stream::iter(blocks)
+            .flat_map(move |block| {
+                let len = ReadRequest::block_len(size, block);
+                let pieces: Vec<_> = self.pieces(len).map(BlockPart::Bytes).collect();
+                let end = BlockPart::End(self.hash(len));
+                stream::iter(pieces.into_iter().chain([end]).map(Ok))
+            })
+            .boxed()
+    }
+}
+
+fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+    let failure = Failure::new(FailureKind::Unsupported, "a benchmark reads, nothing else");
+    ready(Err(failure)).boxed()
+}
+
+/// The root's storage. Answers reads only.
+#[derive(Debug)]
+pub(super) struct Storage(pub(super) Arc<Memory>);
+
+impl Files for Storage {
+    fn list(
+        &self,
+        _path: ItemPath,
+        _cursor: Option<Cursor>,
+        _limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        unsupported()
+    }
+
+    fn stat(
+        &self,
+        _parent: ItemPath,
+        _names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+        unsupported()
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        ready(Ok(Arc::clone(&self.0).read(&request))).boxed()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        unsupported()
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        unsupported()
+    }
+}
+
+/// A node: asks whom the tree says.
+#[derive(Debug)]
+pub(super) struct Relay(pub(super) Upstream);
+
+impl Service for Relay {
+    fn files(&self, attempt: u8) -> Arc<dyn Files> {
+        Arc::new(self.0.at(attempt))
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        ready(Ok(Vec::new())).boxed()
+    }
+
+    fn report(&self) -> Bytes {
+        Bytes::from_static(b"{}")
+    }
+
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+}

@@ -1,0 +1,243 @@
+//! `copperfs bench`: what the tree costs on this machine.
+
+use super::simulate::{shown, shown_rate, size};
+use super::{say, table};
+use crate::bench::hop::{self, HopResult};
+use crate::bench::idle::{self, IdleResult};
+use crate::bench::tree::{RoundTrips, TreeBench, TreeResult};
+use crate::config::Machine;
+use crate::config::units::Bytes;
+use crate::daemon::runtime_dir;
+use crate::simulate::Calibration;
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Round trips from a leaf to the root and back, many nodes in this process
+    #[command(after_help = "Examples:\n  \
+            copperfs bench tree\n  \
+            copperfs bench tree --nodes 31 --arity 2 --sizes 1,4KiB,128KiB,1MiB --json\n  \
+            copperfs bench tree --calibrate here.json\n\n\
+            Real QUIC with mutual TLS over loopback; no caches on the way, no FUSE, no storage.")]
+    Tree(TreeArgs),
+    /// One hop in bulk, beside TCP with TLS in the same run; memory of idle connections
+    #[command(after_help = "Examples:\n  \
+            copperfs bench hop\n  \
+            copperfs bench hop --bulk 1GiB --samples 5 --json\n\n\
+            Both ends are in this process, a thread each; processor time is that of both.")]
+    Hop(HopArgs),
+    /// The other side of idle connections; a task on standard input
+    #[command(hide = true)]
+    IdlePeer,
+}
+
+/// Options of `bench tree`.
+#[derive(Debug, Args)]
+pub struct TreeArgs {
+    /// Nodes in this process
+    #[arg(long, default_value_t = 31)]
+    nodes: usize,
+    /// Most children of a node
+    #[arg(long, default_value_t = 2)]
+    arity: usize,
+    /// Payloads of the answers
+    #[arg(
+        long,
+        value_name = "SIZES",
+        default_value = "1,4KiB,128KiB,1MiB",
+        value_delimiter = ',',
+        value_parser = size
+    )]
+    sizes: Vec<u64>,
+    /// Round trips of each payload; an eighth of them from 1 MiB on
+    #[arg(long, value_name = "N", default_value_t = 4_000)]
+    samples: usize,
+    /// Threads that all nodes share
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+    /// Print JSON: times in seconds
+    #[arg(long)]
+    json: bool,
+    /// Also measure bulk transfer, and write what `copperfs simulate tree --calibration` reads
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
+}
+
+/// Options of `bench hop`.
+#[derive(Debug, Args)]
+pub struct HopArgs {
+    /// Bytes of one transfer
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = size)]
+    bulk: u64,
+    /// Transfers in each of three rounds
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    samples: usize,
+    /// Idle connections to count memory by; 0: leave it
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    idle: usize,
+    /// Print JSON: rates in bytes a second
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes of a transfer for a calibration.
+const CALIBRATION_BYTES: u64 = 256 << 20;
+/// Most samples, and idle connections: more tell nothing more.
+const COUNT_MAX: usize = 1_000_000;
+/// Payload of one read: what a stream of blocks may hold.
+const SIZE_MAX: u64 = 1 << 40;
+
+/// Measures and prints.
+///
+/// # Errors
+/// What could not be measured.
+pub fn bench(command: BenchCommand) -> anyhow::Result<()> {
+    match command {
+        BenchCommand::Tree(args) => tree(&args),
+        BenchCommand::Hop(args) => one_hop(&args),
+        BenchCommand::IdlePeer => Ok(idle::peer()?),
+    }
+}
+
+fn tree(args: &TreeArgs) -> anyhow::Result<()> {
+    ensure!(
+        (1..=COUNT_MAX).contains(&args.samples) && (1..=64).contains(&args.workers),
+        "--samples lies between 1 and {COUNT_MAX}, --workers between 1 and 64"
+    );
+    ensure!(
+        args.sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)),
+        "--sizes: a payload has 1 byte to 1 TiB"
+    );
+    let bench = TreeBench {
+        nodes: args.nodes,
+        arity: args.arity,
+        sizes: args.sizes.clone(),
+        samples: args.samples,
+        workers: args.workers,
+    };
+    let found = bench.run()?;
+    if args.json {
+        say(serde_json::to_string_pretty(&found)?);
+    } else {
+        say(tree_report(&found).trim_end());
+    }
+    if let Some(path) = &args.calibrate {
+        calibrate(&bench, path)?;
+    }
+    Ok(())
+}
+
+fn calibrate(bench: &TreeBench, path: &Path) -> anyhow::Result<()> {
+    let small = TreeBench {
+        nodes: 2,
+        arity: 1,
+        sizes: vec![1],
+        ..bench.clone()
+    };
+    let small = small.run()?;
+    let trips = small.one_hop.first().context("nothing was measured")?;
+    let read = hop::reading(CALIBRATION_BYTES, 3)?;
+    let calibration = Calibration {
+        hop_s: trips.time.p50_s / 2.0,
+        // Both ends are in this process, and do about as much.
+        request_cpu_s: trips.cpu_s / 2.0,
+        bandwidth: read.bytes_per_s,
+        cpu_s_per_gib: read.cpu_s_per_gib,
+    };
+    std::fs::write(path, serde_json::to_vec_pretty(&calibration)?)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn tree_report(found: &TreeResult) -> String {
+    let head = ["way", "payload", "p50", "p90", "p99", "samples", "CPU"].map(String::from);
+    let row = |trips: &RoundTrips| {
+        let way = if trips.hops == 1 {
+            "one hop"
+        } else {
+            "leaf to root"
+        };
+        [
+            format!("{way} and back ({})", trips.hops),
+            Bytes(trips.bytes).to_string(),
+            shown(trips.time.p50_s),
+            shown(trips.time.p90_s),
+            shown(trips.time.p99_s),
+            trips.time.samples.to_string(),
+            shown(trips.cpu_s),
+        ]
+    };
+    let rows: Vec<[String; 7]> = std::iter::once(head)
+        .chain(found.leaf.iter().map(row))
+        .chain(found.one_hop.iter().map(row))
+        .collect();
+    table(&rows)
+}
+
+fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
+    ensure!(
+        (1..=COUNT_MAX).contains(&args.samples) && args.idle <= COUNT_MAX,
+        "--samples lies between 1 and {COUNT_MAX}, --idle between 0 and {COUNT_MAX}"
+    );
+    ensure!(
+        (1..=SIZE_MAX).contains(&args.bulk),
+        "--bulk: a transfer has 1 byte to 1 TiB"
+    );
+    let found = hop::run(args.bulk, args.samples)?;
+    let idle = (args.idle > 0)
+        .then(|| idle_connections(args.idle))
+        .transpose()?;
+    if args.json {
+        let printed = json!({ "bulk": found, "idle": idle });
+        say(serde_json::to_string_pretty(&printed)?);
+    } else {
+        say(hop_report(&found, idle.as_ref()).trim_end());
+    }
+    Ok(())
+}
+
+fn idle_connections(count: usize) -> anyhow::Result<IdleResult> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let machine = Machine::inspect();
+    let dir = machine.runtime_base(machine.uid).join("bench");
+    runtime_dir::prepare(&dir)?;
+    let secret = dir.join(format!("{}.secret", std::process::id()));
+    Ok(idle::run(
+        count,
+        &program,
+        &["bench", "idle-peer"],
+        &secret,
+    )?)
+}
+
+fn hop_report(found: &HopResult, idle: Option<&IdleResult>) -> String {
+    let row = |what: &str, way: &hop::Throughput| {
+        [
+            what.to_owned(),
+            shown_rate(way.bytes_per_s),
+            format!("{:.3} CPU-s/GiB", way.cpu_s_per_gib),
+        ]
+    };
+    let mut text = table(&[
+        ["one hop", "throughput", "processor, both ends"].map(String::from),
+        row("transport (QUIC)", &found.quic),
+        row("TCP + TLS", &found.tls),
+        row("read, framed and verified", &found.read),
+    ]);
+    text.push_str(&format!(
+        "\ntransport against TCP + TLS: throughput {:.2} ×, processor {:.2} ×\n",
+        found.throughput_ratio, found.cpu_ratio
+    ));
+    if let Some(idle) = idle {
+        text.push_str(&format!(
+            "idle connection, of {}: {} at the parent, {} at the child\n",
+            idle.connections,
+            Bytes(idle.parent_bytes),
+            Bytes(idle.child_bytes)
+        ));
+    }
+    text
+}

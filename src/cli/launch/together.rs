@@ -1,0 +1,515 @@
+//! All nodes at once, by one command that runs a program on every host: `srun`, `mpirun`.
+//!
+//! One bundle serves all: each node finds its own rank by its name, and says one line when its mount
+//! answers, which it does only when its parent's does. `srun` gives its standard input to every task, so
+//! the bundle goes over that; MPI's launchers do not (Open MPI 4.1 leaves out the tasks of its own host,
+//! Hydra knows rank 0 only), and find it in a file of mode 0600 that goes when all have started. What the launcher does grows with the number of nodes, what a node does does not. The tasks
+//! stay in the foreground as long as their daemons live: a scheduler that tracks processes kills what a
+//! step leaves behind.
+
+use super::super::record::Record;
+use super::super::{explained, say};
+use super::bundle::{Answer, Bundle, start_here};
+use crate::config::Machine;
+use crate::config::hosts::launcher::{Launcher, task_rank};
+use crate::config::resolve::check_secret_file;
+use crate::daemon::process::Process;
+use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long all hosts together may take to say something.
+const TIMEOUT: Duration = Duration::from_secs(180);
+
+/// After a failure, how long others are waited for: a mistake in the options fails everywhere.
+const CLOSELY: Duration = Duration::from_millis(500);
+
+/// Lines that wait for the launcher; when they are full the command's output waits.
+const LINES_MAX: usize = 1024;
+
+/// What one host says, as a line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::cli) struct Said {
+    /// Its name.
+    pub(in crate::cli) host: String,
+    /// What happened there.
+    pub(in crate::cli) outcome: Outcome,
+}
+
+/// What happened on one host.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::cli) enum Outcome {
+    /// Its node is up.
+    Up(Answer),
+    /// What was taken away; empty: nothing was there.
+    Down(String),
+    /// What failed.
+    Failed(String),
+    /// The host is there, as the task with this number.
+    Here(Option<u64>),
+}
+
+impl Said {
+    /// What this host says of an outcome.
+    pub(in crate::cli) fn here(machine: &Machine, outcome: Outcome) -> Self {
+        Self {
+            host: machine.host_name().to_owned(),
+            outcome,
+        }
+    }
+
+    /// Says it: one line, in one piece.
+    pub(in crate::cli) fn say(&self) {
+        match serde_json::to_string(self) {
+            Ok(line) => say(line),
+            Err(error) => super::super::fail(error),
+        }
+    }
+}
+
+/// The words of the command that starts tasks on all hosts; `None`: each is reached by itself. `given`
+/// is `--starter`, `launcher` the word of `--hosts`.
+pub(super) fn starter(given: Option<&str>, launcher: Option<Launcher>) -> Option<Vec<String>> {
+    // A step beside the job's own, whose tasks may end one by one.
+    const SRUN: &str = "srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 \
+                        --cpu-bind=none --mem=0 --gres=none --mpi=none --no-kill \
+                        --kill-on-bad-exit=0 --wait=0 --quiet";
+    const OPEN_MPI: &str = "mpirun --map-by ppr:1:node --bind-to none --stdin none";
+    const HYDRA: &str = "mpiexec -ppn 1 -bind-to none";
+    let line = match (given, launcher) {
+        (Some("ssh"), _) => return None,
+        (Some(line), _) => line,
+        (None, Some(Launcher::Slurm)) => SRUN,
+        (None, Some(Launcher::Mpi)) if is_hydra() => HYDRA,
+        (None, Some(Launcher::Mpi)) => OPEN_MPI,
+        (None, Some(Launcher::Pbs) | None) => return None,
+    };
+    Some(line.split_whitespace().map(ToOwned::to_owned).collect())
+}
+
+/// Whether `mpirun` is that of MPICH and its kin.
+fn is_hydra() -> bool {
+    let said = Command::new("mpirun").arg("--version").output();
+    said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("HYDRA"))
+}
+
+/// The hosts that the command runs tasks on, in the order of the tasks.
+///
+/// # Errors
+/// The command fails, or says nothing that is understood.
+pub(super) fn ask_hosts(
+    starter: &[String],
+    program: &str,
+    machine: &Machine,
+) -> anyhow::Result<Vec<String>> {
+    let mut running = Running::start(
+        starter,
+        None,
+        program,
+        &["start-node", "--who"],
+        &[],
+        machine,
+    )?;
+    let mut tasks: Vec<(u64, String)> = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while let Some(said) = running.next(deadline)? {
+        if let Outcome::Here(rank) = said.outcome {
+            tasks.push((rank.unwrap_or(u64::MAX), said.host));
+        }
+    }
+    running.finished()?;
+    tasks.sort();
+    let mut hosts: Vec<String> = Vec::with_capacity(tasks.len());
+    for (_, host) in tasks {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    ensure!(
+        !hosts.is_empty(),
+        "{} ran nothing that says its host: does it run programs here? {}",
+        starter.join(" "),
+        running.tail()
+    );
+    Ok(hosts)
+}
+
+/// What came of a start: the answers, and what failed by the name of its host.
+#[derive(Debug, Default)]
+pub(super) struct Outcomes {
+    pub(super) up: Vec<Answer>,
+    pub(super) failed: Vec<(String, anyhow::Error)>,
+}
+
+/// A bundle as a file that all hosts see, gone with its guard.
+#[derive(Debug)]
+struct BundleFile(PathBuf);
+
+impl BundleFile {
+    fn write(dir: &Path, launch: &str, bundle: &[u8]) -> anyhow::Result<Self> {
+        let path = dir.join(format!(".copperfs-launch.{launch}"));
+        let mut file = fs::File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| {
+                format!(
+                    "cannot write the options for the nodes to {}; --bundle-dir names another \
+                     directory that all hosts see",
+                    dir.display()
+                )
+            })?;
+        let file_of_nodes = Self(path);
+        file.write_all(bundle)?;
+        file.sync_all()?;
+        Ok(file_of_nodes)
+    }
+}
+
+impl Drop for BundleFile {
+    fn drop(&mut self) {
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+/// Starts all nodes and hears what they say; the command goes on running. The bundle goes by a file in
+/// `bundle_dir` if one is given, over standard input otherwise.
+///
+/// # Errors
+/// The command cannot be run, the file not written.
+pub(super) fn start(
+    record: &Record,
+    bundle: &Bundle,
+    bundle_dir: Option<&Path>,
+    machine: &Machine,
+    mut heard: impl FnMut(),
+) -> anyhow::Result<(Outcomes, Running)> {
+    let bundle = serde_json::to_vec(bundle)?;
+    let file = bundle_dir
+        .map(|dir| BundleFile::write(dir, &record.id, &bundle))
+        .transpose()?;
+    let mut args = vec!["start-node".to_owned(), "--together".to_owned()];
+    if let Some(BundleFile(path)) = &file {
+        args.extend(["--bundle".to_owned(), path.display().to_string()]);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let input = if file.is_some() { &[][..] } else { &bundle };
+    let mut running = Running::of(record, &args, input, machine)?;
+    let mut outcomes = Outcomes::default();
+    let mut deadline = Instant::now() + TIMEOUT;
+    while outcomes.up.len() < record.nodes.len() {
+        match running.next(deadline) {
+            Ok(Some(said)) => match said.outcome {
+                Outcome::Up(answer) => outcomes.up.push(answer),
+                Outcome::Failed(why) => {
+                    outcomes.failed.push((said.host, anyhow::Error::msg(why)));
+                    deadline = deadline.min(Instant::now() + CLOSELY);
+                }
+                Outcome::Down(_) | Outcome::Here(_) => continue,
+            },
+            Ok(None) => {
+                let status = running.finished().err();
+                let why = status.map_or_else(|| running.tail(), |error| explained(&error));
+                let silent = record.nodes.len() - outcomes.up.len() - outcomes.failed.len();
+                if silent > 0 {
+                    let text = format!("{silent} nodes said nothing before it ended. {why}");
+                    outcomes
+                        .failed
+                        .push((running.command.clone(), anyhow::Error::msg(text)));
+                }
+                break;
+            }
+            Err(_) if !outcomes.failed.is_empty() => break,
+            Err(error) => {
+                outcomes.failed.push((running.command.clone(), error));
+                break;
+            }
+        }
+        heard();
+    }
+    Ok((outcomes, running))
+}
+
+/// Runs `unmount` with `flags` on every host of a launch; what each says.
+///
+/// # Errors
+/// The command cannot be run or fails, or some host says nothing.
+pub(in crate::cli) fn unmount(
+    record: &Record,
+    flags: &[&str],
+    machine: &Machine,
+) -> anyhow::Result<Vec<(String, anyhow::Result<String>)>> {
+    let mount = record.mountpoint.display().to_string();
+    let args: Vec<&str> = [&["unmount", "--report"], flags, &["--", &mount]].concat();
+    let mut running = Running::of(record, &args, &[], machine)?;
+    let mut heard = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while heard.len() < record.nodes.len() {
+        let Some(said) = running.next(deadline)? else {
+            break;
+        };
+        match said.outcome {
+            Outcome::Down(done) => heard.push((said.host, Ok(done))),
+            Outcome::Failed(why) => heard.push((said.host, Err(anyhow::Error::msg(why)))),
+            Outcome::Up(_) | Outcome::Here(_) => {}
+        }
+    }
+    if heard.len() < record.nodes.len() {
+        let status = running.finished().err();
+        let why = status.map_or_else(|| running.tail(), |error| explained(&error));
+        bail!(
+            "only {} of {} nodes said anything. {why}",
+            heard.len(),
+            record.nodes.len()
+        );
+    }
+    running.finished()?;
+    Ok(heard)
+}
+
+/// A command that runs a program on all hosts, and what comes of it.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    log: PathBuf,
+    command: String,
+}
+
+impl Running {
+    fn of(record: &Record, args: &[&str], input: &[u8], machine: &Machine) -> anyhow::Result<Self> {
+        let nodes = Some(record.nodes.len());
+        Self::start(
+            &record.starter,
+            nodes,
+            &record.program,
+            args,
+            input,
+            machine,
+        )
+    }
+
+    fn start(
+        starter: &[String],
+        nodes: Option<usize>,
+        program: &str,
+        args: &[&str],
+        input: &[u8],
+        machine: &Machine,
+    ) -> anyhow::Result<Self> {
+        let count = nodes.map(|nodes| nodes.to_string()).unwrap_or_default();
+        let words: Vec<String> = starter
+            .iter()
+            .map(|word| word.replace("{nodes}", &count))
+            .collect();
+        let (command, options) = words.split_first().context("--starter names no command")?;
+        let dir = machine.runtime_base(machine.uid).join("launches");
+        runtime_dir::prepare(&dir)?;
+        let log = dir.join(format!("{}.{}.log", base_name(command), std::process::id()));
+        // Of its own group: what ends the launcher's terminal or pipeline does not end the nodes.
+        let mut child = Command::new(command)
+            .args(options)
+            .arg(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(runtime_dir::open_log(&log)?)
+            // An mpirun that uses srun itself shares the job's nodes with its other steps.
+            .env("SLURM_OVERLAP", "1")
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run {command}; --starter names another command"))?;
+        let (sender, lines) = sync_channel(LINES_MAX);
+        let (pipe, output) = (child.stdin.take(), child.stdout.take());
+        let input = input.to_vec();
+        // Neither waits for the other: a task that has said its line may read on, or not at all.
+        std::thread::spawn(move || {
+            // One that ends without reading says why elsewhere.
+            let _gone = pipe.map(|mut pipe| pipe.write_all(&input));
+        });
+        std::thread::spawn(move || output.map(|output| pass_on(output, &sender)));
+        Ok(Self {
+            child,
+            lines,
+            log,
+            command: command.clone(),
+        })
+    }
+
+    /// The next thing that a host says; `None` when the command has ended or closed its output. Other
+    /// lines, a launcher's own, are left out.
+    fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Said>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    if let Ok(said) = serde_json::from_str(&line) {
+                        return Ok(Some(said));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("not all nodes have said something within {TIMEOUT:?}")
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of the command.
+    fn finished(&mut self) -> anyhow::Result<()> {
+        if let Some(process) = Process::open(self.child.id())?
+            && !process.wait(Duration::from_secs(10))?
+        {
+            self.end();
+            bail!("{} does not end", self.command);
+        }
+        let status = self.child.wait()?;
+        ensure!(
+            status.success(),
+            "{} ended with {status}: {}",
+            self.command,
+            self.tail()
+        );
+        Ok(())
+    }
+
+    /// Ends the command, whatever it does.
+    pub(super) fn end(&mut self) {
+        if let Ok(Some(process)) = Process::open(self.child.id()) {
+            let _best_effort = process.end(SHUTDOWN_TIMEOUT);
+        }
+        let _reaped = self.child.wait();
+    }
+
+    /// The last lines that the command has written on its standard error.
+    fn tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
+        lines[lines.len().saturating_sub(6)..].join(" | ")
+    }
+}
+
+/// The command goes on running; its log goes, which is for the errors of the launch itself.
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _absent = fs::remove_file(&self.log);
+    }
+}
+
+fn base_name(command: &str) -> String {
+    let name = Path::new(command).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn pass_on(output: impl Read, sender: &SyncSender<String>) {
+    for line in BufReader::new(output).lines() {
+        let Ok(line) = line else { return };
+        if sender.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+/// `copperfs start-node --who`: says on which host this task runs.
+pub(in crate::cli) fn who() {
+    let machine = Machine::inspect();
+    Said::here(&machine, Outcome::Here(task_rank(&machine.variables))).say();
+}
+
+/// `copperfs start-node --together`: one of many tasks that were given the same bundle. Ends with its
+/// daemon; what fails is said, and is no failure of the task, which some launchers would end all others
+/// for.
+///
+/// # Errors
+/// The daemon cannot be waited for.
+pub(in crate::cli) fn start_node(bundle: Option<&Path>) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    let bundle = match bundle {
+        Some(path) => read_bundle(path, &machine),
+        None => Bundle::read(io::stdin().lock()),
+    };
+    let started = bundle.and_then(|bundle| start_here(&bundle, &machine));
+    match started {
+        Ok(answer) => {
+            let process = Process::open(answer.pid)?;
+            Said::here(&machine, Outcome::Up(answer)).say();
+            process.map_or(Ok(()), stay_with)
+        }
+        Err(error) => {
+            Said::here(&machine, Outcome::Failed(explained(&error))).say();
+            Ok(())
+        }
+    }
+}
+
+fn read_bundle(path: &Path, machine: &Machine) -> anyhow::Result<Bundle> {
+    check_secret_file(path, machine.uid)
+        .context("this host does not see what --bundle-dir holds on the others")?;
+    Bundle::read(BufReader::new(fs::File::open(path)?))
+}
+
+/// Stays until the daemon has ended, and hands on the signals that are to end it.
+fn stay_with(daemon: Process) -> anyhow::Result<()> {
+    /// Longer than any job.
+    const ALWAYS: Duration = Duration::from_secs(10 * 365 * 86_400);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
+        let daemon = std::sync::Arc::new(daemon);
+        let waiting = std::sync::Arc::clone(&daemon);
+        let mut gone = tokio::task::spawn_blocking(move || waiting.wait(ALWAYS));
+        loop {
+            tokio::select! {
+                ended = &mut gone => return ended?.map(drop).map_err(anyhow::Error::from),
+                _ = terminate.recv() => daemon.signal(rustix::process::Signal::TERM)?,
+                _ = interrupt.recv() => daemon.signal(rustix::process::Signal::TERM)?,
+                _ = hang_up.recv() => {}
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_launcher_has_its_command() {
+        let words = starter(None, Some(Launcher::Slurm)).unwrap();
+        assert_eq!(words[0], "srun");
+        assert!(words.contains(&"--ntasks={nodes}".into()));
+        assert_eq!(starter(None, None), None);
+        assert_eq!(starter(None, Some(Launcher::Pbs)), None);
+        assert_eq!(starter(Some("ssh"), Some(Launcher::Slurm)), None);
+        assert_eq!(starter(Some("x -a"), None).unwrap(), ["x", "-a"]);
+    }
+
+    #[test]
+    fn a_line_of_a_host_is_read_back_and_others_are_not() {
+        let text = serde_json::to_string(&Said {
+            host: "h1".into(),
+            outcome: Outcome::Here(Some(3)),
+        });
+        assert_eq!(text.unwrap(), r#"{"host":"h1","outcome":{"here":3}}"#);
+        assert!(serde_json::from_str::<Said>("srun: job 3 queued").is_err());
+    }
+}

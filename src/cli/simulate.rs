@@ -1,0 +1,372 @@
+//! `copperfs simulate tree`: the model on the command line.
+
+use super::{say, table};
+use crate::config::units::{Bytes, parse_bytes};
+use crate::profile::Profile;
+use crate::simulate::plot::{Curve, svg};
+use crate::simulate::workload::{Item, described, of_profile};
+use crate::simulate::{Calibration, Outcome, Scenario, run};
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// What can be simulated.
+#[derive(Debug, Subcommand)]
+pub enum SimulateCommand {
+    /// A cold start: every node of a tree reads the same files at once
+    #[command(after_help = "Examples:\n  \
+            copperfs simulate tree --nodes 8300 --arity 4 --link 25GB/s --hop 2us\n  \
+            copperfs simulate tree --profile torch.jsonl --nodes 100000 --json\n  \
+            copperfs simulate tree --nodes 8300 --calibration here.json --plot cold.svg\n\n\
+            Times are of data alone: what the program computes is given with --think. Rates are \
+            payload; --mtu takes the packets' headers off the link's rate. Links and cores divide \
+            themselves evenly; there is no loss and no FUSE, so this is what a real tree comes \
+            near to where its links are what limits it.")]
+    Tree(Box<TreeArgs>),
+}
+
+/// Options of `simulate tree`.
+#[derive(Debug, Args)]
+pub struct TreeArgs {
+    /// Nodes in the list
+    #[arg(long, default_value_t = 8_300)]
+    nodes: usize,
+    /// Most children of a node in one tree
+    #[arg(long, default_value_t = 4)]
+    arity: usize,
+    /// Trees, each with its own root that reads from the origin
+    #[arg(long, default_value_t = 1)]
+    roots: usize,
+    /// What the program reads: JSON lines as `copperfs record` writes them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["files", "bytes"])]
+    profile: Option<PathBuf>,
+    /// Without --profile: so many files, in directories of four
+    #[arg(long, value_name = "N", default_value_t = 728)]
+    files: usize,
+    /// Without --profile: bytes of all files together (the default is what Copper's paper states for
+    /// PyTorch)
+    #[arg(long, value_name = "SIZE", default_value = "36.3MB", value_parser = size)]
+    bytes: u64,
+    /// Rate of a node's link each way
+    #[arg(long, value_name = "RATE", default_value = "25GB/s", value_parser = rate)]
+    link: f64,
+    /// Largest packet on the link: Ethernet, IP, UDP and QUIC headers are taken off --link
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u32>,
+    /// Time from a node to its neighbour, one way
+    #[arg(long, value_name = "TIME", default_value = "2us", value_parser = span)]
+    hop: f64,
+    /// A parent's core time for one request
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
+    request_cpu: f64,
+    /// Costs of the software on this machine, from `copperfs bench tree --calibrate`: added to --hop
+    /// and --request-cpu, and a bound on --link
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// What one root reads from the origin
+    #[arg(long, value_name = "RATE", default_value = "10GB/s", value_parser = rate)]
+    origin: f64,
+    /// Time before the first byte of each item comes from the origin
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
+    origin_latency: f64,
+    /// What the program computes between two accesses
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
+    think: f64,
+    /// Accesses that a node has open at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    window: usize,
+    /// Nodes start at random within this time
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
+    skew: f64,
+    /// For the files' sizes and the skew
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print JSON: times in seconds, the rest in bytes and requests
+    #[arg(long)]
+    json: bool,
+    /// Also simulate 1 to 100,000 nodes, and draw the times beside those that Copper's paper states
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// Nodes of the plot.
+const PLOTTED: [usize; 14] = [
+    1, 2, 4, 8, 16, 32, 128, 512, 2_048, 8_300, 16_384, 32_768, 65_536, 100_000,
+];
+/// What a packet carries beside payload: Ethernet 14, IPv4 20, UDP 8, QUIC's short header 11, its tag
+/// 16, a stream frame's header 8.
+const PACKET_BYTES: f64 = 77.0;
+/// Of which the MTU does not count Ethernet's.
+const ETHERNET_BYTES: f64 = 14.0;
+
+/// Simulates and prints.
+///
+/// # Errors
+/// What cannot be read, written or simulated.
+pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
+    let SimulateCommand::Tree(args) = command;
+    let items = args.items()?;
+    let scenario = args.scenario()?;
+    let outcome = run(&scenario, &items)?;
+    if let Some(path) = &args.plot {
+        args.plot(&scenario, &items, path)?;
+    }
+    if args.json {
+        let printed = json!({
+            "scenario": {
+                "nodes": scenario.nodes,
+                "arity": scenario.arity,
+                "roots": scenario.roots,
+                "link_bytes_per_s": scenario.link,
+                "hop_s": scenario.hop,
+                "request_cpu_s": scenario.request_cpu,
+                "origin_bytes_per_s": scenario.origin,
+                "origin_latency_s": scenario.origin_latency,
+                "think_s": scenario.think,
+                "window": scenario.window,
+                "skew_s": scenario.skew,
+                "seed": scenario.seed,
+            },
+            "outcome": outcome,
+        });
+        say(serde_json::to_string_pretty(&printed)?);
+    } else {
+        say(report(&outcome).trim_end());
+    }
+    Ok(())
+}
+
+impl TreeArgs {
+    fn items(&self) -> anyhow::Result<Vec<Item>> {
+        match &self.profile {
+            Some(path) => {
+                let profile = Profile::load(path).with_context(|| format!("{}", path.display()))?;
+                Ok(of_profile(&profile))
+            }
+            None => {
+                anyhow::ensure!(
+                    self.files <= crate::profile::ACCESSES_MAX,
+                    "--files: more than {}",
+                    crate::profile::ACCESSES_MAX
+                );
+                Ok(described(self.files, self.bytes, self.seed))
+            }
+        }
+    }
+
+    fn scenario(&self) -> anyhow::Result<Scenario> {
+        let goodput = match self.mtu {
+            None => 1.0,
+            Some(mtu @ 576..=65_535) => {
+                let frame = f64::from(mtu) + ETHERNET_BYTES;
+                (frame - PACKET_BYTES) / frame
+            }
+            Some(mtu) => anyhow::bail!("--mtu: {mtu} is no size of a packet: 576 to 65535"),
+        };
+        let mut scenario = Scenario {
+            nodes: self.nodes,
+            arity: self.arity,
+            roots: self.roots,
+            link: self.link * goodput,
+            hop: self.hop,
+            request_cpu: self.request_cpu,
+            origin: self.origin,
+            origin_latency: self.origin_latency,
+            think: self.think,
+            window: self.window,
+            skew: self.skew,
+            seed: self.seed,
+            ..Scenario::default()
+        };
+        if let Some(path) = &self.calibration {
+            let measured = Calibration::load(path)?;
+            scenario.hop += measured.hop_s;
+            scenario.request_cpu += measured.request_cpu_s;
+            scenario.link = scenario.link.min(measured.bandwidth);
+        }
+        Ok(scenario)
+    }
+
+    fn plot(&self, scenario: &Scenario, items: &[Item], path: &PathBuf) -> anyhow::Result<()> {
+        let mut points = Vec::new();
+        for nodes in PLOTTED {
+            let one = Scenario {
+                nodes,
+                roots: scenario.roots.min(nodes),
+                ..scenario.clone()
+            };
+            let outcome = run(&one, items)?;
+            let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+            points.push((f64::from(nodes), outcome.times.max_s));
+        }
+        let plural = if self.roots == 1 { "root" } else { "roots" };
+        let name = format!(
+            "copperfs, model: arity {}, {} {plural}",
+            self.arity, self.roots
+        );
+        let bytes: u64 = items.iter().map(|item| item.bytes).sum();
+        let note = format!(
+            "Model: {} requests, {} a node; link {}, hop {}, origin {} a root, {} of computing \
+             between accesses.\nPaper: Copper (Lewis et al.), Aurora, 12 processes a node.",
+            items.len(),
+            Bytes(bytes),
+            shown_rate(scenario.link),
+            shown(scenario.hop),
+            shown_rate(scenario.origin),
+            shown(scenario.think),
+        );
+        std::fs::write(path, svg(&[Curve { name, points }], &note))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn report(outcome: &Outcome) -> String {
+    let row = |what: &str, value: String| [what.to_owned(), value];
+    let times = outcome.times;
+    let rows = [
+        row("", String::new()),
+        row("nodes", outcome.nodes.to_string()),
+        row("depth", outcome.depth.to_string()),
+        row("requests of a reader", outcome.items.to_string()),
+        row("bytes of a reader", Bytes(outcome.item_bytes).to_string()),
+        row("time, half of the nodes", shown(times.p50_s)),
+        row("time, 99 %", shown(times.p99_s)),
+        row("time, all", shown(times.max_s)),
+        row(
+            "requests sent, most of a node",
+            outcome.requests_per_node_max.to_string(),
+        ),
+        row(
+            "requests answered, most of a node",
+            outcome.requests_answered_per_node_max.to_string(),
+        ),
+        row(
+            "bytes received, most of a node",
+            Bytes(outcome.bytes_received_per_node_max).to_string(),
+        ),
+        row(
+            "bytes sent, most of a node",
+            Bytes(outcome.bytes_sent_per_node_max).to_string(),
+        ),
+        row(
+            "bytes over all edges",
+            Bytes(outcome.bytes_moved).to_string(),
+        ),
+        row("requests to the origin", outcome.origin_reads.to_string()),
+        row(
+            "bytes from the origin",
+            Bytes(outcome.origin_bytes).to_string(),
+        ),
+    ];
+    // The first row is a table's head; this one has none.
+    table(&rows).trim_start().to_owned()
+}
+
+/// Seconds for people.
+pub(super) fn shown(seconds: f64) -> String {
+    if seconds >= 1.0 || seconds == 0.0 {
+        format!("{seconds:.2} s")
+    } else if seconds >= 1e-3 {
+        format!("{:.2} ms", seconds * 1e3)
+    } else {
+        format!("{:.2} µs", seconds * 1e6)
+    }
+}
+
+/// A rate for people: 1000-based, as links are sold.
+pub(super) fn shown_rate(rate: f64) -> String {
+    match rate {
+        1e9.. => format!("{:.2} GB/s", rate / 1e9),
+        1e6.. => format!("{:.2} MB/s", rate / 1e6),
+        _ => format!("{rate:.0} B/s"),
+    }
+}
+
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|error| error.to_string())
+}
+
+/// Bytes a second: `25GB/s`, or bits: `100Mbit/s`.
+fn rate(text: &str) -> Result<f64, String> {
+    const FORMS: &str = "Write bytes or bits a second: 25GB/s, 1GiB/s, 100Mbit/s";
+    let refused = |why: &str| format!("{text:?} is not a rate: {why}. {FORMS}");
+    let lower = text.trim().to_ascii_lowercase();
+    let amount = lower
+        .strip_suffix("/s")
+        .ok_or_else(|| refused("it does not end with /s"))?;
+    let (amount, bits) = match amount.strip_suffix("bit") {
+        Some(amount) => (format!("{amount}b"), 8.0),
+        None => (amount.to_owned(), 1.0),
+    };
+    let bytes = parse_bytes(&amount).map_err(|error| refused(&error.to_string()))?;
+    if bytes == 0 {
+        return Err(refused("nothing comes through"));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no 16 digits")]
+    let rate = bytes as f64 / bits;
+    Ok(rate)
+}
+
+/// Seconds: `2us`, `1.5ms`.
+fn span(text: &str) -> Result<f64, String> {
+    const FORMS: &str = "Write a number and a unit: 500ns, 2us, 1.5ms, 3s";
+    let trimmed = text.trim();
+    let units = [
+        ("ns", 1e-9),
+        ("us", 1e-6),
+        ("µs", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+    ];
+    let found = units.iter().find_map(|(unit, seconds)| {
+        let number: f64 = trimmed.strip_suffix(unit)?.trim_end().parse().ok()?;
+        (number.is_finite() && number >= 0.0).then_some(number * seconds)
+    });
+    found.ok_or_else(|| format!("{text:?} is not a time. {FORMS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn rates_and_times_as_people_write_them() {
+        for (text, wanted) in [
+            ("25GB/s", 25e9),
+            ("1 GiB/s", 1_073_741_824.0),
+            ("100Mbit/s", 12.5e6),
+            ("100mbit/s", 12.5e6),
+            ("8bit/s", 1.0),
+        ] {
+            assert_eq!(rate(text), Ok(wanted), "{text}");
+        }
+        for wrong in ["25GB", "fast/s", "0B/s", "/s", "5%/s"] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(span("2us"), Ok(2e-6));
+        assert_eq!(span("1.5 ms"), Ok(1.5e-3));
+        assert_eq!(span("3s"), Ok(3.0));
+        for wrong in ["2", "-1s", "inf s", "s", "2 min"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in ".{0,20}") {
+            let _values = (rate(&text), span(&text), size(&text));
+        }
+    }
+
+    #[test]
+    fn a_report_says_everything_once() {
+        let scenario = Scenario::default();
+        let outcome = run(&scenario, &described(40, 1_000_000, 1)).unwrap();
+        let text = report(&outcome);
+        assert!(text.starts_with("nodes"), "{text}");
+        assert!(text.contains("requests to the origin"), "{text}");
+        assert_eq!(text.lines().count(), 14, "{text}");
+    }
+}

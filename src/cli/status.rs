@@ -1,0 +1,109 @@
+//! `copperfs status`: the tree as it is, and who is not where the list says.
+//!
+//! Asks the daemon of the mount, which asks the others. Nodes that do not answer are drawn where they
+//! belong.
+
+mod draw;
+mod fold;
+pub(super) mod view;
+
+use super::say;
+use super::stats::cluster_reports;
+use crate::config::Machine;
+use crate::daemon::mountpoint::canonical;
+use anyhow::{Context, bail};
+use draw::Style;
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use view::{TreeView, View};
+
+/// So many lines of several trees are drawn unasked.
+const LINES_UNASKED: usize = 64;
+
+/// What to show.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// The mount point
+    mountpoint: PathBuf,
+    /// Draw this tree only; there is one for each root, from 0 on
+    #[arg(long, value_name = "K")]
+    tree: Option<usize>,
+    /// Draw every node of a large tree, also those that are all well
+    #[arg(long)]
+    all: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints how the cluster is; gives whether all nodes answer and none is stranded.
+///
+/// # Errors
+/// It is no copperfs mount, its daemon does not answer, or there is no such tree.
+pub fn status(args: &StatusArgs) -> anyhow::Result<bool> {
+    let mountpoint = canonical(&args.mountpoint);
+    let reports = cluster_reports(&mountpoint)
+        .with_context(|| format!("cannot ask the daemon of {}", mountpoint.display()))?;
+    let view = View::of(&reports).map_err(anyhow::Error::msg)?;
+    if args.json {
+        let trees = match args.tree {
+            None => view.trees.iter().collect(),
+            asked => chosen(&view.trees, asked)?,
+        };
+        let mut all = serde_json::to_value(&view.summary)?;
+        all["trees"] = json!(trees);
+        say(serde_json::to_string_pretty(&all)?);
+    } else {
+        let style = Style {
+            colours: std::io::stdout().is_terminal() && Machine::inspect().wants_colours(),
+            all: args.all,
+        };
+        let trees = chosen(&view.trees, args.tree)?;
+        say(text(&view, &trees, style));
+    }
+    Ok(view.summary.healthy)
+}
+
+/// The trees to show: the one that was asked for; else all, if they are few; else the first.
+fn chosen(trees: &[TreeView], asked: Option<usize>) -> anyhow::Result<Vec<&TreeView>> {
+    if let Some(asked) = asked {
+        let Some(tree) = trees.get(asked) else {
+            bail!(
+                "there is no tree {asked}: the trees of this cluster are 0 to {}",
+                trees.len().saturating_sub(1)
+            );
+        };
+        return Ok(vec![tree]);
+    }
+    let lines: usize = trees.iter().map(|tree| tree.nodes.len()).sum();
+    let shown = if lines <= LINES_UNASKED {
+        trees.len()
+    } else {
+        1
+    };
+    Ok(trees.iter().take(shown).collect())
+}
+
+fn text(view: &View, shown: &[&TreeView], style: Style) -> String {
+    let mut text = String::new();
+    for tree in shown {
+        if view.trees.len() > 1 {
+            let (number, of) = (tree.tree, view.trees.len());
+            text.push_str(&format!("tree {number} of {of}, root {}\n", tree.root));
+        }
+        text.push_str(&draw::tree(tree, style));
+        text.push('\n');
+    }
+    text.push_str(&draw::summary(&view.summary));
+    let is_shown = |tree: &&TreeView| shown.iter().any(|shown| shown.tree == tree.tree);
+    let hidden = view.trees.iter().filter(|tree| !is_shown(tree));
+    for hint in hidden.filter_map(draw::hint) {
+        text.push('\n');
+        text.push_str(&hint);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! The cluster as it is: who hangs from whom in each tree, and who is not where the list says.
+//!
+//! Made of what the nodes reported and of the list that the asked one knows. Pure. Reports come from
+//! other nodes: one that names an ancestor that it cannot have is drawn where it belongs, so what is
+//! drawn is always a tree.
+//!
+//! | key | what |
+//! | --- | --- |
+//! | `healthy` | all nodes answer and none is stranded in any tree; then the command ends with 0 |
+//! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
+//! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
+//! | `roots` | names of the roots, tree by tree |
+//! | `depth` | of the deepest tree as it is, in edges |
+//! | `connections_max` | most connections to other nodes that one node has |
+//! | `crossings.{edges,given,used}` | edges of all trees by the list, and how many of them cross switches in the list's order as it was given and as it is used; null where no topology is known |
+//! | `trees[].{tree,root}` | number of the tree, name of its root; with `--tree` only that one |
+//! | `trees[].nodes[].{node,rank,guest,role}` | who it is; `rank` is null for a guest, `role` empty where there is no answer |
+//! | `trees[].nodes[].state` | `ok`, `moved`, `connecting`, `stranded` or `missing` |
+//! | `trees[].nodes[].{reason,since_ms}` | why it is not connected, or null; for how long it has stood so |
+//! | `trees[].nodes[].{home,using}` | name of the parent by the list; of the ancestor that it hangs from, or null |
+//! | `trees[].nodes[].{round_trip_us,uptime_s}` | to that ancestor, smoothed; since the daemon started; or null |
+//! | `trees[].nodes[].children` | how many nodes say that they hang from it |
+
+use crate::cli::stats::{ClusterReports, MemberList};
+use crate::config::topology::Crossings;
+use crate::report::{Link, LinkState, Report, Standing, printable};
+use copperfs_overlay::Forest;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Names in a list have at most so many bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// How a node does in one tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::cli) enum State {
+    /// It hangs from its parent, or is the root.
+    Ok,
+    /// It hangs from another ancestor.
+    Moved,
+    /// It looks for an ancestor.
+    Connecting,
+    /// It can reach none.
+    Stranded,
+    /// It has not answered.
+    Missing,
+}
+
+/// A node in one tree.
+#[derive(Debug, Clone, Serialize)]
+pub(in crate::cli) struct Place {
+    pub(in crate::cli) node: String,
+    pub(in crate::cli) rank: Option<usize>,
+    pub(in crate::cli) guest: bool,
+    /// Empty if the node has not answered.
+    pub(in crate::cli) role: String,
+    pub(in crate::cli) state: State,
+    /// For people.
+    pub(in crate::cli) reason: Option<String>,
+    /// For how long it has been in this state, in milliseconds.
+    pub(in crate::cli) since_ms: Option<u64>,
+    /// Name of the parent by the list.
+    pub(in crate::cli) home: Option<String>,
+    /// Name of the ancestor that it hangs from.
+    pub(in crate::cli) using: Option<String>,
+    pub(in crate::cli) round_trip_us: Option<u64>,
+    /// How many nodes say that they hang from it.
+    pub(in crate::cli) children: usize,
+    pub(in crate::cli) uptime_s: Option<u64>,
+    /// Below whom it is drawn: an index into the places; `None` for the root.
+    #[serde(skip)]
+    pub(in crate::cli) above: Option<usize>,
+    /// Who is drawn below it, in rank order, guests last.
+    #[serde(skip)]
+    pub(in crate::cli) below: Vec<usize>,
+}
+
+/// One tree.
+#[derive(Debug, Serialize)]
+pub(in crate::cli) struct TreeView {
+    pub(in crate::cli) tree: usize,
+    /// Name of its root.
+    pub(in crate::cli) root: String,
+    /// Members by rank, then guests by name.
+    pub(in crate::cli) nodes: Vec<Place>,
+}
+
+impl TreeView {
+    /// How many places are in `state`.
+    pub(in crate::cli) fn count(&self, state: State) -> usize {
+        let places = self.nodes.iter();
+        places.filter(|place| place.state == state).count()
+    }
+
+    /// The longest way down from the root, in edges.
+    fn depth(&self) -> usize {
+        let depth = |place: &Place| {
+            let above = |at: &usize| self.nodes[*at].above;
+            std::iter::successors(place.above, above).count()
+        };
+        self.nodes.iter().map(depth).max().unwrap_or(0)
+    }
+}
+
+/// All of it in a few numbers. A node counts once, also if it has moved in several trees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(in crate::cli) struct Summary {
+    /// All nodes answer, and none is stranded in any tree.
+    pub(in crate::cli) healthy: bool,
+    /// Members and the guests that answered.
+    pub(in crate::cli) nodes: usize,
+    pub(in crate::cli) guests: usize,
+    pub(in crate::cli) missing: Vec<String>,
+    pub(in crate::cli) moved: Vec<String>,
+    pub(in crate::cli) connecting: Vec<String>,
+    pub(in crate::cli) stranded: Vec<String>,
+    /// Names of the roots, tree by tree.
+    pub(in crate::cli) roots: Vec<String>,
+    /// Of the deepest tree, in edges.
+    pub(in crate::cli) depth: usize,
+    /// Most connections to other nodes that one node has.
+    pub(in crate::cli) connections_max: usize,
+    /// Edges by the list that cross switches, if the nodes know a topology.
+    pub(in crate::cli) crossings: Option<Crossings>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(in crate::cli) struct View {
+    pub(in crate::cli) trees: Vec<TreeView>,
+    pub(in crate::cli) summary: Summary,
+}
+
+/// A node, whether it has answered or not.
+struct Node<'a> {
+    name: String,
+    rank: Option<usize>,
+    report: Option<&'a Report>,
+    standing: Standing,
+}
+
+impl View {
+    /// The cluster that `reports` tell of.
+    ///
+    /// # Errors
+    /// There is no list, or one that makes no forest: the daemon is of another release.
+    pub(in crate::cli) fn of(reports: &ClusterReports) -> Result<Self, String> {
+        let (list, forest) = reports
+            .list
+            .as_ref()
+            .and_then(|list| {
+                let roots = list.roots.clone();
+                Some((list, Forest::new(list.names.len(), list.arity, roots)?))
+            })
+            .ok_or("the daemon does not say which nodes there are: it is still starting, or of another release")?;
+        let nodes = nodes(list, &reports.nodes);
+        let trees: Vec<TreeView> = (0..forest.roots().len())
+            .map(|tree| tree_view(&forest, tree, &nodes))
+            .collect();
+        let summary = Summary {
+            crossings: list.crossings,
+            ..summary(&nodes, &trees)
+        };
+        Ok(Self { trees, summary })
+    }
+}
+
+/// A node over all trees.
+#[derive(Debug)]
+pub(in crate::cli) struct Overall<'a> {
+    /// Its place in the first tree.
+    pub(in crate::cli) place: &'a Place,
+    /// Its worst state in any.
+    pub(in crate::cli) worst: State,
+}
+
+impl View {
+    /// Members by rank, then guests by name.
+    pub(in crate::cli) fn nodes(&self) -> impl Iterator<Item = Overall<'_>> {
+        let first = self.trees.first().into_iter();
+        first
+            .flat_map(|tree| tree.nodes.iter().enumerate())
+            .map(|(at, place)| {
+                let states = self.trees.iter().map(|tree| tree.nodes[at].state);
+                let worst = states.max().unwrap_or(place.state);
+                Overall { place, worst }
+            })
+    }
+}
+
+/// The members in rank order, then the guests by name.
+fn nodes<'a>(list: &MemberList, reports: &'a [Report]) -> Vec<Node<'a>> {
+    let mut by_rank = BTreeMap::new();
+    let mut guests = BTreeMap::new();
+    for report in reports {
+        match report.rank().and_then(|rank| usize::try_from(rank).ok()) {
+            Some(rank) => drop(by_rank.insert(rank, report)),
+            None => drop(guests.insert(printable(report.node(), NAME_BYTES_MAX), report)),
+        }
+    }
+    let node = |name: String, rank, report: Option<&'a Report>| Node {
+        name,
+        rank,
+        report,
+        standing: report.map(Report::standing).unwrap_or_default(),
+    };
+    let members = list.names.iter().enumerate().map(|(rank, name)| {
+        let name = printable(name, NAME_BYTES_MAX);
+        node(name, Some(rank), by_rank.get(&rank).copied())
+    });
+    let members: Vec<Node<'a>> = members.collect();
+    let guests = guests.into_iter();
+    let guests = guests.map(|(name, report)| node(name, None, Some(report)));
+    members.into_iter().chain(guests).collect()
+}
+
+fn tree_view(forest: &Forest, tree: usize, nodes: &[Node<'_>]) -> TreeView {
+    let root = forest.roots()[tree];
+    let mut places: Vec<Place> = nodes
+        .iter()
+        .map(|node| place(forest, tree, node, nodes))
+        .collect();
+    for at in 0..places.len() {
+        if let Some(above) = places[at].above {
+            places[above].below.push(at);
+            places[above].children += usize::from(places[at].using.is_some());
+        }
+    }
+    TreeView {
+        tree,
+        root: nodes[root].name.clone(),
+        nodes: places,
+    }
+}
+
+fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> Place {
+    let root = forest.roots()[tree];
+    let is_root = node.rank == Some(root);
+    let link = node.standing.link(tree);
+    let home = match node.rank {
+        Some(rank) => forest.parent(tree, rank),
+        // Any member may have a guest.
+        None => Some(link.map_or(root, |link| link.home)).filter(|home| *home < forest.len()),
+    };
+    let state = match (node.report, link) {
+        (None, _) => State::Missing,
+        (Some(_), _) if is_root => State::Ok,
+        (Some(_), None) => State::Connecting,
+        (Some(_), Some(link)) => state(link, home),
+    };
+    let can_have = |above: &usize| match node.rank {
+        Some(rank) => *above != rank && forest.is_within(tree, rank, *above),
+        None => *above < forest.len(),
+    };
+    let using = link
+        .filter(|_| matches!(state, State::Ok | State::Moved))
+        .and_then(|link| link.using)
+        .filter(can_have);
+    let above = if is_root {
+        None
+    } else {
+        using.or(home).or(Some(root))
+    };
+    let name = |rank: usize| nodes[rank].name.clone();
+    let counter = |key: &str| node.report.map(|report| report.counter(key));
+    let reason = link.and_then(|link| link.reason.as_deref());
+    Place {
+        node: node.name.clone(),
+        rank: node.rank,
+        guest: node.rank.is_none(),
+        role: node
+            .report
+            .map(|report| printable(report.role(), 16))
+            .unwrap_or_default(),
+        state,
+        reason: reason.map(|reason| printable(reason, 200)),
+        since_ms: link.map(|link| link.since_ms),
+        home: home.map(name),
+        using: using.map(name),
+        round_trip_us: using.and(link).and_then(|link| link.round_trip_us),
+        children: 0,
+        uptime_s: counter("uptime_s"),
+        above,
+        below: Vec::new(),
+    }
+}
+
+fn state(link: &Link, home: Option<usize>) -> State {
+    match link.state {
+        LinkState::Connected if link.using == home => State::Ok,
+        LinkState::Connected => State::Moved,
+        LinkState::Connecting | LinkState::Stopped => State::Connecting,
+        LinkState::Stranded => State::Stranded,
+    }
+}
+
+fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
+    let in_state = |state: State| -> Vec<String> {
+        let is = |at: usize| trees.iter().any(|tree| tree.nodes[at].state == state);
+        let found = (0..nodes.len()).filter(|at| is(*at));
+        found.map(|at| nodes[at].name.clone()).collect()
+    };
+    let (missing, stranded) = (in_state(State::Missing), in_state(State::Stranded));
+    Summary {
+        healthy: missing.is_empty() && stranded.is_empty(),
+        nodes: nodes.len(),
+        guests: nodes.iter().filter(|node| node.rank.is_none()).count(),
+        missing,
+        moved: in_state(State::Moved),
+        connecting: in_state(State::Connecting),
+        stranded,
+        roots: trees.iter().map(|tree| tree.root.clone()).collect(),
+        depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
+        connections_max: connections_max(nodes.len(), trees),
+        crossings: None,
+    }
+}
+
+/// Trees in which one node hangs from another share a connection.
+fn connections_max(nodes: usize, trees: &[TreeView]) -> usize {
+    let mut edges = BTreeSet::new();
+    for tree in trees {
+        for (at, place) in tree.nodes.iter().enumerate() {
+            if let (Some(above), Some(_)) = (place.above, &place.using) {
+                edges.insert((at, above));
+            }
+        }
+    }
+    let mut ends = vec![0; nodes];
+    for (child, parent) in edges {
+        ends[child] += 1;
+        ends[parent] += 1;
+    }
+    ends.into_iter().max().unwrap_or(0)
+}
+
+#[cfg(test)]
+pub(in crate::cli::status) mod tests;

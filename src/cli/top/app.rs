@@ -1,0 +1,297 @@
+//! What the viewer has chosen: order, filter, place in the table. Keys in, rows out; draws nothing.
+
+use super::rates::{Picture, Row};
+use crate::cli::status::view::State;
+use crate::config::units::Bytes;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::cmp::Ordering;
+
+/// Longest filter.
+const FILTER_CHARS_MAX: usize = 64;
+
+/// A column of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Column {
+    Node,
+    Rank,
+    Role,
+    Requests,
+    Reads,
+    Lookups,
+    Hits,
+    UpstreamRequests,
+    UpstreamBytes,
+    DownstreamBytes,
+    OriginBytes,
+    Memory,
+    State,
+}
+
+impl Column {
+    /// All, from left to right.
+    pub(super) const ALL: [Self; 13] = [
+        Self::Node,
+        Self::Rank,
+        Self::Role,
+        Self::Requests,
+        Self::Reads,
+        Self::Lookups,
+        Self::Hits,
+        Self::UpstreamRequests,
+        Self::UpstreamBytes,
+        Self::DownstreamBytes,
+        Self::OriginBytes,
+        Self::Memory,
+        Self::State,
+    ];
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Rank => "rank",
+            Self::Role => "role",
+            Self::Requests => "req/s",
+            Self::Reads => "reads/s",
+            Self::Lookups => "lookups/s",
+            Self::Hits => "hits",
+            Self::UpstreamRequests => "up req/s",
+            Self::UpstreamBytes => "up B/s",
+            Self::DownstreamBytes => "down B/s",
+            Self::OriginBytes => "origin B/s",
+            Self::Memory => "memory",
+            Self::State => "state",
+        }
+    }
+
+    /// Words to the left, numbers to the right.
+    pub(super) fn is_text(self) -> bool {
+        matches!(self, Self::Node | Self::Role | Self::State)
+    }
+
+    /// What `row` has there; `None` where there is nothing to say.
+    fn number(self, row: &Row) -> Option<f64> {
+        let rates = row.rates.as_ref();
+        match self {
+            Self::Node | Self::Role | Self::State => None,
+            Self::Rank => row.rank.map(|rank| rank as f64),
+            Self::Requests => rates.map(|rates| rates.requests),
+            Self::Reads => rates.map(|rates| rates.reads),
+            Self::Lookups => rates.map(|rates| rates.lookups),
+            Self::Hits => rates.and_then(super::rates::Rates::hit_ratio),
+            Self::UpstreamRequests => rates.map(|rates| rates.upstream_requests),
+            Self::UpstreamBytes => rates.map(|rates| rates.upstream_bytes),
+            Self::DownstreamBytes => rates.map(|rates| rates.downstream_bytes),
+            Self::OriginBytes => rates.map(|rates| rates.origin_bytes),
+            Self::Memory => row.rss_bytes.map(|bytes| bytes as f64),
+        }
+    }
+
+    /// `row`'s cell.
+    pub(super) fn cell(self, row: &Row) -> String {
+        let number = self.number(row);
+        match self {
+            Self::Node => row.node.clone(),
+            Self::Role => row.role.clone(),
+            Self::State => state_name(row.state).to_owned(),
+            Self::Rank => row
+                .rank
+                .map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            Self::Hits => number.map_or_else(|| "-".to_owned(), percent),
+            Self::Requests | Self::Reads | Self::Lookups | Self::UpstreamRequests => {
+                number.map_or_else(|| "-".to_owned(), count)
+            }
+            Self::UpstreamBytes | Self::DownstreamBytes | Self::OriginBytes | Self::Memory => {
+                number.map_or_else(|| "-".to_owned(), bytes)
+            }
+        }
+    }
+
+    fn compare(self, a: &Row, b: &Row) -> Ordering {
+        match self {
+            Self::Node => a.node.cmp(&b.node),
+            Self::Role => a.role.cmp(&b.role),
+            Self::State => a.state.cmp(&b.state),
+            _ => match (self.number(a), self.number(b)) {
+                (Some(a), Some(b)) => a.total_cmp(&b),
+                // What says nothing comes first here, and last where the largest comes first.
+                (a, b) => a.is_some().cmp(&b.is_some()),
+            },
+        }
+    }
+}
+
+/// For people.
+pub(super) fn state_name(state: State) -> &'static str {
+    match state {
+        State::Ok => "ok",
+        State::Moved => "moved",
+        State::Connecting => "connecting",
+        State::Stranded => "stranded",
+        State::Missing => "missing",
+    }
+}
+
+/// A rate of things that are counted.
+pub(super) fn count(rate: f64) -> String {
+    if rate > 0.0 && rate < 9.95 {
+        format!("{rate:.1}")
+    } else {
+        crate::cli::stats::grouped(whole(rate))
+    }
+}
+
+/// A rate, or an amount, of bytes.
+pub(super) fn bytes(rate: f64) -> String {
+    Bytes(whole(rate)).to_string()
+}
+
+/// A share, 0 to 1.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "casts of floats saturate; rates are not negative"
+)]
+fn whole(rate: f64) -> u64 {
+    rate.round() as u64
+}
+
+/// What a key means for whoever runs this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Go on.
+    Stay,
+    /// End.
+    Quit,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct App {
+    pub(super) sort: Column,
+    /// The largest first.
+    pub(super) descending: bool,
+    /// What a line must contain to be shown.
+    pub(super) filter: String,
+    /// Keys go into the filter.
+    pub(super) typing: bool,
+    /// Lines above the first that is shown.
+    pub(super) offset: usize,
+    /// Lines of the table that the screen shows; what was drawn last.
+    pub(super) height: usize,
+    /// Rows behind the filter.
+    matching: usize,
+}
+
+impl Default for App {
+    fn default() -> Self {
+        Self {
+            sort: Column::Rank,
+            descending: false,
+            filter: String::new(),
+            typing: false,
+            offset: 0,
+            height: 1,
+            matching: 0,
+        }
+    }
+}
+
+impl App {
+    /// Takes note of a key.
+    pub(super) fn key(&mut self, key: KeyEvent) -> Step {
+        if key.kind == KeyEventKind::Release {
+            return Step::Stay;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return match key.code {
+                KeyCode::Char('c' | 'd') => Step::Quit,
+                _ => Step::Stay,
+            };
+        }
+        if self.typing {
+            self.type_key(key.code);
+            return Step::Stay;
+        }
+        match key.code {
+            KeyCode::Char('q') => return Step::Quit,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('r') => self.descending = !self.descending,
+            KeyCode::Right | KeyCode::Char('>' | 'l') => self.sort_by(1),
+            KeyCode::Left | KeyCode::Char('<' | 'h') => self.sort_by(Column::ALL.len() - 1),
+            KeyCode::Down | KeyCode::Char('j') => self.scroll_to(self.offset.saturating_add(1)),
+            KeyCode::Up | KeyCode::Char('k') => self.scroll_to(self.offset.saturating_sub(1)),
+            KeyCode::PageDown | KeyCode::Char(' ') => {
+                self.scroll_to(self.offset.saturating_add(self.height));
+            }
+            KeyCode::PageUp => self.scroll_to(self.offset.saturating_sub(self.height)),
+            KeyCode::Home | KeyCode::Char('g') => self.scroll_to(0),
+            KeyCode::End | KeyCode::Char('G') => self.scroll_to(usize::MAX),
+            _ => {}
+        }
+        Step::Stay
+    }
+
+    fn type_key(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) if self.filter.chars().count() < FILTER_CHARS_MAX => {
+                self.filter.push(c);
+            }
+            _ => {}
+        }
+        self.offset = 0;
+    }
+
+    /// The column `steps` to the right; numbers begin with the largest.
+    fn sort_by(&mut self, steps: usize) {
+        let all = Column::ALL;
+        let at = all.iter().position(|column| *column == self.sort);
+        self.sort = all[(at.unwrap_or(0) + steps) % all.len()];
+        self.descending = !matches!(self.sort, Column::Node | Column::Rank | Column::Role);
+    }
+
+    fn scroll_to(&mut self, offset: usize) {
+        self.offset = offset.min(self.matching.saturating_sub(self.height));
+    }
+
+    /// The rows behind the filter, in order; `height` of them fit.
+    pub(super) fn rows<'a>(&mut self, picture: &'a Picture, height: usize) -> Vec<&'a Row> {
+        let wanted = self.filter.to_lowercase();
+        let matches = |row: &&Row| {
+            let state = state_name(row.state);
+            wanted.is_empty()
+                || [&row.node, &row.role, state]
+                    .iter()
+                    .any(|text| text.to_lowercase().contains(&wanted))
+        };
+        let mut rows: Vec<&Row> = picture.rows.iter().filter(matches).collect();
+        // Stable: equal rows stay in rank order.
+        rows.sort_by(|a, b| {
+            let order = self.sort.compare(a, b);
+            if self.descending {
+                order.reverse()
+            } else {
+                order
+            }
+        });
+        self.height = height.max(1);
+        self.matching = rows.len();
+        self.scroll_to(self.offset);
+        rows.split_off(self.offset.min(rows.len()))
+    }
+
+    /// How many rows are behind the filter.
+    pub(super) fn matching(&self) -> usize {
+        self.matching
+    }
+}

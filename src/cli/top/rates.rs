@@ -1,0 +1,271 @@
+//! What happened between two looks at the cluster, a second. Pure.
+
+use crate::cli::stats::ClusterReports;
+use crate::cli::status::view::{State, View};
+use crate::report::Report;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+/// A look at the cluster.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// When, on a clock that never goes back.
+    pub(super) at: Duration,
+    pub(super) reports: ClusterReports,
+}
+
+/// What one node, or all of them, did in one second, on average.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Rates {
+    /// Requests of the kernel, of any kind.
+    pub(super) requests: f64,
+    pub(super) reads: f64,
+    pub(super) lookups: f64,
+    /// Bytes given to the kernel in answer to READ.
+    pub(super) bytes_read: f64,
+    /// Blocks found in the data cache.
+    pub(super) hits: f64,
+    pub(super) misses: f64,
+    pub(super) upstream_requests: f64,
+    pub(super) upstream_bytes: f64,
+    pub(super) downstream_bytes: f64,
+    pub(super) origin_bytes: f64,
+    pub(super) origin_opens: f64,
+}
+
+impl Rates {
+    /// Which share of the data cache's questions it answered, 0 to 1; `None` if there were none.
+    pub(super) fn hit_ratio(&self) -> Option<f64> {
+        let asked = self.hits + self.misses;
+        (asked > 0.0).then(|| self.hits / asked)
+    }
+
+    fn between(before: &Report, now: &Report, elapsed: Duration) -> Option<Self> {
+        let restarted = before.counter("pid") != now.counter("pid");
+        if restarted || elapsed.is_zero() {
+            return None;
+        }
+        let rate = |key: &str| per_second(before.counter(key), now.counter(key), elapsed);
+        let requests = now.counters("fuse.requests");
+        Some(Self {
+            requests: requests
+                .map(|(kind, _)| rate(&format!("fuse.requests.{kind}")))
+                .sum(),
+            reads: rate("fuse.requests.read"),
+            lookups: rate("fuse.requests.lookup"),
+            bytes_read: rate("fuse.bytes_read"),
+            hits: rate("cache.data.hits"),
+            misses: rate("cache.data.misses"),
+            upstream_requests: rate("upstream.requests"),
+            upstream_bytes: rate("upstream.bytes_received"),
+            downstream_bytes: rate("downstream.bytes_sent"),
+            origin_bytes: rate("origin.bytes_read"),
+            origin_opens: rate("origin.opens"),
+        })
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.reads += other.reads;
+        self.lookups += other.lookups;
+        self.bytes_read += other.bytes_read;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.upstream_requests += other.upstream_requests;
+        self.upstream_bytes += other.upstream_bytes;
+        self.downstream_bytes += other.downstream_bytes;
+        self.origin_bytes += other.origin_bytes;
+        self.origin_opens += other.origin_opens;
+    }
+}
+
+/// A counter that has gone back (a daemon of the same process id that restarted) gives 0.
+fn per_second(before: u64, now: u64, elapsed: Duration) -> f64 {
+    now.saturating_sub(before) as f64 / elapsed.as_secs_f64()
+}
+
+/// A node, as a line of the table.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Row {
+    pub(super) node: String,
+    pub(super) rank: Option<usize>,
+    pub(super) role: String,
+    /// The worst of all trees.
+    pub(super) state: State,
+    /// `None` until it has answered twice.
+    pub(super) rates: Option<Rates>,
+    /// `None` if it has not answered.
+    pub(super) rss_bytes: Option<u64>,
+}
+
+/// The cluster, as the header and the table show it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Picture {
+    /// Members by rank, then guests by name.
+    pub(super) rows: Vec<Row>,
+    /// `None` until a node has answered twice.
+    pub(super) total: Option<Rates>,
+    /// Requests of the kernel by kind, the most frequent first; without those that did not come.
+    pub(super) kinds: Vec<(String, f64)>,
+    pub(super) rss_bytes: u64,
+    pub(super) roots: usize,
+}
+
+/// Tells nodes apart: by rank, or a guest by name.
+type Key = (Option<u64>, String);
+
+fn key(report: &Report) -> Key {
+    match report.rank() {
+        Some(rank) => (Some(rank), String::new()),
+        None => (None, report.node().to_owned()),
+    }
+}
+
+/// What happened between `before`, if there is such a look, and `now`.
+///
+/// # Errors
+/// The daemon does not say which nodes there are.
+pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, String> {
+    let view = View::of(&now.reports)?;
+    let known: HashMap<Key, &Report> = before
+        .iter()
+        .flat_map(|look| &look.reports.nodes)
+        .map(|report| (key(report), report))
+        .collect();
+    let elapsed = now.at.saturating_sub(before.map_or(now.at, |look| look.at));
+    let mut reports: HashMap<Key, &Report> = HashMap::new();
+    let mut picture = Picture {
+        roots: view.trees.len(),
+        ..Picture::default()
+    };
+    let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
+    for report in &now.reports.nodes {
+        reports.insert(key(report), report);
+        picture.rss_bytes += report.counter("rss_bytes");
+        let Some(before) = known.get(&key(report)) else {
+            continue;
+        };
+        let Some(rates) = Rates::between(before, report, elapsed) else {
+            continue;
+        };
+        picture.total.get_or_insert_default().add(&rates);
+        for (kind, count) in report.counters("fuse.requests") {
+            let count_before = before.counter(&format!("fuse.requests.{kind}"));
+            *kinds.entry(kind).or_default() += per_second(count_before, count, elapsed);
+        }
+    }
+    picture.kinds = kinds
+        .into_iter()
+        .filter(|(_, rate)| *rate > 0.0)
+        .map(|(kind, rate)| (kind.to_owned(), rate))
+        .collect();
+    picture.kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for node in view.nodes() {
+        let key = match node.place.rank {
+            Some(rank) => (u64::try_from(rank).ok(), String::new()),
+            None => (None, node.place.node.clone()),
+        };
+        let report = reports.get(&key);
+        let rates = report.zip(known.get(&key));
+        picture.rows.push(Row {
+            node: node.place.node.clone(),
+            rank: node.place.rank,
+            role: if node.place.guest {
+                "guest".to_owned()
+            } else {
+                node.place.role.clone()
+            },
+            state: node.worst,
+            rates: rates.and_then(|(now, before)| Rates::between(before, now, elapsed)),
+            rss_bytes: report.map(|report| report.counter("rss_bytes")),
+        });
+    }
+    Ok(picture)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::stats::MemberList;
+    use copperfs_fuse::ioctl::{NodeName, StatsBody};
+
+    fn report(rank: u64, count: u64) -> Report {
+        Report::from(StatsBody {
+            node: NodeName::new(&format!("n{rank}")),
+            rank,
+            pid: 100 + rank,
+            rss_bytes: 1 << 20,
+            fuse_requests_read: count,
+            fuse_requests_lookup: 2 * count,
+            fuse_bytes_read: 4096 * count,
+            cache_data_hits: 3 * count,
+            cache_data_misses: count,
+            upstream_bytes_received: 10 * count,
+            ..StatsBody::default()
+        })
+    }
+
+    fn look(seconds: u64, nodes: Vec<Report>) -> Look {
+        let names = ["n0", "n1", "n2"].map(String::from).to_vec();
+        Look {
+            at: Duration::from_secs(seconds),
+            reports: ClusterReports {
+                nodes,
+                missing: Vec::new(),
+                list: Some(MemberList {
+                    arity: 2,
+                    roots: vec![0],
+                    names,
+                    crossings: None,
+                }),
+            },
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let before = look(10, vec![report(0, 100), report(1, 0)]);
+        let now = look(14, vec![report(0, 120), report(1, 8)]);
+        let picture = picture(Some(&before), &now).unwrap();
+        let root = picture.rows[0].rates.unwrap();
+        assert_eq!((root.reads, root.lookups, root.requests), (5.0, 10.0, 15.0));
+        assert_eq!(root.bytes_read, 5.0 * 4096.0);
+        assert_eq!(root.hit_ratio(), Some(0.75));
+        let total = picture.total.unwrap();
+        assert_eq!((total.reads, total.upstream_bytes), (7.0, 70.0));
+        assert_eq!(
+            picture.kinds,
+            [("lookup".to_owned(), 14.0), ("read".to_owned(), 7.0)]
+        );
+        assert_eq!(picture.rss_bytes, 2 << 20);
+        assert_eq!(picture.rows[2].state, State::Missing);
+        assert_eq!(picture.rows[2].rss_bytes, None);
+    }
+
+    #[test]
+    fn a_first_look_has_no_rates() {
+        let now = look(1, vec![report(0, 5)]);
+        let first = picture(None, &now).unwrap();
+        assert_eq!((first.total, first.rows[0].rates), (None, None));
+        let same_time = picture(Some(&look(1, vec![report(0, 1)])), &now).unwrap();
+        assert_eq!(same_time.rows[0].rates, None);
+    }
+
+    #[test]
+    fn a_node_that_restarted_has_no_rates_yet() {
+        let mut restarted = report(0, 3).to_stats();
+        restarted.pid = 7;
+        let before = look(1, vec![report(0, 100), report(1, 1)]);
+        let now = look(2, vec![Report::from(restarted), report(1, 2)]);
+        let picture = picture(Some(&before), &now).unwrap();
+        assert_eq!(picture.rows[0].rates, None);
+        assert_eq!(picture.total.unwrap().reads, 1.0);
+        // A counter that goes back for another reason is no rate of 2^64.
+        assert_eq!(per_second(9, 3, Duration::from_secs(1)), 0.0);
+    }
+
+    #[test]
+    fn a_cache_that_nobody_asks_has_no_ratio() {
+        assert_eq!(Rates::default().hit_ratio(), None);
+    }
+}

@@ -1,0 +1,234 @@
+//! The picture on the screen: totals, table, a line of help.
+
+use super::app::{App, Column, bytes, count, percent};
+use super::rates::Picture;
+use crate::cli::status::view::State;
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
+use std::time::Duration;
+
+/// Blank columns between two of the table.
+const SPACING: u16 = 2;
+/// The node's column is not made narrower.
+const NODE_WIDTH_MIN: u16 = 16;
+
+/// What the header says besides the picture.
+#[derive(Debug)]
+pub(super) struct Situation {
+    /// The mount that is asked.
+    pub(super) mountpoint: String,
+    pub(super) interval: Duration,
+    /// Why the last question was not answered, if it was not.
+    pub(super) trouble: Option<String>,
+    /// Whether colours are wanted.
+    pub(super) colours: bool,
+}
+
+/// Draws all of it.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, picture: &Picture, now: &Situation) {
+    let trouble_height = if now.trouble.is_some() { 2 } else { 0 };
+    let [header, table, trouble, help] = Layout::vertical([
+        Constraint::Length(4),
+        Constraint::Min(2),
+        Constraint::Length(trouble_height),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    draw_table(frame, app, picture, table, now.colours);
+    frame.render_widget(Paragraph::new(headlines(app, picture, now)), header);
+    if let Some(why) = &now.trouble {
+        let text = Paragraph::new(format!("no answer, trying on: {why}"))
+            .style(paint(now.colours, Color::Red))
+            .wrap(Wrap { trim: true });
+        frame.render_widget(text, trouble);
+    }
+    frame.render_widget(Paragraph::new(help_line(app)), help);
+}
+
+fn headlines(app: &App, picture: &Picture, now: &Situation) -> Vec<Line<'static>> {
+    let interval = format!("every {:?}", now.interval);
+    let title = format!("copperfs top  {}  {interval}", now.mountpoint);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let total = picture.total.unwrap_or_default();
+    let rate = |number: f64| match picture.total {
+        Some(_) => count(number),
+        None => "-".to_owned(),
+    };
+    let size = |number: f64| match picture.total {
+        Some(_) => bytes(number),
+        None => "-".to_owned(),
+    };
+    let kinds: Vec<String> = picture.kinds.iter().take(4).map(kind).collect();
+    let kinds = if kinds.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", kinds.join(", "))
+    };
+    let hits = total.hit_ratio().map_or_else(|| "-".to_owned(), percent);
+    vec![
+        Line::from(Span::styled(title, bold)),
+        nodes(app, picture, now.colours),
+        Line::from(format!(
+            "kernel: {} req/s{kinds}, {}/s read, hits {hits}",
+            rate(total.requests),
+            size(total.bytes_read),
+        )),
+        Line::from(format!(
+            "tree: {} req/s, {}/s; origin: {} opens/s, {}/s; memory: {}",
+            rate(total.upstream_requests),
+            size(total.upstream_bytes),
+            rate(total.origin_opens),
+            size(total.origin_bytes),
+            crate::config::units::Bytes(picture.rss_bytes),
+        )),
+    ]
+}
+
+fn kind((name, rate): &(String, f64)) -> String {
+    format!("{name} {}", count(*rate))
+}
+
+fn nodes(app: &App, picture: &Picture, colours: bool) -> Line<'static> {
+    let in_state = |state: State| picture.rows.iter().filter(|row| row.state == state).count();
+    let mut parts = vec![Span::raw(format!("nodes: {}", picture.rows.len()))];
+    for state in [
+        State::Missing,
+        State::Stranded,
+        State::Connecting,
+        State::Moved,
+    ] {
+        let count = in_state(state);
+        if count > 0 {
+            let text = format!("{count} {}", super::app::state_name(state));
+            parts.push(Span::raw(", "));
+            parts.push(Span::styled(text, paint(colours, colour(state))));
+        }
+    }
+    parts.push(Span::raw(format!("; roots: {}", picture.roots)));
+    if !app.filter.is_empty() {
+        let text = format!("; {} match {:?}", app.matching(), app.filter);
+        parts.push(Span::raw(text));
+    }
+    Line::from(parts)
+}
+
+fn draw_table(frame: &mut Frame<'_>, app: &mut App, picture: &Picture, area: Rect, colours: bool) {
+    let columns = columns(area.width);
+    let height = usize::from(area.height.saturating_sub(1));
+    let rows = app.rows(picture, height);
+    let rows = rows.into_iter().take(height).map(|row| {
+        Row::new(columns.iter().map(|&(column, _)| {
+            let text = Line::from(column.cell(row)).alignment(alignment(column));
+            let style = match column {
+                Column::State => paint(colours, colour(row.state)),
+                _ => Style::new(),
+            };
+            Cell::from(text).style(style)
+        }))
+    });
+    let head = Row::new(columns.iter().map(|&(column, _)| {
+        let mut style = Style::new().add_modifier(Modifier::BOLD);
+        let mut title = column.title().to_owned();
+        if column == app.sort {
+            style = style.add_modifier(Modifier::REVERSED);
+            title.push(if app.descending { '▼' } else { '▲' });
+        }
+        Cell::from(Line::from(title).alignment(alignment(column))).style(style)
+    }));
+    let widths = columns.iter().map(|&(_, width)| Constraint::Length(width));
+    let table = Table::new(rows, widths)
+        .header(head)
+        .column_spacing(SPACING);
+    frame.render_widget(table, area);
+}
+
+fn alignment(column: Column) -> Alignment {
+    if column.is_text() {
+        Alignment::Left
+    } else {
+        Alignment::Right
+    }
+}
+
+/// The columns that fit `width`, and how wide each is; the node's takes what is left.
+fn columns(width: u16) -> Vec<(Column, u16)> {
+    /// What goes first where there is no room for all.
+    const LEAST_WANTED: [Column; 9] = [
+        Column::Role,
+        Column::Lookups,
+        Column::Rank,
+        Column::UpstreamRequests,
+        Column::DownstreamBytes,
+        Column::Requests,
+        Column::Memory,
+        Column::Hits,
+        Column::OriginBytes,
+    ];
+    let mut columns: Vec<(Column, u16)> = Column::ALL
+        .into_iter()
+        .map(|column| (column, column_width(column)))
+        .collect();
+    let taken = |columns: &[(Column, u16)]| -> u16 {
+        columns
+            .iter()
+            .skip(1)
+            .map(|(_, width)| width + SPACING)
+            .sum()
+    };
+    for unwanted in LEAST_WANTED {
+        if taken(&columns) + NODE_WIDTH_MIN <= width {
+            break;
+        }
+        columns.retain(|(column, _)| *column != unwanted);
+    }
+    let rest = width
+        .saturating_sub(taken(&columns))
+        .clamp(NODE_WIDTH_MIN, 40);
+    if let Some((Column::Node, width)) = columns.first_mut() {
+        *width = rest;
+    }
+    columns
+}
+
+/// Wide enough for the title, the mark behind it and any number.
+fn column_width(column: Column) -> u16 {
+    match column {
+        Column::Node => NODE_WIDTH_MIN,
+        Column::Rank => 6,
+        Column::Role => 6,
+        Column::Hits => 6,
+        Column::Requests | Column::Reads => 9,
+        Column::Lookups | Column::State => 10,
+        Column::UpstreamRequests | Column::UpstreamBytes | Column::DownstreamBytes => 9,
+        Column::OriginBytes => 11,
+        Column::Memory => 8,
+    }
+}
+
+fn help_line(app: &App) -> Line<'static> {
+    if app.typing {
+        return Line::from(format!("filter: {}_  (Enter: keep, Esc: drop)", app.filter));
+    }
+    let dim = Style::new().add_modifier(Modifier::DIM);
+    let text = "q quit  ←→ sort by  r reverse  / filter  ↑↓ PgUp PgDn Home End scroll";
+    Line::from(Span::styled(text, dim))
+}
+
+fn colour(state: State) -> Color {
+    match state {
+        State::Ok => Color::Green,
+        State::Moved | State::Connecting => Color::Yellow,
+        State::Stranded | State::Missing => Color::Red,
+    }
+}
+
+fn paint(colours: bool, colour: Color) -> Style {
+    if colours {
+        Style::new().fg(colour)
+    } else {
+        Style::new()
+    }
+}

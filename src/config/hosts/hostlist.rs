@@ -1,0 +1,307 @@
+//! Slurm's short form of host lists: `nid[001-128,200],login1`.
+//!
+//! Pure. [`split`] cuts a text at the commas outside of brackets, [`expand`] writes the names of one
+//! entry out, [`fold`] is their inverse: a text that expands to exactly the same names in the same
+//! order. The order of the names is the tree, so nothing here ever sorts. What a text may expand to
+//! is counted before a name is made: ten characters can ask for 10^18 hosts.
+
+use std::fmt::Write as _;
+
+/// The longest host name that is made: what DNS allows, and room for a port.
+const NAME_BYTES_MAX: usize = 260;
+
+/// More digits than this are no host's number.
+const DIGITS_MAX: usize = 18;
+
+/// Why an entry cannot be expanded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Malformed {
+    /// The text is wrong; what would be right.
+    Text(&'static str),
+    /// It stands for more names than allowed.
+    TooMany,
+}
+
+/// The entries of `line`, cut at commas outside of brackets, without blanks around them; empty ones
+/// are left out.
+pub(super) fn split(line: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_usize;
+    line.split(move |c: char| {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+    .map(str::trim)
+    .filter(|entry| !entry.is_empty())
+}
+
+/// One part of an entry: text as it is, or the numbers of a bracket.
+#[derive(Debug)]
+enum Part<'a> {
+    Text(&'a str),
+    Numbers(Vec<Range>),
+}
+
+/// Numbers from `first` to `last`, at least `width` digits each.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    first: u64,
+    last: u64,
+    width: usize,
+}
+
+/// Appends the names that `entry` stands for to `names`; at most `room` of them.
+///
+/// Several brackets multiply, the leftmost changing slowest, as in Slurm. A range's numbers have at
+/// least as many digits as its first one is written with.
+///
+/// # Errors
+/// The entry is malformed, or stands for more than `room` names; `names` is untouched then.
+pub(super) fn expand(entry: &str, room: usize, names: &mut Vec<String>) -> Result<(), Malformed> {
+    let parts = parse(entry)?;
+    let mut count = 1_u64;
+    let mut bytes = 0;
+    for part in &parts {
+        match part {
+            Part::Text(text) => bytes += text.len(),
+            Part::Numbers(ranges) => {
+                let of_range = |range: &Range| range.last - range.first + 1;
+                let here = ranges.iter().map(of_range).fold(0, u64::saturating_add);
+                count = count.saturating_mul(here);
+                bytes += DIGITS_MAX;
+            }
+        }
+    }
+    if usize::try_from(count).map_or(true, |count| count > room) {
+        return Err(Malformed::TooMany);
+    }
+    if bytes > NAME_BYTES_MAX {
+        return Err(Malformed::Text("no host has a name as long as that"));
+    }
+    write_out(&parts, &mut String::with_capacity(bytes), names);
+    Ok(())
+}
+
+fn write_out(parts: &[Part<'_>], name: &mut String, names: &mut Vec<String>) {
+    let Some((part, rest)) = parts.split_first() else {
+        names.push(name.clone());
+        return;
+    };
+    let kept = name.len();
+    match part {
+        Part::Text(text) => {
+            name.push_str(text);
+            write_out(rest, name, names);
+            name.truncate(kept);
+        }
+        Part::Numbers(ranges) => {
+            for range in ranges {
+                for number in range.first..=range.last {
+                    let width = range.width;
+                    // Writing to a string does not fail.
+                    let _infallible = write!(name, "{number:0width$}");
+                    write_out(rest, name, names);
+                    name.truncate(kept);
+                }
+            }
+        }
+    }
+}
+
+fn parse(entry: &str) -> Result<Vec<Part<'_>>, Malformed> {
+    let mut parts = Vec::new();
+    let mut rest = entry;
+    while let Some((text, after)) = rest.split_once('[') {
+        let (inside, after) = after
+            .split_once(']')
+            .ok_or(Malformed::Text("a ] is missing"))?;
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        let ranges = inside.split(',').map(parse_range);
+        parts.push(Part::Numbers(ranges.collect::<Result<_, _>>()?));
+        rest = after;
+    }
+    if rest.contains(']')
+        || parts
+            .iter()
+            .any(|part| matches!(part, Part::Text(text) if text.contains(']')))
+    {
+        return Err(Malformed::Text("a [ is missing"));
+    }
+    if !rest.is_empty() {
+        parts.push(Part::Text(rest));
+    }
+    Ok(parts)
+}
+
+fn parse_range(text: &str) -> Result<Range, Malformed> {
+    const FORM: Malformed =
+        Malformed::Text("in the brackets stand numbers and ranges, as in nid[001-128,200]");
+    let number = |digits: &str| {
+        let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if !plain || digits.len() > DIGITS_MAX {
+            return Err(FORM);
+        }
+        digits.parse::<u64>().map_err(|_too_large| FORM)
+    };
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (number(low)?, number(high)?);
+    if last < first {
+        return Err(Malformed::Text(
+            "a range goes from the lower number to the higher",
+        ));
+    }
+    Ok(Range {
+        first,
+        last,
+        width: low.len(),
+    })
+}
+
+/// `names` in the short form: a text of which [`super::parse`] makes the same names in the same order.
+///
+/// Runs of names that differ in one number become a bracket, and runs of such entries again, as long
+/// as the new bracket stands left of the others: further right it would change the order.
+#[must_use]
+pub fn fold<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut entries: Vec<String> = names.into_iter().map(ToOwned::to_owned).collect();
+    loop {
+        let before = entries.len();
+        entries = fold_once(&entries);
+        if entries.len() == before {
+            return entries.join(",");
+        }
+    }
+}
+
+fn fold_once(entries: &[String]) -> Vec<String> {
+    let mut folded = Vec::new();
+    let mut run: Option<Run<'_>> = None;
+    for entry in entries {
+        let longer = match run.take() {
+            None => Run::single(entry),
+            Some(mut run) => {
+                if run.take(entry) {
+                    run
+                } else {
+                    folded.push(run.text());
+                    Run::single(entry)
+                }
+            }
+        };
+        run = Some(longer);
+    }
+    folded.extend(run.map(|run| run.text()));
+    folded
+}
+
+/// Entries, one after another, that differ in one number only.
+struct Run<'a> {
+    /// The first one, whole.
+    first: &'a str,
+    /// What stands before and behind the number, once there are two.
+    around: Option<(&'a str, &'a str)>,
+    /// The numbers as ranges.
+    ranges: Vec<Range>,
+}
+
+impl<'a> Run<'a> {
+    fn single(first: &'a str) -> Self {
+        Self {
+            first,
+            around: None,
+            ranges: Vec::new(),
+        }
+    }
+
+    /// Takes `entry` in if it differs in the same number only.
+    fn take(&mut self, entry: &'a str) -> bool {
+        let Some((before, behind)) = self.around else {
+            let Some((before, behind)) = common(self.first, entry) else {
+                return false;
+            };
+            let (Some(first), Some(second)) = (
+                between(self.first, before, behind),
+                between(entry, before, behind),
+            ) else {
+                return false;
+            };
+            self.around = Some((before, behind));
+            self.ranges.push(first);
+            self.add(second);
+            return true;
+        };
+        let Some(number) = between(entry, before, behind) else {
+            return false;
+        };
+        self.add(number);
+        true
+    }
+
+    fn add(&mut self, number: Range) {
+        match self.ranges.last_mut() {
+            Some(range) if range.goes_on_with(number) => range.last = number.last,
+            _ => self.ranges.push(number),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Some((before, behind)) = self.around else {
+            return self.first.to_owned();
+        };
+        let ranges: Vec<String> = self.ranges.iter().map(Range::text).collect();
+        format!("{before}[{}]{behind}", ranges.join(","))
+    }
+}
+
+impl Range {
+    /// Whether `number` is what a range from `self` would write next.
+    fn goes_on_with(&self, number: Self) -> bool {
+        let written = |value: u64| value.checked_ilog10().map_or(1, |log| log as usize + 1);
+        self.last.checked_add(1) == Some(number.first)
+            && number.width == written(number.first).max(self.width)
+    }
+
+    fn text(&self) -> String {
+        let (first, last, width) = (self.first, self.last, self.width);
+        if first == last {
+            format!("{first:0width$}")
+        } else {
+            format!("{first:0width$}-{last:0width$}")
+        }
+    }
+}
+
+/// What two entries have in common before and behind the one number in which they differ; `None` if it
+/// is not one number, or one that a bracket stands before.
+fn common<'a>(a: &'a str, b: &str) -> Option<(&'a str, &'a str)> {
+    let is_digit = |text: &str, at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
+    let equal = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    let mut start = equal;
+    // The whole number: back over the digits that both begin with.
+    while start > 0 && is_digit(a, start - 1) {
+        start -= 1;
+    }
+    let mut end = start;
+    while is_digit(a, end) {
+        end += 1;
+    }
+    let (before, behind) = (a.get(..start)?, a.get(end..)?);
+    let other = b.get(start..)?.strip_suffix(behind)?;
+    let one_number = !other.is_empty() && other.bytes().all(|byte| byte.is_ascii_digit());
+    (start < end && one_number && !before.contains('[')).then_some((before, behind))
+}
+
+/// The number that stands between `before` and `behind` in `entry`.
+fn between(entry: &str, before: &str, behind: &str) -> Option<Range> {
+    let digits = entry.strip_prefix(before)?.strip_suffix(behind)?;
+    let number = parse_range(digits).ok()?;
+    (number.width == digits.len()).then_some(number)
+}
+
+#[cfg(test)]
+mod tests;

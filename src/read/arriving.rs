@@ -1,0 +1,275 @@
+//! A listing on its way here: entries that grow, and the children who are sent them meanwhile.
+
+use super::directory::Directory;
+use copperfs_overlay::{
+    Entry, Failure, FailureKind, Listing, ListingHead, ListingPart, ListingStream,
+};
+use futures_util::{StreamExt, stream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+/// Entries that are copied for a child at a time.
+const BATCH_ENTRIES: usize = 1024;
+
+/// See the module. Filled by one task; watched by any number.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    /// Held for a copy of at most [`BATCH_ENTRIES`], never across an await.
+    state: Mutex<State>,
+    /// Told of every change.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    head: Option<ListingHead>,
+    entries: Vec<Entry>,
+    /// How often the listing began anew.
+    restarts: u32,
+    end: Option<Result<Arc<Directory>, Failure>>,
+}
+
+impl Arriving {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    /// Takes a listing in as it arrives; gives all of it.
+    pub(super) async fn fill(&self, listing: ListingStream) -> Result<Listing, Failure> {
+        let ListingStream { head, mut parts } = listing;
+        self.change(|state| state.head = Some(head));
+        while let Some(part) = parts.next().await {
+            let part = part?;
+            self.change(|state| match part {
+                ListingPart::Entries(more) => state.entries.extend(more),
+                ListingPart::Restart(head) => {
+                    state.head = Some(head);
+                    state.entries.clear();
+                    state.restarts += 1;
+                }
+            });
+        }
+        let mut state = self.lock();
+        let Some(head) = state.head.clone() else {
+            return Err(Failure::new(FailureKind::Corrupt, "a listing without head"));
+        };
+        let (come, due) = (state.entries.len(), head.entries);
+        if come != due {
+            let detail = format!("a listing ended after {come} of {due} entries");
+            return Err(Failure::new(FailureKind::Corrupt, detail));
+        }
+        Ok(Listing {
+            directory: head.directory,
+            // Children that are behind get the rest from the directory.
+            entries: std::mem::take(&mut state.entries),
+            next: head.next,
+        })
+    }
+
+    /// Says how it ended. What [`Arriving::fill`] gave is in the directory by then.
+    pub(super) fn end(&self, outcome: Result<Arc<Directory>, Failure>) {
+        self.change(|state| state.end = Some(outcome));
+    }
+
+    /// The listing as it arrives, for a child; `None` when it ended before its head came.
+    pub(super) async fn follow(self: Arc<Self>) -> Option<ListingStream> {
+        let mut changed = self.changed.subscribe();
+        let (head, restarts) = loop {
+            {
+                let state = self.lock();
+                if let Some(head) = &state.head {
+                    break (head.clone(), state.restarts);
+                }
+                if state.end.is_some() {
+                    return None;
+                }
+            }
+            changed.changed().await.ok()?;
+        };
+        let follower = Follower {
+            arriving: self,
+            changed,
+            sent: 0,
+            restarts,
+        };
+        let parts = stream::unfold(Some(follower), |follower| async move {
+            let mut follower = follower?;
+            let part = follower.next().await?;
+            let more = part.is_ok().then_some(follower);
+            Some((part, more))
+        });
+        Some(ListingStream {
+            head,
+            parts: parts.boxed(),
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.send_replace(());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A child that is sent a listing.
+struct Follower {
+    arriving: Arc<Arriving>,
+    changed: watch::Receiver<()>,
+    sent: usize,
+    restarts: u32,
+}
+
+impl Follower {
+    async fn next(&mut self) -> Option<Result<ListingPart, Failure>> {
+        loop {
+            if let Some(part) = self.ready() {
+                return part;
+            }
+            if self.changed.changed().await.is_err() {
+                let detail = "the listing was given up";
+                return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
+            }
+        }
+    }
+
+    /// What there is to send now; `Some(None)` at the end.
+    #[expect(clippy::option_option, reason = "nothing yet, and nothing more")]
+    fn ready(&mut self) -> Option<Option<Result<ListingPart, Failure>>> {
+        self.changed.mark_unchanged();
+        let state = self.arriving.lock();
+        if let (true, Some(head)) = (state.restarts != self.restarts, &state.head) {
+            (self.restarts, self.sent) = (state.restarts, 0);
+            return Some(Some(Ok(ListingPart::Restart(head.clone()))));
+        }
+        let entries = match &state.end {
+            Some(Ok(directory)) => &directory.entries,
+            Some(Err(failure)) => return Some(Some(Err(failure.clone()))),
+            None => &state.entries,
+        };
+        let end = entries.len().min(self.sent + BATCH_ENTRIES);
+        if let Some(batch) = entries
+            .get(self.sent..end)
+            .filter(|batch| !batch.is_empty())
+        {
+            self.sent = end;
+            return Some(Some(Ok(ListingPart::Entries(batch.to_vec()))));
+        }
+        state.end.is_some().then_some(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use copperfs_overlay::{Attributes, FileKind, Timestamp, Version};
+    use tokio::sync::mpsc;
+
+    fn head(entries: usize) -> ListingHead {
+        let time = Timestamp {
+            seconds: 0,
+            nanoseconds: 0,
+        };
+        ListingHead {
+            directory: Attributes {
+                kind: FileKind::Directory,
+                mode: 0o755,
+                uid: 0,
+                gid: 0,
+                links: 1,
+                device: 0,
+                size: 0,
+                blocks: 0,
+                block_size: 4096,
+                atime: time,
+                mtime: time,
+                ctime: time,
+                version: Version::of(b"d"),
+                provisional: false,
+                link_target: None,
+            },
+            next: None,
+            entries,
+        }
+    }
+
+    fn entries(names: std::ops::Range<usize>) -> ListingPart {
+        let entry = |i: usize| Entry {
+            name: Bytes::from(format!("{i:05}")),
+            kind: FileKind::File,
+            attributes: None,
+        };
+        ListingPart::Entries(names.map(entry).collect())
+    }
+
+    /// A listing of `count` entries whose parts are sent by the test.
+    fn listing(count: usize) -> (mpsc::Sender<ListingPart>, ListingStream) {
+        let (sender, mut parts) = mpsc::channel(8);
+        let parts = stream::poll_fn(move |cx| parts.poll_recv(cx)).map(Ok);
+        let stream = ListingStream {
+            head: head(count),
+            parts: parts.boxed(),
+        };
+        (sender, stream)
+    }
+
+    #[tokio::test]
+    async fn a_child_has_the_first_entries_before_the_last_have_come() {
+        let arriving = Arc::new(Arriving::new());
+        let (sender, stream) = listing(3000);
+        let filling = {
+            let arriving = Arc::clone(&arriving);
+            tokio::spawn(async move {
+                let listing = arriving.fill(stream).await.unwrap();
+                let directory = Arc::new(Directory::new(listing));
+                arriving.end(Ok(Arc::clone(&directory)));
+                directory
+            })
+        };
+        sender.send(entries(0..10)).await.unwrap();
+        let mut child = Arc::clone(&arriving).follow().await.unwrap();
+        let late = Arc::clone(&arriving).follow().await.unwrap();
+        assert_eq!(child.head.entries, 3000);
+        assert_eq!(child.parts.next().await, Some(Ok(entries(0..10))));
+        sender.send(entries(10..3000)).await.unwrap();
+        drop(sender);
+        // One that was slow is served from what has come whole by then.
+        assert_eq!(filling.await.unwrap().entries.len(), 3000);
+        assert_eq!(
+            child.collect().await.map_err(|f| f.kind),
+            Err(FailureKind::Corrupt)
+        );
+        assert_eq!(late.collect().await.unwrap().entries.len(), 3000);
+    }
+
+    #[tokio::test]
+    async fn a_listing_that_begins_anew_does_so_for_children_too() {
+        let arriving = Arc::new(Arriving::new());
+        let (sender, stream) = listing(3);
+        let filling = {
+            let arriving = Arc::clone(&arriving);
+            tokio::spawn(async move { arriving.fill(stream).await })
+        };
+        sender.send(entries(0..2)).await.unwrap();
+        let mut child = Arc::clone(&arriving).follow().await.unwrap();
+        assert_eq!(child.parts.next().await, Some(Ok(entries(0..2))));
+        sender.send(ListingPart::Restart(head(1))).await.unwrap();
+        assert_eq!(
+            child.parts.next().await,
+            Some(Ok(ListingPart::Restart(head(1))))
+        );
+        sender.send(entries(7..8)).await.unwrap();
+        assert_eq!(child.parts.next().await, Some(Ok(entries(7..8))));
+        drop(sender);
+        assert_eq!(filling.await.unwrap().unwrap().entries.len(), 1);
+        arriving.end(Err(Failure::new(FailureKind::Unavailable, "gone")));
+        assert!(child.parts.next().await.unwrap().is_err());
+        assert_eq!(child.parts.next().await, None);
+    }
+}
