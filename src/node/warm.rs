@@ -13,11 +13,12 @@ mod walk;
 use crate::read::{FileRef, ReadAhead, ReadPath};
 use crate::warm::Step;
 use crate::warm::touch::Touched;
+use bytes::Bytes;
 use copperfs_overlay::wire::PageReader;
 use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind, FileKind, ItemPath, PlanReader, Tally};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use helper::{Answers, Helper, Orders};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,8 @@ const WINDOW: usize = 32;
 /// Larger files come as the helper reads them, with the read path's own read-ahead: a window full of
 /// them must not press out of the cache what was fetched and not touched yet.
 const AHEAD_BYTES_MAX: u64 = 2 << 20;
+/// Steps whose small files are asked for together, a request a directory.
+const BUNDLED: usize = 128;
 /// Plans that a node carries out at a time; more wait.
 const PLANS_MAX: usize = 4;
 /// After so many failures in a row there is no point in going on.
@@ -126,7 +129,7 @@ impl Warmer {
         mut orders: Orders,
         given: &AtomicU64,
     ) -> Result<(), GiveUp> {
-        let fetched = steps(pages)
+        let fetched = steps(self.clone(), pages)
             .map(async |step| {
                 let step = step?;
                 let outcome = self.fetch(&step).await;
@@ -161,6 +164,25 @@ impl Warmer {
                         return Err(GiveUp::Plan(reason));
                     }
                 }
+            }
+        }
+    }
+
+    /// Has the small files that these steps read come by the directory, not one by one. Each step still
+    /// sees for itself whether what it needs is here, so nothing here can fail.
+    async fn bring(&self, steps: &[Step]) {
+        let mut directories: BTreeMap<ItemPath, Vec<Bytes>> = BTreeMap::new();
+        for step in steps {
+            if let Step::Read { path, .. } = step
+                && let Some((directory, name)) = path.split()
+            {
+                let names = directories.entry(directory).or_default();
+                names.push(Bytes::copy_from_slice(name));
+            }
+        }
+        for (directory, names) in directories.iter().filter(|(_, names)| names.len() > 1) {
+            if let Err(failure) = self.0.read.bring(directory, names).await {
+                tracing::debug!(path = %directory, %failure, "nothing to bring");
             }
         }
     }
@@ -215,22 +237,30 @@ enum GiveUp {
     Plan(String),
 }
 
-/// The steps of a plan's pages.
-fn steps(pages: PlanReader) -> impl Stream<Item = Result<Step, String>> {
-    let begin = (pages, VecDeque::new());
-    stream::unfold(begin, |(mut pages, mut ready)| async move {
-        loop {
-            if let Some(step) = ready.pop_front() {
-                return Some((step, (pages, ready)));
+/// The steps of a plan's pages; the small files that they read are on their way.
+fn steps(warmer: Warmer, pages: PlanReader) -> impl Stream<Item = Result<Step, String>> {
+    let begin = (warmer, pages, VecDeque::new(), VecDeque::new());
+    stream::unfold(
+        begin,
+        |(warmer, mut pages, mut page, mut ready)| async move {
+            loop {
+                if let Some(step) = ready.pop_front() {
+                    return Some((Ok(step), (warmer, pages, page, ready)));
+                }
+                if !page.is_empty() {
+                    ready.extend(page.drain(..BUNDLED.min(page.len())));
+                    warmer.bring(ready.make_contiguous()).await;
+                    continue;
+                }
+                let mut reader = PageReader::new(usize::MAX);
+                if let Err(error) = reader.add(&pages.page().await?) {
+                    let reason = format!("the plan cannot be read: {error}");
+                    return Some((Err(reason), (warmer, pages, page, ready)));
+                }
+                page.extend(reader.into_items());
             }
-            let page = pages.page().await?;
-            let mut reader = PageReader::new(usize::MAX);
-            match reader.add(&page) {
-                Ok(()) => ready.extend(reader.into_items().into_iter().map(Ok)),
-                Err(error) => ready.push_back(Err(format!("the plan cannot be read: {error}"))),
-            }
-        }
-    })
+        },
+    )
 }
 
 /// Counts what the helper says; gives how many steps it has answered.

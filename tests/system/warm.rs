@@ -211,7 +211,9 @@ fn files_that_vanished_are_counted_and_wrong_plans_are_refused() {
         said.refused().contains("not on a copperfs mount"),
         "{said:?}"
     );
-    assert_eq!(helpers(&[mount.pid]), 0);
+    eventually(Duration::from_secs(10), "no helper is left", || {
+        helpers(&[mount.pid]) == 0
+    });
 }
 
 /// Starts to warm all of `tree` on `rank` and waits until something has come.
