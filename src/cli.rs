@@ -9,18 +9,23 @@ pub mod flags;
 pub mod launch;
 pub mod mount;
 pub mod record;
+pub mod recording;
 pub mod secret;
 pub mod simulate;
+mod socket;
 pub mod start;
 pub mod stats;
 pub mod status;
 pub mod top;
 pub mod unmount;
+pub mod warm;
 
 use crate::config::Machine;
+use crate::warm::touch;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use launch::LaunchArgs;
+use recording::RecordArgs;
 use secret::SecretArgs;
 use status::StatusArgs;
 use std::fmt::Display;
@@ -28,6 +33,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use top::TopArgs;
+use warm::WarmArgs;
 
 /// A per-node, read-only, cooperative caching filesystem.
 ///
@@ -141,6 +147,21 @@ enum Command {
         #[arg(long)]
         cluster: bool,
     },
+    /// Write down what a program touches on a mount, for `copperfs warm`
+    #[command(after_help = "Examples:\n  \
+            copperfs record /copper_mnt -o start.profile -- python train.py --steps 0\n  \
+            copperfs record start /copper_mnt; ./job.sh; copperfs record stop /copper_mnt -o job.profile\n\n\
+            The kernel forgets what it holds of the mount first, so that everything is seen. Ends with\n\
+            the program's own status. The format: docs/profiles.md")]
+    Record(RecordArgs),
+    /// Bring files into the memory of all nodes, before anybody asks for them
+    #[command(after_help = "Examples:\n  \
+            copperfs warm /copper_mnt --profile start.profile\n  \
+            copperfs warm /copper_mnt /lus/project/venv/lib\n  \
+            copperfs warm /copper_mnt --profile start.profile --json | jq -c 'select(.event == \"done\")'\n\n\
+            Ends with 1 if a node is not warm, which it names, and with 130 when it is interrupted, on\n\
+            all nodes. Warm nodes are left as they are. The keys of the JSON lines: docs/profiles.md")]
+    Warm(WarmArgs),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
@@ -171,6 +192,12 @@ enum Command {
     #[command(hide = true)]
     Daemon {
         /// The mount point, for the process table
+        mountpoint: PathBuf,
+    },
+    /// Does to a mount what a plan on standard input says
+    #[command(hide = true)]
+    Touch {
+        /// The mount point
         mountpoint: PathBuf,
     },
     /// The other side of a remote launch; a bundle on standard input
@@ -221,6 +248,18 @@ pub fn main() -> ExitCode {
             path,
             cluster,
         } => stats::clear(&mountpoint, path.as_deref(), cluster),
+        Command::Record(args) => match recording::record(args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Warm(args) => match warm::warm(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Touch { mountpoint } => {
+            let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+            touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
+        }
         Command::Doctor { json } => match doctor::doctor(json) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,

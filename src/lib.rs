@@ -15,5 +15,7 @@ pub mod num;
 pub mod origin;
 pub mod profile;
 pub mod read;
+pub mod record;
 pub mod report;
 pub mod simulate;
+pub mod warm;

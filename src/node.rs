@@ -10,10 +10,12 @@ mod cluster;
 mod directory;
 mod errors;
 mod front;
+mod record;
 mod service;
+pub(crate) mod warm;
 
 use crate::config::{OpenMode, Settings, Toggle};
-use crate::control::{Command, ControlSocket};
+use crate::control::{Command, ControlSocket, Talk};
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
 use crate::report::Report;
@@ -32,6 +34,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use warm::Warmer;
 
 /// How long one attempt to connect to the parent may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -113,6 +116,7 @@ fn advice(parent: Option<&str>) -> String {
 pub struct Node {
     mount: fuse::Mount,
     overlay: Arc<Overlay>,
+    warmer: Warmer,
     /// Held for its drop.
     _control: ControlSocket,
 }
@@ -137,16 +141,18 @@ impl Node {
             let read = views[0].clone();
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone());
-            parts = Some((read, cluster.clone()));
+            let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
+            parts = Some((read, cluster.clone(), warmer.clone()));
             Arc::new(NodeService {
                 views,
                 cluster,
+                warmer,
                 origins: origins.clone(),
                 front: Arc::clone(&front),
             })
         })?;
         let overlay = Arc::new(overlay);
-        let Some((read, cluster)) = parts else {
+        let Some((read, cluster, warmer)) = parts else {
             return Err(OverlayError::Config("the overlay made no service".into()).into());
         };
         cluster.joined(Arc::clone(&overlay));
@@ -167,17 +173,25 @@ impl Node {
             .await
             .map_err(NodeError::Task)??;
         this.connect(&mount);
+        let parts = Parts {
+            cluster,
+            overlay: Arc::clone(&overlay),
+            front: this.clone(),
+        };
         drop(front.set(this));
+        warmer.mounted();
 
         let path = &settings.control_socket;
-        let control = ControlSocket::serve(path, move |command| answer(cluster.clone(), command))
-            .map_err(|source| NodeError::Control {
-            path: path.clone(),
-            source,
-        })?;
+        let answering = move |command, talk| answer(parts.clone(), command, talk);
+        let control =
+            ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
+                path: path.clone(),
+                source,
+            })?;
         Ok(Self {
             mount,
             overlay,
+            warmer,
             _control: control,
         })
     }
@@ -192,6 +206,7 @@ impl Node {
             () = shutdown => {}
             () = self.mount.closed() => tracing::info!("unmounted"),
         }
+        self.warmer.stop();
         let unmounting = tokio::task::spawn_blocking(move || self.mount.unmount());
         let unmounted = unmounting.await.map_err(NodeError::Task)?;
         self.overlay.shutdown().await;
@@ -199,17 +214,29 @@ impl Node {
     }
 }
 
-async fn answer(cluster: Cluster, command: Command) -> serde_json::Value {
+/// What commands are answered from.
+#[derive(Clone)]
+struct Parts {
+    cluster: Cluster,
+    overlay: Arc<Overlay>,
+    front: Front,
+}
+
+async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()> {
     match command {
         Command::Reports => {
-            let reports = cluster.reports().await;
+            let reports = parts.cluster.reports().await;
             let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
-            serde_json::json!({
+            let value = serde_json::json!({
                 "nodes": nodes,
                 "missing": reports.missing,
                 "list": reports.list,
-            })
+            });
+            talk.say(&value).await
         }
+        Command::RecordStart => record::start(&parts.front, &mut talk).await,
+        Command::RecordStop => record::stop(&parts.front, &mut talk).await,
+        Command::Warm => warm::ask::ask(&parts.overlay, &parts.front.read, &mut talk).await,
     }
 }
 

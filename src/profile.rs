@@ -1,16 +1,19 @@
 //! What a start-up touched: listings, look-ups and reads, in order.
 //!
-//! A profile is a text file of JSON lines, one [`Access`] a line, so that it can be cut, joined and
-//! read with usual tools:
+//! A profile is a text file of JSON lines, a header and then one [`Access`] a line, so that it can be
+//! cut, joined and read with usual tools:
 //! ```text
+//! {"copperfs_profile":1}
 //! {"op":"list","path":"/lus/venv/lib","entries":64}
 //! {"op":"stat","path":"/lus/venv/pyvenv.cfg"}
+//! {"op":"absent","path":"/lus/venv/lib/os.so"}
 //! {"op":"read","path":"/lus/venv/lib/os.py","size":39511,"offset":0,"len":39511}
 //! ```
 //! A name that is not UTF-8 is written as an array of byte values. Fields that this version does not
-//! know are ignored, empty lines are allowed. Parsing is bounded: a line by [`LINE_BYTES_MAX`], a
-//! profile by [`ACCESSES_MAX`]. Knows no node and no origin: who records a profile and who plays it
-//! back is elsewhere.
+//! know are ignored, empty lines are allowed, and so are further headers (joined profiles) or none.
+//! Parsing is bounded: a line by [`LINE_BYTES_MAX`], a profile by [`ACCESSES_MAX`]. Knows no node and
+//! no origin: [`crate::record`] makes a profile, [`crate::warm`] carries one out. For people:
+//! `docs/profiles.md`.
 
 use copperfs_overlay::{InvalidPath, ItemPath};
 use serde::{Deserialize, Serialize};
@@ -22,6 +25,19 @@ use std::path::Path;
 pub const LINE_BYTES_MAX: usize = 64 << 10;
 /// Most accesses in one profile.
 pub const ACCESSES_MAX: usize = 4_000_000;
+/// The version of the format that this program writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+/// How a header begins.
+const HEADER: &[u8] = b"{\"copperfs_profile\"";
+
+/// The first line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    copperfs_profile: u32,
+    /// The recording was full before its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
+}
 
 /// One thing that a program did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +54,18 @@ pub enum Access {
     },
     /// It asked for attributes.
     Stat {
+        /// Of what.
+        #[serde(with = "path_form")]
+        path: ItemPath,
+    },
+    /// It asked for a name that does not exist.
+    Absent {
+        /// Of what.
+        #[serde(with = "path_form")]
+        path: ItemPath,
+    },
+    /// It asked for extended attributes, as the kernel does for every program that is started.
+    Xattrs {
         /// Of what.
         #[serde(with = "path_form")]
         path: ItemPath,
@@ -61,7 +89,11 @@ impl Access {
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         match self {
-            Self::List { path, .. } | Self::Stat { path } | Self::Read { path, .. } => path,
+            Self::List { path, .. }
+            | Self::Stat { path }
+            | Self::Absent { path }
+            | Self::Xattrs { path }
+            | Self::Read { path, .. } => path,
         }
     }
 }
@@ -95,6 +127,17 @@ pub enum ProfileError {
     LongLine {
         /// Which line; the first is 1.
         line: usize,
+    },
+    /// Written by a later program.
+    #[error(
+        "line {line} of the profile: it is of version {version}, this program reads versions up to \
+         {VERSION}: use a newer copperfs, or record it again"
+    )]
+    Newer {
+        /// Which line; the first is 1.
+        line: usize,
+        /// The version.
+        version: u32,
     },
     /// The profile does not end.
     #[error("the profile has more than {ACCESSES_MAX} accesses: split it")]
@@ -134,31 +177,36 @@ impl Profile {
             if text.len() > LINE_BYTES_MAX {
                 return Err(ProfileError::LongLine { line });
             }
-            if text.trim_ascii().is_empty() {
+            let Some(access) = parse_line(&text, line)? else {
                 continue;
-            }
+            };
             if accesses.len() == ACCESSES_MAX {
                 return Err(ProfileError::TooMany);
-            }
-            let access = serde_json::from_slice(&text)
-                .map_err(|source| ProfileError::Line { line, source })?;
-            if let Access::Read {
-                size, offset, len, ..
-            } = access
-                && offset.checked_add(len).is_none_or(|end| end > size)
-            {
-                return Err(ProfileError::BeyondEnd { line, size });
             }
             accesses.push(access);
         }
         Ok(Self { accesses })
     }
 
-    /// Writes the profile, one line an access.
+    /// Writes the profile: a header, and one line an access.
     ///
     /// # Errors
     /// `target` cannot be written.
-    pub fn write(&self, mut target: impl Write) -> io::Result<()> {
+    pub fn write(&self, target: impl Write) -> io::Result<()> {
+        self.write_as(false, target)
+    }
+
+    /// As [`Profile::write`]; the header of a profile that was `cut` says so.
+    ///
+    /// # Errors
+    /// `target` cannot be written.
+    pub fn write_as(&self, cut: bool, mut target: impl Write) -> io::Result<()> {
+        let header = Header {
+            copperfs_profile: VERSION,
+            cut,
+        };
+        serde_json::to_writer(&mut target, &header)?;
+        target.write_all(b"\n")?;
         for access in &self.accesses {
             serde_json::to_writer(&mut target, access)?;
             target.write_all(b"\n")?;
@@ -167,8 +215,37 @@ impl Profile {
     }
 }
 
+/// The access in line number `line`, `None` in an empty line and in a header.
+///
+/// # Errors
+/// See [`ProfileError`].
+pub fn parse_line(text: &[u8], line: usize) -> Result<Option<Access>, ProfileError> {
+    let text = text.trim_ascii();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |source| ProfileError::Line { line, source };
+    if text.starts_with(HEADER) {
+        let header: Header = serde_json::from_slice(text).map_err(wrong)?;
+        let version = header.copperfs_profile;
+        if version > VERSION {
+            return Err(ProfileError::Newer { line, version });
+        }
+        return Ok(None);
+    }
+    let access = serde_json::from_slice(text).map_err(wrong)?;
+    if let Access::Read {
+        size, offset, len, ..
+    } = access
+        && offset.checked_add(len).is_none_or(|end| end > size)
+    {
+        return Err(ProfileError::BeyondEnd { line, size });
+    }
+    Ok(Some(access))
+}
+
 /// A path as text with a leading slash, or as bytes where it is no text.
-mod path_form {
+pub(crate) mod path_form {
     use super::{InvalidPath, ItemPath};
     use serde::{Deserialize, Deserializer, Serializer, de};
 
@@ -179,14 +256,14 @@ mod path_form {
         Bytes(Vec<u8>),
     }
 
-    pub(super) fn serialize<S: Serializer>(path: &ItemPath, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(path: &ItemPath, to: S) -> Result<S::Ok, S::Error> {
         match std::str::from_utf8(path.as_bytes()) {
             Ok(text) => to.collect_str(&format_args!("/{text}")),
             Err(_not_text) => to.collect_seq(path.as_bytes()),
         }
     }
 
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<ItemPath, D::Error> {
+    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<ItemPath, D::Error> {
         let parsed: Result<ItemPath, InvalidPath> = match Form::deserialize(from)? {
             Form::Text(text) => ItemPath::parse(text.as_bytes()),
             Form::Bytes(bytes) => ItemPath::parse(&bytes),
@@ -233,13 +310,23 @@ mod tests {
         assert_eq!(Profile::read(&text[..]).unwrap(), profile);
         let text = String::from_utf8(text).unwrap();
         assert_eq!(
-            text.lines().nth(1),
+            text.lines().nth(2),
             Some(r#"{"op":"list","path":"/a","entries":7}"#)
         );
         assert_eq!(
-            text.lines().nth(2),
+            text.lines().nth(3),
             Some(r#"{"op":"stat","path":[97,47,255,254]}"#)
         );
+    }
+
+    #[test]
+    fn profiles_can_be_joined_and_say_when_they_were_cut() {
+        let mut text = Vec::new();
+        let profile = parse(r#"{"op":"absent","path":"/a"}"#).unwrap();
+        profile.write_as(true, &mut text).unwrap();
+        assert!(text.starts_with(b"{\"copperfs_profile\":1,\"cut\":true}\n"));
+        profile.write(&mut text).unwrap();
+        assert_eq!(Profile::read(&text[..]).unwrap().accesses.len(), 2);
     }
 
     #[test]
@@ -265,9 +352,40 @@ mod tests {
         assert!(parse(&huge).is_err());
         let long = said(&"x".repeat(LINE_BYTES_MAX + 1));
         assert!(long.contains("line 1"), "{long}");
+        let newer = said("{\"copperfs_profile\":2}\n");
+        assert!(newer.contains("version 2"), "{newer}");
+    }
+
+    fn access() -> impl Strategy<Value = Access> {
+        let name = proptest::collection::vec(any::<u8>(), 1..12);
+        let path = proptest::collection::vec(name, 0..5)
+            .prop_filter_map("a path", |names| ItemPath::parse(&names.join(&b'/')).ok());
+        (path, 0u8..5, any::<[u32; 3]>()).prop_map(|(path, kind, [a, b, c])| match kind {
+            0 => Access::List {
+                path,
+                entries: (a % 2 == 0).then_some(u64::from(b)),
+            },
+            1 => Access::Stat { path },
+            2 => Access::Absent { path },
+            3 => Access::Xattrs { path },
+            _ => Access::Read {
+                path,
+                size: u64::from(a) + u64::from(b) + u64::from(c),
+                offset: u64::from(a),
+                len: u64::from(b),
+            },
+        })
     }
 
     proptest! {
+        #[test]
+        fn any_profile_round_trips(accesses in proptest::collection::vec(access(), 0..20)) {
+            let profile = Profile { accesses };
+            let mut text = Vec::new();
+            profile.write(&mut text).unwrap();
+            prop_assert_eq!(Profile::read(&text[..]).unwrap(), profile);
+        }
+
         #[test]
         fn nothing_panics(bytes: Vec<u8>) {
             let _outcome = Profile::read(&bytes[..]);

@@ -6,6 +6,8 @@
 //! subtraction: no list of the dead travels. A node that cannot reach the root of any tree asks its
 //! own subtree, and names the rest as missing. Where one tree does not reach all, the next is asked.
 
+pub(crate) mod warm;
+
 use crate::item::{Failure, FailureKind, ItemPath};
 use crate::overlay::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};

@@ -25,6 +25,7 @@ pub mod tree;
 pub mod upstream;
 pub mod wire;
 
+pub use cluster::warm::{Laggard, Plan, PlanReader, Tally, WarmOutcome, WarmProgress};
 pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
 pub use files::{

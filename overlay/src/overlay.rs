@@ -4,6 +4,7 @@
 //! `cluster`. Every task belongs to the [`Overlay`] and ends with it.
 
 use crate::ascent::Patience;
+use crate::cluster::warm::{PlanReader, Tally, WarmOutcome, WarmProgress};
 use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
@@ -29,6 +30,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 /// How long a node is cut off before its children are concerned.
@@ -68,6 +70,15 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Storage does not answer.
     fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>>;
+
+    /// Carries out a plan: brings here what its pages name, and counts in `tally` what it has done and
+    /// what has failed. The pages are the service's own, opaque here. Returns when the plan has ended
+    /// and is done; dropped when nobody waits for it any more.
+    fn warm(&self, plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
+        drop(plan);
+        tally.failed("this node cannot be warmed");
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// Where a node stands and how it behaves. All nodes have the same `members`, `arity`, `roots` and
@@ -169,6 +180,8 @@ pub(crate) struct Shared {
     pub(crate) upstream: Upstream,
     pub(crate) meters: Arc<Meters>,
     pub(crate) refusals: Refusals,
+    /// Places for plans that lie on this node.
+    pub(crate) plans: Semaphore,
     /// This node is going: what fails from now on says nothing about what was asked.
     pub(crate) leaving: AtomicBool,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
@@ -338,6 +351,7 @@ impl Overlay {
             upstream,
             meters,
             refusals: Refusals::default(),
+            plans: Semaphore::new(cluster::warm::PLANS_MAX),
             leaving: AtomicBool::new(false),
             children: Mutex::default(),
         });
@@ -426,6 +440,16 @@ impl Overlay {
     /// that has not cleared yet.
     pub async fn clear_cluster(&self, path: ItemPath) -> ClusterClear {
         cluster::clear(&self.shared, Operation::Clear(path)).await
+    }
+
+    /// Has every node carry out the plan whose pages come over `pages`, which is closed behind the
+    /// last, and says over `progress` how far they are. Dropping the future stops all of them.
+    pub async fn warm_cluster(
+        &self,
+        pages: mpsc::Receiver<Bytes>,
+        progress: &watch::Sender<WarmProgress>,
+    ) -> WarmOutcome {
+        cluster::warm::warm(&self.shared, pages, progress).await
     }
 
     /// Leaves the tree: requests in progress fail, neighbours are told. Ends within a second,

@@ -7,7 +7,8 @@ use super::arrivals::{Lister, PushArrivals};
 use super::directory::Page;
 use super::errors::fs_error;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Found, ReadPath};
+use crate::read::{Directory, Found, ReadPath};
+use crate::record::Recorder;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
@@ -46,6 +47,7 @@ pub(super) struct FrontInner {
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
     notifier: OnceLock<fuse::Notifier>,
+    pub(super) recorder: Recorder,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
 }
 
@@ -74,6 +76,7 @@ impl Front {
             backings,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
+            recorder: Recorder::default(),
             cluster: OnceLock::new(),
         }))
     }
@@ -99,6 +102,12 @@ impl Front {
     pub(super) async fn clear(&self, path: &ItemPath) {
         self.read.clear(path);
         self.backings.clear(path);
+        self.forget_in_kernel(path).await;
+    }
+
+    /// Drops what the kernel holds of `path` and below. Returns when it has; what this node caches
+    /// stays.
+    pub(super) async fn forget_in_kernel(&self, path: &ItemPath) {
         let Some(notifier) = self.notifier.get() else {
             return;
         };
@@ -197,6 +206,12 @@ impl Front {
         name: &[u8],
         found: Found,
     ) -> Result<Lookup, FsError> {
+        if self.recorder.is_on()
+            && let Ok(path) = parent.join(name)
+        {
+            let found = matches!(found, Found::Attributes(_));
+            self.recorder.looked_up(&path, found);
+        }
         match found {
             Found::Attributes(attributes) => {
                 let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
@@ -206,6 +221,12 @@ impl Front {
             Found::Absent => Ok(Lookup::Absent {
                 ttl: self.absent_ttl(parent, name),
             }),
+        }
+    }
+
+    fn recorder_sees(&self, inode: &Inode, directory: &Directory) {
+        if self.recorder.is_on() {
+            self.recorder.listed(inode.path(), directory.entries.len());
         }
     }
 
@@ -228,6 +249,9 @@ impl Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if self.recorder.is_on() {
+            self.recorder.xattrs(inode.path());
+        }
         if let Some(known) = self.read.xattrs_now(inode.path()) {
             return Answer::Ready(match known {
                 Ok(list) => pick(&list),
@@ -336,6 +360,10 @@ impl fuse::Backend for Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if self.recorder.is_on() {
+            let (path, whole) = (inode.path(), inode.file.size);
+            self.recorder.read(path, whole, offset, u64::from(size));
+        }
         if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
             self.read
                 .read_ahead(&inode.file, &inode.ahead, offset, size);
@@ -362,6 +390,7 @@ impl fuse::Backend for Front {
         };
         let wanted = Page::entry_at(offset);
         if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
+            self.recorder_sees(&inode, &directory);
             return Answer::Ready(Ok(Page::open(
                 self.clone(),
                 inode,
@@ -373,7 +402,10 @@ impl fuse::Backend for Front {
         let this = self.clone();
         pending(async move {
             match this.read.page_with(inode.path(), wanted).await {
-                Ok((first, directory)) => Ok(Page::open(this, inode, directory, first, offset)),
+                Ok((first, directory)) => {
+                    this.recorder_sees(&inode, &directory);
+                    Ok(Page::open(this, inode, directory, first, offset))
+                }
                 Err(failure) => Err(report(inode.path(), &failure)),
             }
         })
@@ -434,6 +466,10 @@ impl fuse::Backend for Front {
 
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)> {
         let mut files = Vec::new();
+        // What is pushed is never asked for: a recording would miss it.
+        if self.recorder.is_on() {
+            return files;
+        }
         for &ino in inos {
             let Some(inode) = self.inodes.get(ino.0) else {
                 continue;

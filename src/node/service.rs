@@ -2,10 +2,11 @@
 
 use super::cluster::Cluster;
 use super::front::Front;
+use super::warm::Warmer;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use bytes::Bytes;
-use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, Service};
+use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};
@@ -16,6 +17,7 @@ pub(super) struct NodeService {
     /// By position in an item's root order; not empty.
     pub(super) views: Vec<ReadPath>,
     pub(super) cluster: Cluster,
+    pub(super) warmer: Warmer,
     pub(super) origins: Option<Arc<Origins>>,
     pub(super) front: Arc<OnceLock<Front>>,
 }
@@ -35,6 +37,10 @@ impl Service for NodeService {
             }
         }
         .boxed()
+    }
+
+    fn warm(&self, plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
+        self.warmer.clone().carry_out(plan, tally).boxed()
     }
 
     fn report(&self) -> Bytes {

@@ -114,7 +114,7 @@ impl Seen {
     fn touch(&mut self, access: &Access, items: &mut Vec<Item>) {
         match access {
             Access::List { path, entries } => self.list(path, *entries, items),
-            Access::Stat { path } => {
+            Access::Stat { path } | Access::Absent { path } => {
                 // What a listing brought along is not asked for again.
                 let (parent, _name) = path
                     .split()
@@ -133,7 +133,7 @@ impl Seen {
                 offset,
                 len,
             } if *size > 0 && *len > 0 => self.read(path, *size, *offset..*offset + *len, items),
-            Access::Read { .. } => {}
+            Access::Read { .. } | Access::Xattrs { .. } => {}
         }
     }
 

@@ -41,3 +41,4 @@ mod secrets;
 mod slurm;
 mod status;
 mod users;
+mod warm;

@@ -69,6 +69,10 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
     let abandoned = writer.abandoned();
     let answering = async {
         match hear(&mut reader, &floor).await {
+            Ok(Heard::Question(Question {
+                request: request @ (Request::Warm { .. } | Request::WarmBelow { .. }),
+                ..
+            })) => cluster::warm::answer(&shared, &request, &mut reader, &mut writer).await,
             Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
             Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
@@ -116,7 +120,7 @@ async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Heard, StreamEr
     question.request.check()?;
     let below = matches!(
         question.request,
-        Request::ReportsBelow { .. } | Request::ClearBelow { .. }
+        Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. }
     );
     if below != matches!(*floor.from, Asker::Parent) {
         return Err(WireError::Impossible("a request in the wrong direction").into());
@@ -204,7 +208,9 @@ async fn respond(
         Request::ClusterReports { .. }
         | Request::ClusterClear { .. }
         | Request::ReportsBelow { .. }
-        | Request::ClearBelow { .. } => cluster::answer(shared, request, writer).await,
+        | Request::ClearBelow { .. }
+        | Request::Warm { .. }
+        | Request::WarmBelow { .. } => cluster::answer(shared, request, writer).await,
     }
 }
 

@@ -81,6 +81,11 @@ impl FrameReader {
         self
     }
 
+    /// From now on each step fails only after `patience` without a byte.
+    pub(crate) fn be_patient(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// The next frame's header, or `None` where the stream ends between frames.
     pub(crate) async fn header(&mut self) -> Result<Option<FrameHeader>, StreamError> {
         let mut header = [0; HEADER_BYTES];

@@ -15,7 +15,8 @@ pub enum FrameKind {
     /// The parent accepts the child. One byte: 1 if it hangs from somebody itself in that tree, or is
     /// its root, 0 if not.
     Welcome = 2,
-    /// A question: postcard [`super::Question`]. The only frame that the asker sends.
+    /// A question: postcard [`super::Question`]. The only frame that the asker sends, but for the
+    /// plan of a warm: pages and a done.
     Request = 3,
     /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
     Failure = 4,
@@ -37,10 +38,14 @@ pub enum FrameKind {
     Restart = 12,
     /// Part of a bundle's files, as [`super::bundle`] says.
     Bundle = 13,
+    /// How far warming is in a part of the tree: postcard [`crate::WarmProgress`].
+    Progress = 14,
+    /// Nodes that are warm: postcard list of [`super::message::NodeId`].
+    Warmed = 15,
 }
 
 impl FrameKind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -54,6 +59,8 @@ impl FrameKind {
         Self::Done,
         Self::Restart,
         Self::Bundle,
+        Self::Progress,
+        Self::Warmed,
     ];
 
     /// Most body bytes of a frame of this kind.
@@ -64,7 +71,8 @@ impl FrameKind {
             Self::Welcome => 1,
             Self::End => 32,
             Self::Hello => 1 << 10,
-            Self::Failure | Self::Cleared => 4 << 10,
+            Self::Failure | Self::Cleared | Self::Progress => 4 << 10,
+            Self::Warmed => 64 << 10,
             Self::Head => 32 << 10,
             Self::Request => 256 << 10,
             #[expect(clippy::cast_possible_truncation, reason = "64 KiB and a name fit")]
@@ -143,7 +151,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(14), None);
+        assert_eq!(FrameKind::from_byte(16), None);
     }
 
     #[test]

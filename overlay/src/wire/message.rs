@@ -108,6 +108,16 @@ pub enum Request {
     },
     /// [`crate::Files::bundle`]: answered by bundle frames and a done frame.
     Bundle(BundleRequest),
+    /// Child to parent: all nodes are to carry out the plan that follows, told along `tree`.
+    Warm {
+        /// Which tree.
+        tree: u8,
+    },
+    /// Parent to child: the child and all below it in `tree` are to carry out the plan that follows.
+    WarmBelow {
+        /// Which tree.
+        tree: u8,
+    },
 }
 
 /// The first frame of an answer that has one.
@@ -227,7 +237,9 @@ impl Request {
             | Self::ClusterReports { .. }
             | Self::ClusterClear { .. }
             | Self::ReportsBelow { .. }
-            | Self::ClearBelow { .. } => Ok(()),
+            | Self::ClearBelow { .. }
+            | Self::Warm { .. }
+            | Self::WarmBelow { .. } => Ok(()),
         }
     }
 }

@@ -1,0 +1,232 @@
+//! `copperfs record`: what a command touches on a mount, as a profile.
+
+use super::socket::{run, talk};
+use super::{fail, say};
+use crate::control::Command as Question;
+use crate::daemon::mountpoint::canonical;
+use crate::profile::{Profile, parse_line};
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus};
+use tokio::process::Command;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Flags of `record`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct RecordArgs {
+    #[command(subcommand)]
+    step: Option<Step>,
+    /// The mount point
+    #[arg(required = true)]
+    mountpoint: Option<PathBuf>,
+    /// The profile to write
+    #[arg(short, long, value_name = "FILE", required = true)]
+    output: Option<PathBuf>,
+    /// The program to run, and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// The halves of a recording.
+#[derive(Debug, Subcommand)]
+enum Step {
+    /// Begin to record everything that is touched on the mount
+    Start {
+        /// The mount point
+        mountpoint: PathBuf,
+    },
+    /// End the recording and write the profile
+    Stop {
+        /// The mount point
+        mountpoint: PathBuf,
+        /// The profile to write
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+/// Records.
+///
+/// # Errors
+/// It is no copperfs mount, something is recorded there already, or the file cannot be written. The
+/// recorded program's own failure is its exit status, passed on.
+pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
+    match (args.step, args.mountpoint, args.output) {
+        (Some(Step::Start { mountpoint }), ..) => {
+            let mountpoint = canonical(&mountpoint);
+            run(start(&mountpoint))?;
+            say(format_args!(
+                "recording {}; `copperfs record stop {0} -o FILE` ends it",
+                mountpoint.display()
+            ));
+        }
+        (Some(Step::Stop { mountpoint, output }), ..) => {
+            let draft = Draft::new(&output)?;
+            run(stop(&canonical(&mountpoint), draft))?;
+        }
+        (None, Some(mountpoint), Some(output)) => {
+            let mountpoint = canonical(&mountpoint);
+            // Before anything runs: it would be a pity to find out afterwards.
+            let draft = Draft::new(&output)?;
+            return run(async {
+                start(&mountpoint).await?;
+                let status = watched(&args.command).await;
+                let stopped = stop(&mountpoint, draft).await;
+                let status = status?;
+                stopped?;
+                Ok(code(status))
+            });
+        }
+        _ => bail!("give a mount point, -o FILE and -- CMD"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The status of a program as a shell tells it.
+fn code(status: ExitStatus) -> ExitCode {
+    let number = match (status.code(), status.signal()) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => 1,
+    };
+    ExitCode::from(u8::try_from(number).unwrap_or(u8::MAX))
+}
+
+async fn start(mountpoint: &Path) -> anyhow::Result<()> {
+    let (mut hears, _says) = talk(mountpoint, Question::RecordStart).await?;
+    hears.value().await.map(drop)
+}
+
+async fn stop(mountpoint: &Path, draft: Draft) -> anyhow::Result<()> {
+    let (mut hears, _says) = talk(mountpoint, Question::RecordStop).await?;
+    let head = hears.value().await?;
+    let count = head["accesses"].as_u64().context("not an answer")?;
+    let full = head["full"].as_bool() == Some(true);
+    let mut profile = Profile::default();
+    for number in 1.. {
+        if profile.accesses.len() as u64 == count {
+            break;
+        }
+        let line = hears.line().await?;
+        profile.accesses.extend(parse_line(&line, number)?);
+    }
+    if full {
+        fail("warning: the recording was full before its end; what came later is missing");
+    }
+    let path = draft.finish(&profile, full)?;
+    // Standard output belongs to the program that was recorded.
+    fail(format_args!(
+        "{} accesses recorded in {path}",
+        profile.accesses.len()
+    ));
+    Ok(())
+}
+
+/// Runs `command` to its end. Signals that this process gets are its.
+async fn watched(command: &[OsString]) -> anyhow::Result<ExitStatus> {
+    let [program, arguments @ ..] = command else {
+        bail!("no program to record");
+    };
+    let mut signals = Signals::new()?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    loop {
+        tokio::select! {
+            status = child.wait() => return Ok(status?),
+            signal = signals.next() => {
+                if let Some(pid) = child.id()
+                    && let Ok(pid) = i32::try_from(pid)
+                    && let Some(pid) = rustix::process::Pid::from_raw(pid)
+                    && let Some(signal) = signal
+                {
+                    // One that has just ended needs none.
+                    let _gone = rustix::process::kill_process(pid, signal);
+                }
+            }
+        }
+    }
+}
+
+/// The signals that end or steer a program.
+struct Signals {
+    interrupt: Signal,
+    quit: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+    /// A terminal sends the first two to all that run in it, the recorded program too.
+    terminal: bool,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
+            terminate: signal(SignalKind::terminate())?,
+            hang_up: signal(SignalKind::hangup())?,
+            terminal: std::io::stdin().is_terminal(),
+        })
+    }
+
+    /// The next one to pass on, if it is.
+    async fn next(&mut self) -> Option<rustix::process::Signal> {
+        use rustix::process::Signal as Kind;
+        let from_terminal = !self.terminal;
+        tokio::select! {
+            _ = self.interrupt.recv() => from_terminal.then_some(Kind::INT),
+            _ = self.quit.recv() => from_terminal.then_some(Kind::QUIT),
+            _ = self.terminate.recv() => Some(Kind::TERM),
+            _ = self.hang_up.recv() => Some(Kind::HUP),
+        }
+    }
+}
+
+/// A file that appears whole or not at all.
+#[derive(Debug)]
+struct Draft {
+    file: File,
+    draft: PathBuf,
+    target: PathBuf,
+}
+
+impl Draft {
+    fn new(target: &Path) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot write the profile {}", target.display());
+        let name = target.file_name().with_context(cannot)?;
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let draft = target.with_file_name(hidden);
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(true).open(&draft);
+        Ok(Self {
+            file: file.with_context(cannot)?,
+            draft,
+            target: target.to_owned(),
+        })
+    }
+
+    fn finish(self, profile: &Profile, full: bool) -> anyhow::Result<String> {
+        let cannot = || format!("cannot write the profile {}", self.target.display());
+        let written = profile.write_as(full, BufWriter::new(&self.file));
+        written.with_context(cannot)?;
+        self.file.sync_all().with_context(cannot)?;
+        std::fs::rename(&self.draft, &self.target).with_context(cannot)?;
+        Ok(self.target.display().to_string())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // It is the profile by now, or was not wanted.
+        let _gone = std::fs::remove_file(&self.draft);
+    }
+}

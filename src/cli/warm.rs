@@ -1,0 +1,231 @@
+//! `copperfs warm`: has all nodes bring files into their kernels, and shows how far they are.
+
+use super::socket::{Hears, Says, run, talk};
+use super::{fail, say};
+use crate::config::units::Bytes;
+use crate::control::Command;
+use crate::daemon::mountpoint::canonical;
+use crate::node::warm::ask::Order;
+use crate::profile::Profile;
+use anyhow::{Context, bail};
+use clap::Args;
+use copperfs_overlay::ItemPath;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Flags of `warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// The mount point
+    mountpoint: PathBuf,
+    /// What `copperfs record` has written
+    #[arg(long, value_name = "FILE", conflicts_with = "paths")]
+    profile: Option<PathBuf>,
+    /// Files, and directories with all below them, as seen in the mount (/lus/x or MOUNTPOINT/lus/x)
+    #[arg(value_name = "PATH", required_unless_present = "profile")]
+    paths: Vec<PathBuf>,
+    /// Print JSON lines, as when standard error is no terminal
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a shell says of a program that was interrupted.
+const INTERRUPTED: u8 = 130;
+
+/// Warms.
+///
+/// # Errors
+/// There is nothing to warm, or not all nodes are warm.
+pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
+    let mountpoint = canonical(&args.mountpoint);
+    let plan = match &args.profile {
+        Some(path) => {
+            let profile = Profile::load(path).with_context(|| path.display().to_string())?;
+            Plan::Profile(profile)
+        }
+        None => {
+            let below = args.paths.iter().map(|path| inside(&mountpoint, path));
+            Plan::Below(below.collect::<anyhow::Result<_>>()?)
+        }
+    };
+    let terminal = std::io::stderr().is_terminal();
+    let mut view = if args.json || !terminal {
+        View::Json
+    } else {
+        View::Bar(bar())
+    };
+    run(async {
+        let (hears, says) = talk(&mountpoint, Command::Warm).await?;
+        let warming = converse(plan, hears, says, &mut view);
+        tokio::select! {
+            outcome = warming => outcome,
+            _ = tokio::signal::ctrl_c() => {
+                // The end of the conversation ends it on all nodes.
+                fail("stopped; what has come stays where it is");
+                Ok(ExitCode::from(INTERRUPTED))
+            }
+        }
+    })
+}
+
+/// What to bring.
+enum Plan {
+    Profile(Profile),
+    Below(Vec<ItemPath>),
+}
+
+/// A path below the mount point as users see it, or as the mount sees it. Symlinks are followed where
+/// they stay in the mount.
+fn inside(mountpoint: &Path, path: &Path) -> anyhow::Result<ItemPath> {
+    let below = |path: &Path| path.strip_prefix(mountpoint).map(Path::to_owned).ok();
+    let relative = below(path).unwrap_or_else(|| path.to_owned());
+    let absolute = mountpoint.join(relative.strip_prefix("/").unwrap_or(&relative));
+    let real = below(&canonical(path)).or_else(|| below(&canonical(&absolute)));
+    let bytes = real.unwrap_or(relative);
+    ItemPath::parse(bytes.as_os_str().as_bytes())
+        .with_context(|| format!("{} cannot be a path in the mount", path.display()))
+}
+
+async fn converse(
+    plan: Plan,
+    mut hears: Hears,
+    mut says: Says,
+    view: &mut View,
+) -> anyhow::Result<ExitCode> {
+    let words = matches!(view, View::Bar(_));
+    let telling = async {
+        match plan {
+            Plan::Profile(profile) => {
+                for access in &profile.accesses {
+                    says.say(access).await?;
+                }
+            }
+            Plan::Below(paths) => {
+                for path in paths {
+                    says.say(&Order::Below { path }).await?;
+                }
+            }
+        }
+        says.say(&Order::End).await?;
+        says.flush().await
+    };
+    let hearing = async {
+        loop {
+            let line = hears.value().await?;
+            view.show(&line);
+            if line["event"] == "done" {
+                return Ok::<_, anyhow::Error>(line);
+            }
+        }
+    };
+    // What the daemon says of a plan that it does not take goes before what became of telling it.
+    tokio::pin!(hearing);
+    let done = tokio::select! {
+        biased;
+        done = &mut hearing => done?,
+        told = telling => match told {
+            Ok(()) => hearing.await?,
+            Err(error) => hearing.await.map_err(|_less| error)?,
+        },
+    };
+    finish(&done, words)
+}
+
+/// The last line as words, where words are wanted, and the verdict.
+fn finish(done: &Value, words: bool) -> anyhow::Result<ExitCode> {
+    let number = |key: &str| done[key].as_u64().unwrap_or(0);
+    let strings = |key: &str| -> Vec<&str> {
+        let list = done[key].as_array();
+        list.into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect()
+    };
+    let warm = number("nodes_warm");
+    if words {
+        let vanished = match number("vanished") {
+            0 => String::new(),
+            count => format!(", {count} items no longer there"),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "for people")]
+        let seconds = number("elapsed_ms") as f64 / 1000.0;
+        say(format_args!(
+            "{warm} nodes are warm: {} items, {} in {seconds:.1} s{vanished}",
+            number("items"),
+            Bytes(number("bytes")),
+        ));
+    }
+    let cold = strings("not_warmed");
+    if cold.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let reasons = strings("reasons").join("; ");
+    let why = if reasons.is_empty() {
+        "they did not answer".to_owned()
+    } else {
+        reasons
+    };
+    bail!(
+        "{warm} nodes are warm, {} are not, or not wholly: {} ({why}). Warm again when they are back: \
+         what is warm costs nothing",
+        cold.len(),
+        cold.join(", ")
+    )
+}
+
+/// How progress is shown.
+enum View {
+    Json,
+    Bar(ProgressBar),
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+impl View {
+    fn show(&mut self, line: &Value) {
+        match self {
+            Self::Json => say(line),
+            Self::Bar(bar) => show(bar, line),
+        }
+    }
+}
+
+fn show(bar: &ProgressBar, line: &Value) {
+    let number = |pointer: &str| line.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+    if line["event"] == "done" {
+        return bar.finish_and_clear();
+    }
+    let nodes = number("/nodes").max(1);
+    let complete = line["plan"]["complete"] == true;
+    let template = if complete {
+        "{bar:16} {percent:>3}% of {len} items, eta {eta}, {msg}"
+    } else {
+        "{spinner} {msg}"
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_length(number("/plan/items").saturating_mul(nodes));
+    bar.set_position(number("/items"));
+    let elapsed = number("/elapsed_ms").max(1);
+    let rate = number("/bytes").saturating_mul(1000) / elapsed;
+    let slowest = match line["slowest"]["node"].as_str() {
+        Some(node) => format!(", slowest {node} at {}", number("/slowest/items")),
+        None => String::new(),
+    };
+    bar.set_message(format!(
+        "{}/{nodes} nodes, {} ({}/s){slowest}",
+        number("/nodes_done"),
+        Bytes(number("/bytes")),
+        Bytes(rate),
+    ));
+}

@@ -1,0 +1,278 @@
+//! Warming: this node's part of a plan ([`Warmer`]), and the command that asks for it ([`ask`]).
+//!
+//! Steps are carried out in order. Up to [`WINDOW`] of them are fetched into this node's caches at a
+//! time, all the way from the root if need be, and behind that a helper process
+//! ([`crate::warm::touch`]) does them to the mount, answered from memory. The order of the plan is the
+//! same everywhere, so nodes ask for the same things at about the same time, and what they ask for
+//! meets on the way up.
+
+pub(crate) mod ask;
+mod helper;
+mod walk;
+
+use crate::read::{FileRef, ReadAhead, ReadPath};
+use crate::warm::Step;
+use crate::warm::touch::Touched;
+use bytes::Bytes;
+use copperfs_overlay::wire::PageReader;
+use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind, FileKind, ItemPath, PlanReader, Tally};
+use futures_util::{FutureExt, Stream, StreamExt, stream};
+use helper::{Answers, Helper, Orders};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{Semaphore, watch};
+
+/// Steps that are fetched at a time.
+const WINDOW: usize = 32;
+/// Larger files come as the helper reads them, with the read path's own read-ahead: a window full of
+/// them must not press out of the cache what was fetched and not touched yet.
+const AHEAD_BYTES_MAX: u64 = 2 << 20;
+/// Steps whose small files are asked for together, a request a directory.
+const BUNDLED: usize = 128;
+/// Plans that a node carries out at a time; more wait.
+const PLANS_MAX: usize = 4;
+/// After so many failures in a row there is no point in going on.
+const FAILURES_MAX: u32 = 64;
+
+/// Carries out plans on this node. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Warmer(Arc<Inner>);
+
+impl std::fmt::Debug for Warmer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Warmer")
+            .field("mountpoint", &self.0.mountpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    read: ReadPath,
+    mountpoint: PathBuf,
+    state: watch::Sender<State>,
+    turns: Semaphore,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Starting,
+    Mounted,
+    Stopped,
+}
+
+impl Warmer {
+    pub(super) fn new(read: ReadPath, mountpoint: PathBuf) -> Self {
+        Self(Arc::new(Inner {
+            read,
+            mountpoint,
+            state: watch::Sender::new(State::Starting),
+            turns: Semaphore::new(PLANS_MAX),
+        }))
+    }
+
+    /// The mount answers.
+    pub(super) fn mounted(&self) {
+        self.0.state.send_replace(State::Mounted);
+    }
+
+    /// Ends what is under way: it must not keep the mount busy.
+    pub(super) fn stop(&self) {
+        self.0.state.send_replace(State::Stopped);
+    }
+
+    /// Carries out the plan as it comes. Dropping the future ends the helper.
+    pub(super) async fn carry_out(self, pages: PlanReader, tally: Tally) {
+        let mut state = self.0.state.subscribe();
+        if *state.borrow_and_update() != State::Mounted {
+            return tally.failed("not mounted");
+        }
+        tokio::select! {
+            outcome = self.work(pages, &tally) => {
+                if let Err(reason) = outcome {
+                    tally.failed(&reason);
+                }
+            }
+            _stopped = state.changed() => tally.failed("unmounted"),
+        }
+    }
+
+    async fn work(&self, pages: PlanReader, tally: &Tally) -> Result<(), String> {
+        let lost = |error: std::io::Error| format!("the helper that touches the mount: {error}");
+        // The semaphore is never closed.
+        let _turn = self.0.turns.acquire().await.ok();
+        let (helper, orders, answers) = Helper::start(&self.0.mountpoint).map_err(lost)?;
+        let given = AtomicU64::new(0);
+        let giving = async {
+            let given = self.give(pages, tally, orders, &given).await;
+            given.map_err(|error| match error {
+                GiveUp::Helper(error) => lost(error),
+                GiveUp::Plan(reason) => reason,
+            })
+        };
+        let hearing = async { hear(answers, tally).await.map_err(lost) };
+        let ((), heard) = tokio::try_join!(giving, hearing)?;
+        helper.end().await.map_err(lost)?;
+        let given = given.load(Ordering::Relaxed);
+        if heard < given {
+            return Err(format!("the helper answered {heard} of {given} steps"));
+        }
+        Ok(())
+    }
+
+    /// Fetches what the steps need and hands them to the helper.
+    async fn give(
+        &self,
+        pages: PlanReader,
+        tally: &Tally,
+        mut orders: Orders,
+        given: &AtomicU64,
+    ) -> Result<(), GiveUp> {
+        let fetched = steps(self.clone(), pages)
+            .map(async |step| {
+                let step = step?;
+                let outcome = self.fetch(&step).await;
+                Ok::<_, String>((step, outcome))
+            })
+            .buffered(WINDOW);
+        tokio::pin!(fetched);
+        let mut failures = 0;
+        loop {
+            let next = match fetched.next().now_or_never() {
+                Some(ready) => ready,
+                None => {
+                    orders.flush().await.map_err(GiveUp::Helper)?;
+                    fetched.next().await
+                }
+            };
+            let Some(next) = next else {
+                return orders.flush().await.map_err(GiveUp::Helper);
+            };
+            let (step, outcome) = next.map_err(GiveUp::Plan)?;
+            match outcome {
+                Ok(()) => {
+                    failures = 0;
+                    given.fetch_add(1, Ordering::Relaxed);
+                    orders.give(&step).await.map_err(GiveUp::Helper)?;
+                }
+                Err(failure) => {
+                    failures += 1;
+                    tally.failed(&failure.to_string());
+                    if failures == FAILURES_MAX {
+                        let reason = format!("given up after {failures} failures in a row");
+                        return Err(GiveUp::Plan(reason));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has the small files that these steps read come by the directory, not one by one. Each step still
+    /// sees for itself whether what it needs is here, so nothing here can fail.
+    async fn bring(&self, steps: &[Step]) {
+        let mut directories: BTreeMap<ItemPath, Vec<Bytes>> = BTreeMap::new();
+        for step in steps {
+            if let Step::Read { path, .. } = step
+                && let Some((directory, name)) = path.split()
+            {
+                let names = directories.entry(directory).or_default();
+                names.push(Bytes::copy_from_slice(name));
+            }
+        }
+        for (directory, names) in directories.iter().filter(|(_, names)| names.len() > 1) {
+            if let Err(failure) = self.0.read.bring(directory, names).await {
+                tracing::debug!(path = %directory, %failure, "nothing to bring");
+            }
+        }
+    }
+
+    /// Brings what a step needs into this node's caches. What is not there any more is no failure
+    /// here: the helper will see it.
+    async fn fetch(&self, step: &Step) -> Result<(), Failure> {
+        let read = &self.0.read;
+        let outcome = match step {
+            Step::List(path) => read.directory(path).await.map(drop),
+            Step::Stat(path) => read.attributes_of(path).await.map(drop),
+            Step::Absent(path) => match path.split() {
+                Some((parent, name)) => read.find(&parent, name).await.map(drop),
+                None => Ok(()),
+            },
+            Step::Xattrs(path) => match read.xattrs(path).await {
+                Err(failure) if failure.kind == FailureKind::Unsupported => Ok(()),
+                outcome => outcome.map(drop),
+            },
+            Step::Read { path, .. } => self.fetch_file(path).await,
+        };
+        match outcome {
+            Err(Failure {
+                kind: FailureKind::NotFound | FailureKind::NotADirectory | FailureKind::Stale,
+                ..
+            }) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    async fn fetch_file(&self, path: &ItemPath) -> Result<(), Failure> {
+        let read = &self.0.read;
+        let attributes = read.attributes_of(path).await?;
+        if attributes.kind != FileKind::File || attributes.size > AHEAD_BYTES_MAX {
+            return Ok(());
+        }
+        let file = FileRef::new(path.clone(), attributes.version, attributes.size);
+        let ahead = ReadAhead::default();
+        for block in 0..attributes.size.div_ceil(BLOCK_BYTES) {
+            let offset = block * BLOCK_BYTES;
+            if read.read_now(&file, offset, 1).is_none() {
+                read.read(&file, &ahead, offset, 1).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why no further steps are given.
+enum GiveUp {
+    Helper(std::io::Error),
+    Plan(String),
+}
+
+/// The steps of a plan's pages; the small files that they read are on their way.
+fn steps(warmer: Warmer, pages: PlanReader) -> impl Stream<Item = Result<Step, String>> {
+    let begin = (warmer, pages, VecDeque::new(), VecDeque::new());
+    stream::unfold(
+        begin,
+        |(warmer, mut pages, mut page, mut ready)| async move {
+            loop {
+                if let Some(step) = ready.pop_front() {
+                    return Some((Ok(step), (warmer, pages, page, ready)));
+                }
+                if !page.is_empty() {
+                    ready.extend(page.drain(..BUNDLED.min(page.len())));
+                    warmer.bring(ready.make_contiguous()).await;
+                    continue;
+                }
+                let mut reader = PageReader::new(usize::MAX);
+                if let Err(error) = reader.add(&pages.page().await?) {
+                    let reason = format!("the plan cannot be read: {error}");
+                    return Some((Err(reason), (warmer, pages, page, ready)));
+                }
+                page.extend(reader.into_items());
+            }
+        },
+    )
+}
+
+/// Counts what the helper says; gives how many steps it has answered.
+async fn hear(mut answers: Answers, tally: &Tally) -> std::io::Result<u64> {
+    let mut heard = 0;
+    while let Some(touched) = answers.next().await? {
+        heard += 1;
+        match touched {
+            Touched::Here(bytes) => tally.item(bytes),
+            Touched::Vanished => tally.vanished(),
+            Touched::Failed(reason) => tally.failed(&reason),
+        }
+    }
+    Ok(heard)
+}

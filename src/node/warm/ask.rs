@@ -1,0 +1,210 @@
+//! The command's side of warming, on the node that it was given to: the plan is made here, as it goes
+//! out, and what becomes of it is told to the client line by line (`docs/profiles.md`).
+
+use super::walk::walk;
+use crate::control::{Lines, Talk};
+use crate::profile::{ProfileError, parse_line, path_form};
+use crate::read::ReadPath;
+use crate::warm::Step;
+use bytes::Bytes;
+use copperfs_overlay::wire::{PageWriter, WireError};
+use copperfs_overlay::{Failure, ItemPath, Overlay, WarmProgress};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, interval};
+
+/// Pages between the planner and the overlay.
+const PAGES_QUEUED: usize = 4;
+/// A page that is not full goes out after so long, so that the nodes have something to do.
+const PAGE_AGE_MAX: Duration = Duration::from_millis(200);
+/// How often the client hears something.
+const TICK: Duration = Duration::from_millis(250);
+/// Paths in one command.
+const PATHS_MAX: usize = 4096;
+
+/// What a client says beside the accesses of a profile, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "plan", rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// All that lies below a path.
+    Below {
+        /// Which.
+        #[serde(with = "path_form")]
+        path: ItemPath,
+    },
+    /// That is all.
+    End,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlanError {
+    #[error("there is no {0} in this mount")]
+    NoSuchPath(ItemPath),
+    #[error("storage cannot be walked: {0}")]
+    Walk(Failure),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error("more than {PATHS_MAX} paths: give the directory above them")]
+    TooManyPaths,
+    #[error("the plan is too long: split it ({0})")]
+    TooLong(#[from] WireError),
+    #[error("the client has gone")]
+    Gone(#[from] io::Error),
+    /// Nobody takes the plan any more; why is known elsewhere.
+    #[error("warming has ended")]
+    Ended,
+}
+
+/// How long the plan is, so far.
+#[derive(Debug, Default)]
+struct Extent {
+    items: AtomicU64,
+    bytes: AtomicU64,
+    complete: AtomicBool,
+}
+
+/// Makes pages of steps.
+pub(super) struct Planner {
+    writer: PageWriter,
+    since: Option<Instant>,
+    out: mpsc::Sender<Bytes>,
+    extent: Arc<Extent>,
+}
+
+impl Planner {
+    pub(super) async fn add(&mut self, step: Step) -> Result<(), PlanError> {
+        let extent = &self.extent;
+        extent.items.fetch_add(1, Ordering::Relaxed);
+        extent.bytes.fetch_add(step.bytes(), Ordering::Relaxed);
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        match self.writer.push(&step)? {
+            Some(page) => self.send(page).await,
+            None if now - since > PAGE_AGE_MAX => self.flush().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), PlanError> {
+        match self.writer.finish() {
+            Some(page) => self.send(page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn send(&mut self, page: Bytes) -> Result<(), PlanError> {
+        self.since = None;
+        self.out
+            .send(page)
+            .await
+            .map_err(|_closed| PlanError::Ended)
+    }
+}
+
+/// Has all nodes carry out what the client says. A client that goes away ends it.
+///
+/// # Errors
+/// The client is gone.
+pub(crate) async fn ask(overlay: &Overlay, read: &ReadPath, talk: &mut Talk) -> io::Result<()> {
+    let (out, pages) = mpsc::channel(PAGES_QUEUED);
+    let extent = Arc::new(Extent::default());
+    let planner = Planner {
+        writer: PageWriter::default(),
+        since: None,
+        out,
+        extent: Arc::clone(&extent),
+    };
+    let progress = watch::Sender::new(WarmProgress::default());
+    let started = Instant::now();
+    let (lines, voice) = talk.halves();
+    let planning = async {
+        match plan(lines, read, planner).await {
+            Ok(()) | Err(PlanError::Ended) => Ok(()),
+            Err(error) => Err(error),
+        }
+    };
+    let warming = async { Ok(overlay.warm_cluster(pages, &progress).await) };
+    let work = async { tokio::try_join!(planning, warming) };
+    tokio::pin!(work);
+    let mut ticks = interval(TICK);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut work => break outcome,
+            _now = ticks.tick() => {
+                let now = progress.borrow().clone();
+                let line = line("progress", &now, &extent, started);
+                // A client that has gone is noticed here, and takes everything along.
+                voice.say(&line).await?;
+            }
+        }
+    };
+    match outcome {
+        Ok(((), outcome)) => {
+            let mut line = line("done", &outcome.progress, &extent, started);
+            line["nodes_warm"] = outcome.warmed.into();
+            line["not_warmed"] = outcome.missing.into();
+            voice.say(&line).await
+        }
+        Err(error) => {
+            let line = json!({ "event": "error", "error": error.to_string() });
+            voice.say(&line).await
+        }
+    }
+}
+
+fn line(event: &str, now: &WarmProgress, extent: &Extent, started: Instant) -> Value {
+    let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+    let slowest = now.slowest.as_ref();
+    json!({
+        "event": event,
+        "elapsed_ms": u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "plan": {
+            "items": load(&extent.items),
+            "bytes": load(&extent.bytes),
+            "complete": extent.complete.load(Ordering::Relaxed),
+        },
+        "nodes": now.nodes,
+        "nodes_done": now.nodes_done,
+        "items": now.items,
+        "bytes": now.bytes,
+        "vanished": now.vanished,
+        "failed": now.failed,
+        "reasons": now.reasons,
+        "slowest": slowest.map(|node| json!({ "node": node.node, "items": node.items })),
+    })
+}
+
+/// Makes the plan: accesses as they come, then what lies below paths.
+async fn plan(lines: &mut Lines, read: &ReadPath, mut planner: Planner) -> Result<(), PlanError> {
+    let mut below = Vec::new();
+    for number in 1.. {
+        let Some(line) = lines.next().await? else {
+            return Err(PlanError::Gone(io::ErrorKind::UnexpectedEof.into()));
+        };
+        if line.starts_with(b"{\"plan\"") {
+            let wrong = |source| ProfileError::Line {
+                line: number,
+                source,
+            };
+            match serde_json::from_slice(&line).map_err(wrong)? {
+                Order::End => break,
+                Order::Below { path } if below.len() < PATHS_MAX => below.push(path),
+                Order::Below { .. } => return Err(PlanError::TooManyPaths),
+            }
+        } else if let Some(access) = parse_line(&line, number)? {
+            planner.add(access.into()).await?;
+        }
+    }
+    for path in &below {
+        walk(read, path, &mut planner).await?;
+    }
+    planner.flush().await?;
+    planner.extent.complete.store(true, Ordering::Relaxed);
+    Ok(())
+}

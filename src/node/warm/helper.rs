@@ -1,0 +1,84 @@
+//! The helper process as the daemon sees it. What it does is in [`crate::warm::touch`].
+
+use crate::warm::Step;
+use crate::warm::touch::{FRAME_BYTES_MAX, Touched, encode};
+use std::io;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// How long a helper that has said everything may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A helper; killed when it is dropped.
+pub(super) struct Helper(Child);
+
+/// Its standard input. Dropping it ends the helper.
+pub(super) struct Orders(BufWriter<ChildStdin>);
+
+/// Its standard output.
+pub(super) struct Answers(BufReader<ChildStdout>);
+
+impl Helper {
+    /// Starts a helper for the mount at `mountpoint`: this very program, even if another has taken
+    /// its place on disk.
+    pub(super) fn start(mountpoint: &Path) -> io::Result<(Self, Orders, Answers)> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("copperfs")
+            .arg("touch")
+            .arg(mountpoint)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::Error::other("started without pipes"));
+        };
+        let orders = Orders(BufWriter::with_capacity(32 << 10, stdin));
+        let answers = Answers(BufReader::with_capacity(32 << 10, stdout));
+        Ok((Self(child), orders, answers))
+    }
+
+    /// Waits for its end, behind that of its orders and answers.
+    pub(super) async fn end(mut self) -> io::Result<()> {
+        let status: ExitStatus = tokio::time::timeout(END_PATIENCE, self.0.wait()).await??;
+        if status.success() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("it ended with {status}")))
+    }
+}
+
+impl Orders {
+    pub(super) async fn give(&mut self, step: &Step) -> io::Result<()> {
+        self.0.write_all(&encode(step)?).await
+    }
+
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().await
+    }
+}
+
+impl Answers {
+    /// The next answer; `None` when the helper has ended. Not to be cancelled.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Touched>> {
+        let mut length = [0; 4];
+        match self.0.read_exact(&mut length).await {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            outcome => outcome?,
+        };
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if length > FRAME_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).await?;
+        postcard::from_bytes(&body)
+            .map(Some)
+            .map_err(io::Error::other)
+    }
+}

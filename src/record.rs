@@ -1,0 +1,247 @@
+//! Recording what programs touch on a mount: what the FUSE front is asked, as a [`Profile`].
+//!
+//! The kernel asks only for what it does not hold. So whoever starts a recording also makes the kernel
+//! of this mount forget what it holds (`src/node/front.rs` does); this node's own caches stay.
+//!
+//! Off costs one relaxed load a request. Bounded: `RECORD_BYTES_MAX`; what does not fit is left out,
+//! and the recording says so. Everything is kept once: a name that is looked up again adds nothing,
+//! reads that go on where the last one of that file ended make it longer.
+
+use crate::profile::{ACCESSES_MAX, Access, Profile};
+use copperfs_overlay::ItemPath;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory that a recording may take, by estimate.
+const RECORD_BYTES_MAX: usize = 128 << 20;
+/// What an access costs beside its path, in bytes.
+const ACCESS_BYTES: usize = 160;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    on: AtomicBool,
+    /// Held for a few map operations; no other lock is taken under it.
+    log: Mutex<Option<Log>>,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Recording {
+    /// In the order in which it was touched.
+    pub profile: Profile,
+    /// The bound was reached: later accesses are missing.
+    pub full: bool,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    accesses: Vec<Access>,
+    listed: HashSet<ItemPath>,
+    /// Names that were looked up, found or not.
+    named: HashSet<ItemPath>,
+    /// What was asked for extended attributes.
+    attributed: HashSet<ItemPath>,
+    /// The latest read of each file, by its place in `accesses`.
+    reads: HashMap<ItemPath, usize>,
+    bytes: usize,
+    full: bool,
+}
+
+impl Recorder {
+    /// Whether anything is recorded now.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Begins a recording; `false` if one is under way.
+    pub fn start(&self) -> bool {
+        let mut log = self.lock();
+        if log.is_some() {
+            return false;
+        }
+        *log = Some(Log::default());
+        self.on.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Ends the recording that is under way, if one is.
+    pub fn stop(&self) -> Option<Recording> {
+        self.on.store(false, Ordering::Relaxed);
+        let log = self.lock().take()?;
+        Some(Recording {
+            profile: Profile {
+                accesses: log.accesses,
+            },
+            full: log.full,
+        })
+    }
+
+    /// A name was looked up.
+    pub fn looked_up(&self, path: &ItemPath, found: bool) {
+        self.note(|log| {
+            if log.named.contains(path) || !log.has_room(path) {
+                return;
+            }
+            log.named.insert(path.clone());
+            let path = path.clone();
+            log.accesses.push(if found {
+                Access::Stat { path }
+            } else {
+                Access::Absent { path }
+            });
+        });
+    }
+
+    /// Extended attributes were asked for.
+    pub fn xattrs(&self, path: &ItemPath) {
+        self.note(|log| {
+            if !log.attributed.contains(path) && log.has_room(path) {
+                log.attributed.insert(path.clone());
+                log.accesses.push(Access::Xattrs { path: path.clone() });
+            }
+        });
+    }
+
+    /// A directory with so many entries was read.
+    pub fn listed(&self, path: &ItemPath, entries: usize) {
+        self.note(|log| {
+            if log.listed.contains(path) || !log.has_room(path) {
+                return;
+            }
+            log.listed.insert(path.clone());
+            log.accesses.push(Access::List {
+                path: path.clone(),
+                entries: Some(entries as u64),
+            });
+        });
+    }
+
+    /// Bytes of a file of `size` bytes were read.
+    pub fn read(&self, path: &ItemPath, size: u64, offset: u64, wanted: u64) {
+        let offset = offset.min(size);
+        let end = offset.saturating_add(wanted).min(size);
+        if offset == end {
+            return;
+        }
+        self.note(|log| {
+            let last = log.reads.get(path).copied();
+            if let Some(Access::Read {
+                offset: first, len, ..
+            }) = last.and_then(|at| log.accesses.get_mut(at))
+                && (*first..=*first + *len).contains(&offset)
+            {
+                *len = (*len).max(end - *first);
+                return;
+            }
+            if log.has_room(path) {
+                log.reads.insert(path.clone(), log.accesses.len());
+                log.accesses.push(Access::Read {
+                    path: path.clone(),
+                    size,
+                    offset,
+                    len: end - offset,
+                });
+            }
+        });
+    }
+
+    fn note(&self, add: impl FnOnce(&mut Log)) {
+        if self.is_on()
+            && let Some(log) = self.lock().as_mut()
+        {
+            add(log);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Log>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Log {
+    /// Takes room for one more access, if there is some.
+    fn has_room(&mut self, path: &ItemPath) -> bool {
+        let bytes = self.bytes + ACCESS_BYTES + path.as_bytes().len();
+        if bytes > RECORD_BYTES_MAX || self.accesses.len() >= ACCESSES_MAX {
+            self.full = true;
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> ItemPath {
+        ItemPath::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_recorded_unasked() {
+        let recorder = Recorder::default();
+        recorder.looked_up(&path("a"), true);
+        assert!(recorder.stop().is_none());
+        assert!(recorder.start() && !recorder.start());
+        let recording = recorder.stop().unwrap();
+        assert!(recording.profile.accesses.is_empty() && !recording.full);
+    }
+
+    #[test]
+    fn each_thing_is_recorded_once_and_in_order() {
+        let recorder = Recorder::default();
+        recorder.start();
+        for _ in 0..2 {
+            recorder.looked_up(&path("d"), true);
+            recorder.listed(&path("d"), 3);
+            recorder.looked_up(&path("d/none"), false);
+            recorder.xattrs(&path("d/none"));
+            recorder.read(&path("d/f"), 300, 0, 128);
+            recorder.read(&path("d/f"), 300, 128, 4096);
+        }
+        recorder.read(&path("d/g"), 300, 200, 10);
+        recorder.read(&path("d/g"), 300, 0, 10);
+        recorder.read(&path("d/g"), 300, 300, 10);
+        let read = |name: &str, offset, len| Access::Read {
+            path: path(name),
+            size: 300,
+            offset,
+            len,
+        };
+        let expected = vec![
+            Access::Stat { path: path("d") },
+            Access::List {
+                path: path("d"),
+                entries: Some(3),
+            },
+            Access::Absent {
+                path: path("d/none"),
+            },
+            Access::Xattrs {
+                path: path("d/none"),
+            },
+            read("d/f", 0, 300),
+            read("d/g", 200, 10),
+            read("d/g", 0, 10),
+        ];
+        assert_eq!(recorder.stop().unwrap().profile.accesses, expected);
+    }
+
+    #[test]
+    fn a_recording_has_an_end() {
+        let recorder = Recorder::default();
+        recorder.start();
+        let long = "x".repeat(250);
+        let deep = [long.as_str(); 15].join("/");
+        for number in 0..40_000 {
+            recorder.looked_up(&path(&format!("{number}/{deep}")), true);
+        }
+        let recording = recorder.stop().unwrap();
+        assert!(recording.full);
+        assert!(recording.profile.accesses.len() > 30_000);
+    }
+}

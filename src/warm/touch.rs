@@ -1,0 +1,234 @@
+//! The helper process: does to a mount what a program would do, so that its kernel holds it.
+//!
+//! A process of its own, because a daemon whose own threads wait for its own mount cannot be killed:
+//! a request that is in its hands holds the thread, and the thread holds the connection that would
+//! have to end first. The helper ends with the mount, or with its standard input.
+//!
+//! Steps come as frames on standard input (length as `u32` little-endian, postcard [`Step`]), one
+//! answer a step goes to standard output in the same form ([`Touched`]), in order. Everything is
+//! opened beneath the mount's root (`openat2`), so nothing that a plan names leads elsewhere.
+
+use super::Step;
+use copperfs_overlay::ItemPath;
+use rustix::fs::{Advice, AtFlags, Dir, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Longest frame in bytes: a path and some numbers.
+pub const FRAME_BYTES_MAX: usize = 8 << 10;
+/// Bytes read at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What became of a step.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Touched {
+    /// It is in the kernel, with so many bytes of a file.
+    Here(u64),
+    /// There is no such thing any more.
+    Vanished,
+    /// The mount said no.
+    Failed(String),
+}
+
+/// A mount to be touched.
+#[derive(Debug)]
+pub struct Toucher {
+    root: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Toucher {
+    /// The mount at `mountpoint`.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(mountpoint: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self {
+            root: rustix::fs::open(mountpoint, flags, Mode::empty())?,
+            buffer: vec![0; PIECE_BYTES],
+        })
+    }
+
+    /// Carries out one step.
+    pub fn touch(&mut self, step: &Step) -> Touched {
+        let outcome = match step {
+            Step::List(path) => self.list(path),
+            Step::Stat(path) | Step::Xattrs(path) => self.stat(path),
+            Step::Absent(path) => match self.stat(path) {
+                // It is there now: so be it.
+                Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(0),
+                Err(errno) => Err(errno),
+            },
+            Step::Read { path, offset, len } => self.read(path, *offset, *len),
+        };
+        match outcome {
+            Ok(bytes) => Touched::Here(bytes),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Touched::Vanished,
+            Err(errno) => Touched::Failed(format!("{}: {errno}", step.path())),
+        }
+    }
+
+    fn at(&self, path: &ItemPath, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let name = if path.is_root() {
+            &b"."[..]
+        } else {
+            path.as_bytes()
+        };
+        let flags = flags | OFlags::CLOEXEC;
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+        let name = OsStr::from_bytes(name);
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::openat2(&self.root, name, flags, Mode::empty(), beneath)
+        })
+    }
+
+    fn list(&self, path: &ItemPath) -> Result<u64, Errno> {
+        let fd = self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        for entry in Dir::read_from(fd)? {
+            entry?;
+        }
+        Ok(0)
+    }
+
+    fn stat(&self, path: &ItemPath) -> Result<u64, Errno> {
+        let fd = self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let stat = rustix::fs::statat(&fd, c"", AtFlags::EMPTY_PATH)?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_symlink() {
+            rustix::fs::readlinkat(&fd, c"", Vec::new())?;
+        }
+        Ok(0)
+    }
+
+    fn read(&mut self, path: &ItemPath, offset: u64, len: u64) -> Result<u64, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = self.at(path, flags)?;
+        // All of it is on its way before the first piece is waited for. A kernel that does not care
+        // for the advice reads ahead by itself.
+        let _advice = rustix::fs::fadvise(&file, offset, NonZeroU64::new(len), Advice::WillNeed);
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let room = wanted.min(self.buffer.len());
+            let buffer = &mut self.buffer[..room];
+            let got =
+                rustix::io::retry_on_intr(|| rustix::io::pread(file.as_fd(), &mut *buffer, at))?;
+            if got == 0 {
+                break;
+            }
+            at += got as u64;
+        }
+        Ok(at - offset)
+    }
+}
+
+/// Serves standard input: the helper's whole life.
+///
+/// # Errors
+/// The mount cannot be opened; the daemon at the other end is gone.
+pub fn serve(mountpoint: &Path, input: impl Read, output: impl Write) -> io::Result<()> {
+    let mut toucher = Toucher::open(mountpoint)?;
+    let mut input = BufReader::with_capacity(64 << 10, input);
+    let mut output = BufWriter::new(output);
+    let mut frame = Vec::with_capacity(FRAME_BYTES_MAX);
+    loop {
+        // What is known is said before anything is waited for.
+        if input.buffer().is_empty() {
+            output.flush()?;
+        }
+        let mut length = [0; 4];
+        match input.read_exact(&mut length) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return output.flush(),
+            outcome => outcome?,
+        }
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if length > FRAME_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        frame.resize(length, 0);
+        input.read_exact(&mut frame)?;
+        let step: Step = postcard::from_bytes(&frame).map_err(io::Error::other)?;
+        output.write_all(&encode(&toucher.touch(&step))?)?;
+    }
+}
+
+/// A frame with `value`.
+///
+/// # Errors
+/// One that is too long: of the types that are sent here none is.
+pub fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let body = postcard::to_stdvec(value).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(&body);
+    Ok(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> ItemPath {
+        ItemPath::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn steps_touch_what_they_name_and_nothing_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let inside = |name: &str| dir.path().join(name);
+        std::fs::create_dir(inside("top")).unwrap();
+        std::fs::write(inside("top/file"), [7; 3000]).unwrap();
+        std::fs::write(inside("secret"), "x").unwrap();
+        std::os::unix::fs::symlink("file", inside("top/link")).unwrap();
+        std::os::unix::fs::symlink("..", inside("top/up")).unwrap();
+        let mut toucher = Toucher::open(&inside("top")).unwrap();
+        let read = |name: &str, offset, len| Step::Read {
+            path: path(name),
+            offset,
+            len,
+        };
+        assert_eq!(toucher.touch(&Step::List(path("/"))), Touched::Here(0));
+        assert_eq!(toucher.touch(&Step::Stat(path("link"))), Touched::Here(0));
+        assert_eq!(toucher.touch(&Step::Absent(path("no"))), Touched::Here(0));
+        assert_eq!(toucher.touch(&read("file", 0, 3000)), Touched::Here(3000));
+        assert_eq!(
+            toucher.touch(&read("file", 2000, 5000)),
+            Touched::Here(1000)
+        );
+        assert_eq!(toucher.touch(&read("gone", 0, 1)), Touched::Vanished);
+        assert_eq!(toucher.touch(&Step::List(path("file"))), Touched::Vanished);
+        let outside = toucher.touch(&read("up/secret", 0, 1));
+        assert!(matches!(outside, Touched::Failed(_)), "{outside:?}");
+    }
+
+    #[test]
+    fn answers_come_in_order_until_the_input_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "12345").unwrap();
+        let steps = [
+            Step::Stat(path("gone")),
+            Step::Read {
+                path: path("file"),
+                offset: 0,
+                len: u64::MAX,
+            },
+        ];
+        let frames = steps.iter().map(|step| encode(step).unwrap());
+        let input = frames.collect::<Vec<_>>().concat();
+        let mut output = Vec::new();
+        serve(dir.path(), &input[..], &mut output).unwrap();
+        let answers = [Touched::Vanished, Touched::Here(5)];
+        let frames = answers.iter().map(|answer| encode(answer).unwrap());
+        assert_eq!(output, frames.collect::<Vec<_>>().concat());
+        let huge = u32::MAX.to_le_bytes();
+        assert!(serve(dir.path(), &huge[..], Vec::new()).is_err());
+    }
+}
