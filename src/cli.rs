@@ -218,7 +218,30 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            fail(explained(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let answer = |well: bool| {
+        if well {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    };
+    match command {
+        Command::Status(args) => return status::status(&args).map(answer),
+        Command::Doctor { json } => return doctor::doctor(json).map(answer),
+        Command::Record(args) => return recording::record(args),
+        Command::Warm(args) => return warm::warm(&args),
+        // It has said why on its pipe.
+        Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
         Command::Unmount {
@@ -237,41 +260,18 @@ pub fn main() -> ExitCode {
             cluster,
             json,
         } => stats::stats(&mountpoint, cluster, json),
-        Command::Status(args) => match status::status(&args) {
-            Ok(true) => Ok(()),
-            Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error),
-        },
         Command::Top(args) => top::top(&args),
         Command::Clear {
             mountpoint,
             path,
             cluster,
         } => stats::clear(&mountpoint, path.as_deref(), cluster),
-        Command::Record(args) => match recording::record(args) {
-            Ok(code) => return code,
-            Err(error) => Err(error),
-        },
-        Command::Warm(args) => match warm::warm(&args) {
-            Ok(code) => return code,
-            Err(error) => Err(error),
-        },
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
-        Command::Doctor { json } => match doctor::doctor(json) {
-            Ok(true) => Ok(()),
-            Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error),
-        },
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
-        // It has said why on its pipe.
-        Command::Daemon { mountpoint } => match start::daemon(&mountpoint) {
-            Ok(()) => Ok(()),
-            Err(_) => return ExitCode::FAILURE,
-        },
         Command::StartNode { who: true, .. } => {
             launch::together::who();
             Ok(())
@@ -283,14 +283,8 @@ pub fn main() -> ExitCode {
         } => launch::together::start_node(bundle.as_deref()),
         Command::StartNode { .. } => launch::start_node(),
         Command::Secret(args) => secret::secret(&args),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            fail(explained(&error));
-            ExitCode::FAILURE
-        }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a line for the user; a closed pipe is the user's choice.

@@ -7,7 +7,7 @@
 //! what limits them, and `docs/BENCHMARKS.md` compares the two.
 //!
 //! Pure: no I/O, no clock; the same scenario gives the same outcome to the last bit. Nodes that behave
-//! alike are simulated once ([`classes`]), so one tree of 100,000 nodes takes a fraction of a second.
+//! alike are simulated once (`classes`), so one tree of 100,000 nodes takes a fraction of a second.
 
 mod calibration;
 mod classes;

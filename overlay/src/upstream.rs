@@ -9,7 +9,7 @@
 //! forward in the item's order (its position, the attempt, travels with the question).
 //!
 //! Checks every answer against its question before anybody sees it: what cannot be true is `Corrupt`,
-//! what does not come is `Unavailable`. Blocks are verified here ([`read`]): an `End` part means that
+//! what does not come is `Unavailable`. Blocks are verified here (`read`): an `End` part means that
 //! the bytes before it are those that the origin hashed. Caches nothing.
 
 mod bundle;

@@ -172,14 +172,12 @@ def row12(bench):
             begun = time.monotonic()
             subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
             walls.append(time.monotonic() - begun)
-            for number in range(1, HOSTS + 1):
-                out = hosts.output(number, bench.copperfs, "stats", "--json", scratch / "mnt")
-                own = json.loads(out)
-                children = sum(len(tree) for tree in own.get("children", {}).values()) if isinstance(
-                    own.get("children"), dict) else sum(
-                    len(tree.get("names", tree)) if isinstance(tree, dict) else len(tree)
-                    for tree in own.get("children", []))
-                connections = max(connections, children + len(own.get("links", [])))
+            out = hosts.output(
+                1, bench.copperfs, "stats", "--cluster", "--json", scratch / "mnt"
+            )
+            for node in json.loads(out)["nodes"]:
+                below = sum(tree["connected"] for tree in node["children"])
+                connections = max(connections, below + len(node["links"]))
             unmount = [bench.copperfs, "unmount", "--all", scratch / "mnt"]
             subprocess.run([str(word) for word in unmount], check=False, stdout=subprocess.DEVNULL)
     return [
