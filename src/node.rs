@@ -331,6 +331,7 @@ fn ladder(
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
             bypass_above: settings.bypass_above,
+            stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
         },

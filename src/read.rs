@@ -62,6 +62,8 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
+    /// Whether requests end where stripes do: with several roots each stripe has its own.
+    pub stripes: bool,
     /// Whether small files of a directory are brought together.
     pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.

@@ -277,6 +277,10 @@ impl Ascent {
             && self.doubt_end().is_some_and(|end| end <= now)
         {
             self.search(now);
+            // The others have had as long to answer: requests are not to wait for their time-outs.
+            for candidate in &mut self.candidates {
+                candidate.failed |= candidate.dialing;
+            }
             actions.push(Action::Drop(using));
         }
     }

@@ -19,6 +19,10 @@ use std::fmt;
 /// file is shorter; an empty file has no block.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
+/// Blocks in a stripe. With several roots the stripes of a large file are spread over them, so that one
+/// file is read at the speed of all of them; a request is for blocks of one stripe.
+pub const STRIPE_BLOCKS: u64 = 4;
+
 /// How many entries a listing may have before the directory counts as large: see [`Files::list`].
 pub const LISTING_ENTRIES_MAX: usize = 100_000;
 

@@ -31,7 +31,7 @@ pub use counters::Counters;
 pub use files::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
     BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
-    ReadStream,
+    ReadStream, STRIPE_BLOCKS,
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use identity::{Secret, SecretError};

@@ -27,16 +27,32 @@ impl Placement {
     /// The tree that comes at position `attempt` (0: the item's own) in the order of `key`; `None`
     /// when there are no more.
     ///
-    /// The key of a file's bytes is its path; that of what is known about a directory and its
+    /// The key of a file's first stripe is its path; that of what is known about a directory and its
     /// entries is the directory's path.
     #[must_use]
     pub fn tree(&self, key: &ItemPath, attempt: u8) -> Option<usize> {
+        self.place(attempt, || digest(key.as_bytes()))
+    }
+
+    /// As [`Placement::tree`], for stripe `stripe` of the file at `path`, counted from 0.
+    #[must_use]
+    pub fn tree_of_stripe(&self, path: &ItemPath, stripe: u64, attempt: u8) -> Option<usize> {
+        if stripe == 0 {
+            return self.tree(path, attempt);
+        }
+        self.place(attempt, || {
+            // No path holds a NUL byte.
+            digest(&[path.as_bytes(), &[0], &stripe.to_le_bytes()].concat())
+        })
+    }
+
+    fn place(&self, attempt: u8, key: impl FnOnce() -> u64) -> Option<usize> {
         let attempt = usize::from(attempt);
         match self.seeds[..] {
             [] => None,
             [_] => (attempt == 0).then_some(0),
             _ => {
-                let key = digest(key.as_bytes());
+                let key = key();
                 let mut order: Vec<(u64, usize)> = self
                     .seeds
                     .iter()
@@ -111,6 +127,24 @@ mod tests {
         assert!(
             second_of_0[1..].iter().all(|&n| (560..780).contains(&n)),
             "{second_of_0:?}"
+        );
+    }
+
+    #[test]
+    fn stripes_of_one_file_spread_over_the_roots() {
+        let placement = Placement::new(["a", "b", "c", "d"]);
+        let path = key("lus/model.safetensors");
+        let mut shares = [0_u32; 4];
+        for stripe in 0..4000 {
+            shares[placement.tree_of_stripe(&path, stripe, 0).unwrap()] += 1;
+        }
+        assert!(
+            shares.iter().all(|&n| (880..1120).contains(&n)),
+            "{shares:?}"
+        );
+        assert_eq!(
+            placement.tree_of_stripe(&path, 0, 2),
+            placement.tree(&path, 2)
         );
     }
 

@@ -391,6 +391,8 @@ fn again(error: &StreamError, resets: &mut u32) -> bool {
 enum Route<'a> {
     /// Those of an item, in its root order.
     Item(&'a ItemPath),
+    /// Those of a stripe of a file.
+    Stripe(&'a ItemPath, u64),
     /// This one only.
     Tree(usize),
 }
@@ -399,6 +401,7 @@ impl Route<'_> {
     fn tree(&self, roster: &Roster, attempt: u8) -> Option<usize> {
         match self {
             Self::Item(key) => roster.placement().tree(key, attempt),
+            Self::Stripe(path, stripe) => roster.placement().tree_of_stripe(path, *stripe, attempt),
             Self::Tree(tree) => (attempt == 0).then_some(*tree),
         }
     }

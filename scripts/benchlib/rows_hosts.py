@@ -85,7 +85,7 @@ def row10(bench):
     data = bench.data
     expected = touched(data.base, IMPORT_LEAF)
     with scratch_dir() as scratch, Hosts(HOSTS) as hosts:
-        flags = [*TREE, *origin_flag(data.base), "--bundle", "false"]
+        flags = [*TREE, *origin_flag(data.base), "--bundles=false"]
         with mounted(bench.copperfs, hosts, scratch, flags) as tree:
             before = [tree.stats(number) for number in (1, *range(2, HOSTS + 1))]
             answers = together(hosts, IMPORT, tree.mountpoint / "bench", IMPORT_LEAF)
@@ -109,7 +109,7 @@ def row10(bench):
 def row11(bench):
     """The same with storage limited to a rate per reader: one root against four."""
     data = bench.data
-    rate = 4 << 20
+    rate = 512 << 10
     walls, results = {}, []
     expected = touched(data.base, IMPORT_LEAF)
     for roots in (1, 4):
@@ -123,7 +123,7 @@ def row11(bench):
                     command = ["bindfs", "-f", f"--read-rate={rate}", data.base, slow]
                     limited.append(hosts.start(number, *command))
                 wait_for_mounts(hosts, ranks, slow)
-                flags = [*TREE, "--roots", roots, *origin_flag(slow), "--bundle", "false"]
+                flags = [*TREE, "--roots", roots, *origin_flag(slow), "--bundles=false"]
                 with mounted(bench.copperfs, hosts, scratch, flags) as tree:
                     answers = together(
                         hosts, IMPORT, tree.mountpoint / "bench", IMPORT_LEAF, timeout=900
@@ -139,7 +139,7 @@ def row11(bench):
             results += [
                 report.exactly(
                     f"11{'a' if roots == 1 else 'b'}",
-                    f"storage limited to {rate >> 20} MiB/s a reader, roots = {roots}: origin bytes "
+                    f"storage limited to {rate >> 10} KiB/s a reader, roots = {roots}: origin bytes "
                     f"({errors} errors, wall {walls[roots]:.1f} s)",
                     expected.bytes,
                     read,

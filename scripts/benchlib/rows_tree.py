@@ -28,7 +28,7 @@ def row1(bench):
     data = bench.data
     expected = touched(data.base, IMPORT_ALL)
     # The mount's own top and the origin's top are directories that are searched as well.
-    with mounts.cluster(bench.copperfs, data, NODES) as cluster:
+    with mounts.cluster(bench.copperfs, data, NODES, "--bundles=false") as cluster:
         before = [node.stats() for node in cluster.nodes]
         herd(cluster.nodes, IMPORT_ALL)
         cold = [node.stats() for node in cluster.nodes]

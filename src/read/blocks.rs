@@ -5,7 +5,8 @@ use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, Version,
+    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, STRIPE_BLOCKS,
+    Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
@@ -267,7 +268,7 @@ impl ReadPath {
     }
 
     /// Starts fetching those blocks of `run` that are neither cached nor under way: one upstream
-    /// request for each stretch of them. Gives the first flight it started.
+    /// request for each stretch of them (and stripe, with several roots). Gives the first flight it started.
     fn fetch(&self, file: &FileRef, run: Range<u64>) -> Option<Arc<Flight>> {
         let mut first = None;
         let mut stretch: Vec<Arc<Flight>> = Vec::new();
@@ -304,16 +305,24 @@ impl ReadPath {
     }
 
     pub(super) fn launch(&self, file: &FileRef, first_block: u64, stretch: &mut Vec<Arc<Flight>>) {
-        if stretch.is_empty() {
-            return;
+        let mut flights = std::mem::take(stretch);
+        let mut next_block = first_block;
+        while !flights.is_empty() {
+            let mut rest = Vec::new();
+            if self.0.options.stripes {
+                let in_stripe = STRIPE_BLOCKS - next_block % STRIPE_BLOCKS;
+                rest = flights.split_off(flights.len().min(to_usize(in_stripe)));
+            }
+            let count = flights.len() as u64;
+            let fetch = Fetch {
+                inner: Arc::clone(&self.0),
+                file: file.clone(),
+                next_block,
+                flights: std::mem::replace(&mut flights, rest).into_iter(),
+            };
+            drop(self.0.runtime.spawn(fetch.run()));
+            next_block += count;
         }
-        let fetch = Fetch {
-            inner: Arc::clone(&self.0),
-            file: file.clone(),
-            next_block: first_block,
-            flights: std::mem::take(stretch).into_iter(),
-        };
-        drop(self.0.runtime.spawn(fetch.run()));
     }
 }
 

@@ -252,6 +252,7 @@ fn options() -> ReadOptions {
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
         bypass_above: None,
+        stripes: false,
         bundles: true,
         listing_entries_max: 1000,
     }
@@ -311,6 +312,30 @@ async fn a_small_file_is_fetched_whole_by_one_request_and_read_from_memory_after
     );
     assert_eq!(source.reads.lock().unwrap().len(), 1);
     assert_eq!(path.stats().data.bytes, 3_500_000);
+}
+
+#[tokio::test]
+async fn with_several_roots_each_stripe_is_asked_for_by_itself() {
+    let options = ReadOptions {
+        stripes: true,
+        ..options()
+    };
+    let (path, source) = read_path(Source::new(&[("f", 9_500_000)]), options);
+    let f = file(&path, "f").await;
+    let bytes = path
+        .read(&f, &ReadAhead::default(), 0, 9_500_000)
+        .await
+        .unwrap();
+    assert_eq!(bytes, source.content("f"));
+    let mut asked: Vec<_> = source
+        .reads
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|read| (read.first_block, read.block_count))
+        .collect();
+    asked.sort_unstable();
+    assert_eq!(asked, [(0, 4), (4, 4), (8, 2)]);
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@
 //! never put together under the hash of one.
 
 use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected};
-use crate::files::{ReadRequest, ReadStream};
+use crate::files::{ReadRequest, ReadStream, STRIPE_BLOCKS};
 use crate::item::{BlockPart, ContentHash, Failure};
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
@@ -67,12 +67,17 @@ async fn refusal(answer: &mut Answer) -> Result<Failure, StreamError> {
     Ok(trimmed(message::decode("failure", &body)?))
 }
 
+/// By the root of the stripe in which the request begins.
+fn route(request: &ReadRequest) -> Route<'_> {
+    Route::Stripe(&request.path, request.first_block / STRIPE_BLOCKS)
+}
+
 impl Upstream {
     async fn ask_read(&self, question: &Request) -> Result<Asked, Failure> {
         let Request::Read(request) = question else {
             return Err(super::impossible(super::ANOTHER));
         };
-        self.ask(&Route::Item(&request.path), question).await
+        self.ask(&route(request), question).await
     }
 }
 
@@ -357,7 +362,7 @@ impl Blocks {
                 self.replays += 1;
                 meters.replays.fetch_add(1, Ordering::Relaxed);
                 let deadline = Instant::now() + upstream.inner.patience;
-                let route = Route::Item(&self.request.path);
+                let route = route(&self.request);
                 upstream.moved(&route, peer, error, deadline).await;
                 // What was passed on of the block was never verified, and the next source's hash says
                 // nothing about it.
@@ -370,7 +375,7 @@ impl Blocks {
                 tracing::warn!(peer = %peer.label, %path, index, "a block's hash is wrong; asking again");
                 peer.lied();
                 let deadline = Instant::now() + upstream.inner.patience;
-                let route = Route::Item(&self.request.path);
+                let route = route(&self.request);
                 upstream.moved(&route, peer, error, deadline).await;
                 self.restart();
             }
