@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,13 +81,19 @@ def machine(copperfs, runs):
     }
 
 
+def in_order(result):
+    """Row 2 before row 10."""
+    digits = re.match(r"\d+", result.row)[0]
+    return int(digits), result.row[len(digits) :]
+
+
 def markdown(results):
     """A table, rows in order."""
     lines = [
         "| row | what | bar | copperfs | bindfs | verdict |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for result in sorted(results, key=lambda result: result.row):
+    for result in sorted(results, key=in_order):
         cells = [result.row, result.what, result.bar, result.figure, result.bindfs, result.verdict]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -127,7 +134,7 @@ def save(directory, about, results):
         old = json.loads(path.read_text())
         rows = {result.row.split(".")[0] for result in results}
         kept = [Result(**old) for old in old["results"] if old["row"].split(".")[0] not in rows]
-    merged = sorted(kept + results, key=lambda result: result.row)
+    merged = sorted(kept + results, key=in_order)
     out = {"machine": about, "results": [asdict(result) for result in merged]}
     path.write_text(json.dumps(out, indent=1, ensure_ascii=False) + "\n")
     (directory / "results.md").write_text(markdown(merged))
