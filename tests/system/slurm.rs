@@ -116,7 +116,12 @@ fn killed_daemon(cluster: &Cluster, nodes: usize) {
     let script = format!("cd {}\necho up\n{script}", cluster.out.display());
     let job = cluster.submit(&shape(nodes), &script);
     cluster.printed(&job, "up");
-    cluster.root(nodes, "kill -9 $(pidof copperfs)");
+    // The job's script runs as soon as the first node is ready; the last one's Prolog may still mount.
+    let kill = format!(
+        "for i in $(seq 200); do grep -q ' /run/copper_mnt/{job} fuse' /proc/mounts && break; \
+         sleep 0.1; done; kill -9 $(pidof copperfs)"
+    );
+    cluster.root(nodes, &kill);
     std::fs::write(cluster.out.join("go"), "").unwrap();
     cluster.settled();
     let output = cluster.output(&job);
