@@ -5,8 +5,8 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
-    ReadRequest, Timestamp, Version,
+    Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
+    FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -117,7 +117,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=9)? {
+    Ok(match from.int_in_range(0..=11)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -156,6 +156,19 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             budget_ms: u32::arbitrary(from)?,
         },
         8 => Request::Origins { tree },
+        9 => {
+            let mut files = Vec::new();
+            while !from.is_empty() && files.len() < 3000 {
+                files.push(BundleFile {
+                    name: bytes(from, 300)?,
+                    version: Version(<[u8; 16]>::arbitrary(from)?),
+                    size: u64::arbitrary(from)?,
+                });
+            }
+            let directory = path;
+            Request::Bundle(BundleRequest { directory, files })
+        }
+        10 => Request::WarmBelow { tree },
         _ => Request::ClearBelow {
             tree,
             path,

@@ -6,11 +6,12 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{self, Cleared, Reported};
 use copperfs_overlay::wire::page::{PAGE_BODY_BYTES_MAX, PAGE_RAW_BYTES_MAX};
 use copperfs_overlay::wire::{
-    FrameHeader, FrameKind, HEADER_BYTES, Head, Hello, PageReader, PageWriter, Question, Request,
-    ORIGINS_MAX, STAT_NAMES_MAX, XATTRS_MAX,
+    FrameHeader, FrameKind, HEADER_BYTES, Head, Hello, ORIGINS_MAX, PageReader, PageWriter,
+    Question, Request, STAT_NAMES_MAX, XATTRS_MAX,
 };
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX, ReadRequest,
+    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX,
+    ReadRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -111,9 +112,21 @@ fn request(body: &[u8]) {
         | Request::Usage { path }
         | Request::ClusterClear { path, .. }
         | Request::ClearBelow { path, .. } => inside(path),
+        Request::Bundle(bundle) => {
+            inside(&bundle.directory);
+            for file in bundle.files.iter().filter(|_| sound) {
+                assert!((1..=BUNDLE_FILE_BYTES_MAX).contains(&file.size));
+                if let Ok(child) = bundle.directory.join(&file.name) {
+                    inside(&child);
+                    assert!(child.is_within(&bundle.directory));
+                }
+            }
+        }
         Request::Origins { .. }
         | Request::ClusterReports { .. }
-        | Request::ReportsBelow { .. } => {}
+        | Request::ReportsBelow { .. }
+        | Request::Warm { .. }
+        | Request::WarmBelow { .. } => {}
     }
 }
 
