@@ -12,8 +12,22 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 /// How long a helper that has said everything may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A helper; killed when it is dropped.
-pub(super) struct Helper(Child);
+/// A helper; killed, and its end taken note of, when it is dropped.
+pub(super) struct Helper(Option<Child>);
+
+/// A killed child that nobody waits for would stay a zombie for as long as the daemon lives.
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if let (Some(mut child), Ok(runtime)) =
+            (self.0.take(), tokio::runtime::Handle::try_current())
+        {
+            drop(runtime.spawn(async move {
+                // It may have ended already.
+                let _killed = child.kill().await;
+            }));
+        }
+    }
+}
 
 /// Its standard input. Dropping it ends the helper.
 pub(super) struct Orders(BufWriter<ChildStdin>);
@@ -40,12 +54,15 @@ impl Helper {
         };
         let orders = Orders(BufWriter::with_capacity(32 << 10, stdin));
         let answers = Answers(BufReader::with_capacity(32 << 10, stdout));
-        Ok((Self(child), orders, answers))
+        Ok((Self(Some(child)), orders, answers))
     }
 
     /// Waits for its end, behind that of its orders and answers.
     pub(super) async fn end(mut self) -> io::Result<()> {
-        let status: ExitStatus = tokio::time::timeout(END_PATIENCE, self.0.wait()).await??;
+        let Some(child) = &mut self.0 else {
+            return Ok(());
+        };
+        let status: ExitStatus = tokio::time::timeout(END_PATIENCE, child.wait()).await??;
         if status.success() {
             return Ok(());
         }
