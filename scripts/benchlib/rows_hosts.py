@@ -188,6 +188,13 @@ def row12(bench):
     ]
 
 
+def start_reader(bench, tree, number, start, stop):
+    """A reader on one host, which begins at `start` and ends when `stop` is there."""
+    origin = bench.data.base / "small"
+    reader = [sys.executable, "-c", READER, start, tree.mountpoint / "bench", origin, stop]
+    return tree.hosts.start(number, *reader)
+
+
 def faults(bench, roots, breaks, mends=None):
     """Readers on all hosts that live while `breaks` happens: what they saw, before and during."""
     with scratch_dir() as scratch, Hosts(HOSTS) as hosts:
@@ -196,16 +203,7 @@ def faults(bench, roots, breaks, mends=None):
             stop = scratch / "stop"
             start = time.time() + 8
             readers = {
-                number: hosts.start(
-                    number,
-                    sys.executable,
-                    "-c",
-                    READER,
-                    start,
-                    tree.mountpoint / "bench",
-                    bench.data.base / "small",
-                    stop,
-                )
+                number: start_reader(bench, tree, number, start, stop)
                 for number in range(1, HOSTS + 1)
             }
             time.sleep(max(0.0, start + 5 - time.time()))
@@ -314,16 +312,7 @@ def row17(bench):
                 stop = scratch / "stop"
                 start = time.time() + 6
                 readers = [
-                    hosts.start(
-                        number,
-                        sys.executable,
-                        "-c",
-                        READER,
-                        start,
-                        tree.mountpoint / "bench",
-                        bench.data.base / "small",
-                        stop,
-                    )
+                    start_reader(bench, tree, number, start, stop)
                     for number in range(1, count + 1)
                 ]
                 time.sleep(seconds)

@@ -214,7 +214,7 @@ fn files_that_vanished_are_counted_and_wrong_plans_are_refused() {
         said.refused().contains("not on a copperfs mount"),
         "{said:?}"
     );
-    eventually(Duration::from_secs(30), "no helper is left", || {
+    eventually(Duration::from_secs(10), "no helper is left", || {
         helpers(&[mount.pid]) == 0
     });
 }
@@ -304,7 +304,7 @@ fn a_node_that_dies_in_the_middle_is_named_and_the_others_are_warm() {
     assert_eq!(last["nodes_warm"], 6, "{last}");
     assert_eq!(last["nodes"], 6, "{last}");
     let others: Vec<Pid> = [0, 2, 3, 4, 5, 6].map(|rank| tree.nodes[rank].pid).to_vec();
-    eventually(Duration::from_secs(30), "no helper is left", || {
+    eventually(Duration::from_secs(10), "no helper is left", || {
         helpers(&others) == 0
     });
 }
