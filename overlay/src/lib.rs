@@ -30,8 +30,8 @@ pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
 pub use files::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
-    BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
-    ReadStream, STRIPE_BLOCKS,
+    BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, RANGE_ALIGN,
+    RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS,
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use identity::{Secret, SecretError};

@@ -16,10 +16,14 @@ mod bundle;
 pub(crate) mod climb;
 mod list;
 pub(crate) mod peer;
+mod range;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{BundleRequest, BundleStream, Files, ListingStream, ReadRequest, ReadStream};
+use crate::files::{
+    BundleRequest, BundleStream, Files, ListingStream, RangeAnswer, RangeRequest, ReadRequest,
+    ReadStream,
+};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -540,6 +544,13 @@ impl Files for Upstream {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(read::open(self.clone(), request))
+    }
+
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        Box::pin(range::read(self.clone(), request))
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {

@@ -5,7 +5,7 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, ReadStream};
+use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream};
 use crate::item::{Attributes, BlockPart, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
@@ -178,6 +178,11 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(files().read(request).await).await
+        }
+        Request::ReadRange(request) => {
+            let found = files().read_range(request).await;
+            answer.count_request();
+            answer.range(found).await
         }
         Request::Bundle(request) => {
             answer.count_request();
@@ -394,6 +399,18 @@ impl Answer<'_> {
             }
         }
         Ok(true)
+    }
+
+    async fn range(&mut self, found: Result<RangeAnswer, Failure>) -> Result<(), StreamError> {
+        match found {
+            Ok(RangeAnswer { bytes, hash }) => {
+                let parts = vec![BlockPart::Bytes(bytes), BlockPart::End(hash)];
+                let sent = self.writer.chunks(&mut encode(parts)?).await?;
+                self.count(sent);
+                Ok(())
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
     }
 
     async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {
