@@ -35,8 +35,8 @@ pub use router::Origins;
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
-    Version, XattrList,
+    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Failure, FilesystemUsage,
+    ItemPath, Listing, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -59,6 +59,10 @@ pub struct ByteRange {
 /// Exactly the bytes of a [`ByteRange`] in order, in pieces of any size; after an error nothing more
 /// comes. Dropping the stream ends the read.
 pub type ByteStream = BoxStream<'static, Result<Bytes, Failure>>;
+
+/// Whole blocks in order, the last of a file shorter, each with its hash. Dropping the stream ends the
+/// read.
+pub type HashedStream = BoxStream<'static, Result<(Bytes, ContentHash), Failure>>;
 
 /// One answer per name, in the order of the names.
 pub type StatAnswers = Vec<Result<Attributes, Failure>>;
@@ -94,6 +98,18 @@ pub trait Origin: Send + Sync + 'static {
     /// `Stale` when the file is of another version or gone, also in mid-stream; `IsADirectory`;
     /// `Unsupported` for special files and links; faults.
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
+
+    /// The blocks of a range that begins with one, each with its hash; `None` where they come no faster
+    /// than by [`Origin::open`] and hashing what it streams.
+    ///
+    /// # Errors
+    /// As [`Origin::open`].
+    fn blocks(
+        &self,
+        _range: &ByteRange,
+    ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
+        None
+    }
 
     /// The whole content of small files of one directory, in the order of the request; what is of
     /// another version than wanted, or cannot be read, is left out.
