@@ -19,6 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct FileId([u8; 16]);
 
 impl FileId {
+    /// The identity with this hash, as [`FileId::as_bytes`] gave it.
+    #[must_use]
+    pub fn of(hash: [u8; 16]) -> Self {
+        Self(hash)
+    }
+
     /// The hash.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
