@@ -6,7 +6,7 @@ use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
+    FilesystemUsage, ItemPath, ListingDigest, ReadRequest, Timestamp, Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -122,6 +122,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             path,
             cursor: cursor(from)?,
             limit: u32::arbitrary(from)?,
+            known: Option::<[u8; 16]>::arbitrary(from)?.map(ListingDigest),
         },
         1 => {
             let mut names = Vec::new();
@@ -179,20 +180,26 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=4)? {
+    Ok(match from.int_in_range(0..=5)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
             entries: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         1 => Head::Stat {
             answers: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         2 => Head::Xattrs {
             attributes: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         3 => Head::Origins {
             origins: u32::arbitrary(from)?,
+        },
+        4 => Head::Unchanged {
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         _ => Head::Usage(FilesystemUsage {
             blocks: u64::arbitrary(from)?,

@@ -196,6 +196,7 @@ mod tests {
             },
             next: None,
             entries,
+            lease: None,
         }
     }
 
