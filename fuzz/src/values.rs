@@ -6,7 +6,7 @@ use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, ListingDigest, ReadRequest, Timestamp, Version,
+    FilesystemUsage, ItemPath, ListingDigest, RangeRequest, ReadRequest, Timestamp, Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -117,7 +117,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=11)? {
+    Ok(match from.int_in_range(0..=12)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -170,6 +170,13 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             Request::Bundle(BundleRequest { directory, files })
         }
         10 => Request::WarmBelow { tree },
+        11 => Request::ReadRange(RangeRequest {
+            path,
+            version: Version(<[u8; 16]>::arbitrary(from)?),
+            size: u64::arbitrary(from)?,
+            offset: u64::arbitrary(from)?,
+            len: u64::arbitrary(from)?,
+        }),
         _ => Request::ClearBelow {
             tree,
             path,

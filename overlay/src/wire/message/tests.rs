@@ -74,6 +74,22 @@ fn request() -> impl Strategy<Value = Request> {
                     block_count
                 })
             ),
+        (
+            path(),
+            any::<[u8; 16]>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u64>()
+        )
+            .prop_map(|(path, version, size, offset, len)| Request::ReadRange(
+                RangeRequest {
+                    path,
+                    version: Version(version),
+                    size,
+                    offset,
+                    len
+                }
+            )),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
         any::<u8>().prop_map(|tree| Request::Origins { tree }),
