@@ -9,8 +9,8 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
 use copperfs_overlay::{
     Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
-    Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
-    Service, Version, XattrList,
+    Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat,
+    Secret, Service, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -179,6 +179,7 @@ impl Child {
             size,
             first_block: 0,
             block_count: 1,
+            content: None,
         };
         let Ok(mut parts) = self.files.read(request).await else {
             return;

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
-    Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
+    Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
+    FileKind, FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -64,7 +64,13 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         } else {
             None
         },
+        content: content(from)?,
     })
+}
+
+fn content(from: &mut Unstructured<'_>) -> Result<Option<ContentHash>> {
+    let known = Option::<[u8; 32]>::arbitrary(from)?;
+    Ok(known.map(ContentHash))
 }
 
 /// An entry of a listing.
@@ -139,6 +145,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             size: u64::arbitrary(from)?,
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
+            content: content(from)?,
         }),
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },
@@ -163,6 +170,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
                     name: bytes(from, 300)?,
                     version: Version(<[u8; 16]>::arbitrary(from)?),
                     size: u64::arbitrary(from)?,
+                    content: content(from)?,
                 });
             }
             let directory = path;
