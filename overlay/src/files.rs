@@ -45,6 +45,8 @@ pub struct ReadRequest {
     pub first_block: u64,
     /// Number of blocks, at least 1.
     pub block_count: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 impl ReadRequest {
@@ -200,6 +202,8 @@ pub struct BundleFile {
     pub version: Version,
     /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
     pub size: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 /// The whole content of one file of a bundle, in the version wanted.

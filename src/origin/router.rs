@@ -581,5 +581,6 @@ fn synthetic_attributes() -> Attributes {
         version: Version([0; 16]),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }

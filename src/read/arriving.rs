@@ -193,6 +193,7 @@ mod tests {
                 version: Version::of(b"d"),
                 provisional: false,
                 link_target: None,
+                content: None,
             },
             next: None,
             entries,

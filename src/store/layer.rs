@@ -4,11 +4,13 @@
 use super::catalog::Place;
 use super::writer::Put;
 use super::{Store, count};
+use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
-    Files, FilesystemUsage, ItemPath, Listing, ListingStream, ReadRequest, ReadStream, XattrList,
+    BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
+    FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -59,21 +61,22 @@ impl Files for Stored {
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
-        self.source.list_parts(path, cursor, limit)
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
+        self.source.list_parts(path, cursor, limit, known)
     }
 
     fn stat(
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         self.source.stat(parent, names)
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
-        let file = FileRef::new(request.path, request.version, request.size);
+        let file = FileRef::new(request.path, request.version, request.size, request.content);
         let mut feed = Feed {
             moment: self.store.moment(),
             layer: self.clone(),
@@ -100,12 +103,30 @@ impl Files for Stored {
         .boxed()
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let this = self.clone();
+        async move {
+            if let Some(fault) = request.fault() {
+                let detail = format!("{}: {fault}", request.path);
+                return Err(Failure::new(FailureKind::Corrupt, detail));
+            }
+            match this.cut(&request).await {
+                Some(bytes) => Ok(RangeAnswer::of(bytes)),
+                None => this.source.read_range(request).await,
+            }
+        }
+        .boxed()
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         let this = self.clone();
         async move { this.give_bundle(request).await }.boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         self.source.xattrs(path)
     }
 
@@ -202,6 +223,7 @@ impl Feed {
             size: self.file.size,
             first_block: start,
             block_count: end - start,
+            content: self.file.content,
         };
         let stream = self.layer.source.read(request).await?;
         self.passing = Some((stream, end, Vec::new()));
@@ -250,6 +272,15 @@ impl Feed {
 }
 
 impl Stored {
+    /// The bytes of a range whose block is here. The whole block is read: only so can it be checked.
+    async fn cut(&self, range: &RangeRequest) -> Option<Bytes> {
+        let file = FileRef::new(range.path.clone(), range.version, range.size, range.content);
+        let place = self.store.find(&file, range.block())?;
+        let block = self.store.load(place).await?;
+        let from = to_usize(range.offset % BLOCK_BYTES);
+        Some(block.slice(from..from + to_usize(range.len)))
+    }
+
     /// The files that are here from here, the others from the source, in the request's order.
     async fn give_bundle(self, request: BundleRequest) -> Result<BundleStream, Failure> {
         let moment = self.store.moment();
@@ -263,7 +294,7 @@ impl Stored {
             let Ok(path) = request.directory.join(&file.name) else {
                 continue;
             };
-            let known = FileRef::new(path, file.version, file.size);
+            let known = FileRef::new(path, file.version, file.size, file.content);
             match self.store.find(&known, 0) {
                 Some(place) => here.push((index, file, place)),
                 None => {

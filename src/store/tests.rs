@@ -2,9 +2,9 @@
 
 use super::*;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream,
-    Cursor, Failure, FailureKind, Files, FilesystemUsage, Listing, ReadRequest, ReadStream,
-    Version, XattrList,
+    BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,
+    FailureKind, Files, FilesystemUsage, Leased, Listing, RangeRequest, ReadRequest, ReadStream,
+    StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -70,7 +70,7 @@ impl Files for Counted {
         &self,
         _parent: ItemPath,
         _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         unsupported()
     }
 
@@ -113,7 +113,7 @@ impl Files for Counted {
         std::future::ready(Ok(stream::iter(items).boxed())).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         unsupported()
     }
 
@@ -146,6 +146,7 @@ fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
         size,
         first_block: blocks.start,
         block_count: blocks.end - blocks.start,
+        content: None,
     }
 }
 
@@ -232,6 +233,31 @@ async fn only_the_missing_runs_are_asked_for() {
         .map(|r| (r.first_block, r.block_count))
         .collect();
     assert_eq!(runs, [(2, 2), (7, 1), (0, 2), (4, 3), (8, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_is_cut_from_a_block_that_is_here() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 2 * BLOCK_BYTES;
+    let source = Source::of(&[("/a", 1, size)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    read(&files, request("/a", size, 1..2)).await;
+    store.flush();
+    for (offset, asked) in [(BLOCK_BYTES + 8192, 1), (8192, 2)] {
+        let range = RangeRequest {
+            path: path("/a"),
+            version: Version([7; 16]),
+            size,
+            offset,
+            len: 4096,
+            content: None,
+        };
+        let answer = files.read_range(range).await.unwrap();
+        let start = usize::try_from(offset).unwrap();
+        assert!(answer.bytes == source.files[&path("/a")][start..start + 4096]);
+        assert_eq!(source.blocks_read(), asked);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -382,6 +408,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
         name: Bytes::copy_from_slice(&name.as_bytes()[3..]),
         version: Version([7; 16]),
         size: 1000,
+        content: None,
     });
     for asked in [3, 0] {
         source.bundled.lock().unwrap().clear();
@@ -406,7 +433,7 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
     let directory = tempfile::tempdir().unwrap();
     let size = 4 * BLOCK_BYTES + 9;
     let source = Source::of(&[("/a", 1, size)]);
-    let file = FileRef::new(path("/a"), Version([7; 16]), size);
+    let file = FileRef::new(path("/a"), Version([7; 16]), size, None);
     let bytes = Bytes::from(source.files[&path("/a")].clone());
     let store = open(directory.path());
     whole(&layer(&store, &source), &source, "/a").await;
