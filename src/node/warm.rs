@@ -219,7 +219,7 @@ impl Warmer {
         if attributes.kind != FileKind::File || attributes.size > AHEAD_BYTES_MAX {
             return Ok(());
         }
-        let file = FileRef::new(path.clone(), attributes.version, attributes.size);
+        let file = FileRef::of(path.clone(), &attributes);
         let ahead = ReadAhead::default();
         // Whole blocks: a part of one would bring no more than itself.
         let len = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);

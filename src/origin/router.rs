@@ -16,8 +16,8 @@ use super::{ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Listing, OriginFingerprint, RangeAnswer, RangeRequest, ReadRequest,
-    ReadStream, Timestamp, Version, XattrList,
+    FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -513,8 +513,9 @@ impl Files for Origins {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
-        Box::pin(Arc::clone(&self.shared).stat(parent, names))
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        let answers = Arc::clone(&self.shared).stat(parent, names);
+        Box::pin(async move { answers.await.map(Leased::lasting) })
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -532,14 +533,15 @@ impl Files for Origins {
         Box::pin(std::future::ready(self.shared.bundle(request)))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            match shared.resolve(&path) {
+            let list = match shared.resolve(&path) {
                 Ok((mount, below)) => shared.counted(mount.origin.xattrs(below).await),
                 Err(_) if !shared.names_to_prefixes(&path).is_empty() => Ok(XattrList::new()),
                 Err(failure) => Err(failure),
-            }
+            };
+            list.map(Leased::lasting)
         })
     }
 
@@ -583,5 +585,6 @@ fn synthetic_attributes() -> Attributes {
         version: Version([0; 16]),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }

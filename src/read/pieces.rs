@@ -105,38 +105,54 @@ impl ReadPath {
         block: u64,
         range: &Range<u64>,
     ) -> Result<Bytes, Failure> {
-        if let Some(source) = self.block_here(file, block) {
-            return Ok(slice(&self.block(source).await?, block, range));
+        if self.has_or_awaits(file, block) {
+            let wanted = || [block..block + 1, 0..0];
+            return Ok(slice(&self.block(file, block, wanted).await?, block, range));
         }
         let range = range.clone();
         let part = Part { file, block, range };
+        let mut detours = 0;
+        loop {
+            match self.try_pieces(&part).await {
+                Ok(held) => return Ok(part.join(&held)),
+                Err((_, flight)) if flight.is_elsewhere(file, detours) => detours += 1,
+                Err((failure, _)) => return Err(failure),
+            }
+        }
+    }
+
+    /// All pieces of `part`, or a failure and the flight that ended with it.
+    async fn try_pieces(&self, part: &Part<'_>) -> Result<Vec<Block>, (Failure, Arc<Flight>)> {
         let mut sources = Vec::with_capacity(part.pieces().count());
         let mut ours = Vec::new();
         for piece in part.pieces() {
-            let source = match self.claim_piece(&part, piece) {
+            let source = match self.claim_piece(part, piece) {
                 Claim::Ours(flight) => {
                     ours.push(Arc::clone(&flight));
                     sources.push(Source::Flying(flight));
                     if ours.len() as u64 * PIECE_BYTES == RANGE_BYTES_MAX {
-                        self.launch_pieces(&part, piece + 1, &mut ours);
+                        self.launch_pieces(part, piece + 1, &mut ours);
                     }
                     continue;
                 }
                 Claim::Cached(held) => Source::Cached(held),
                 Claim::Flying(flight) => Source::Flying(flight),
             };
-            self.launch_pieces(&part, piece, &mut ours);
+            self.launch_pieces(part, piece, &mut ours);
             sources.push(source);
         }
-        self.launch_pieces(&part, part.pieces().end, &mut ours);
+        self.launch_pieces(part, part.pieces().end, &mut ours);
         let mut held = Vec::with_capacity(sources.len());
         for source in sources {
             held.push(match source {
                 Source::Cached(piece) => piece,
-                Source::Flying(flight) => landed(&flight).await?,
+                Source::Flying(flight) => match landed(&flight).await {
+                    Ok(piece) => piece,
+                    Err(failure) => return Err((failure, flight)),
+                },
             });
         }
-        Ok(part.join(&held))
+        Ok(held)
     }
 
     fn claim_piece(&self, part: &Part<'_>, piece: u64) -> Claim {
@@ -155,7 +171,10 @@ impl ReadPath {
                 Some(held) => Claim::Cached(held),
                 None => {
                     let range = part.piece_range(piece);
-                    let flight = Arc::new(Flight::new(to_usize(range.end - range.start)));
+                    let flight = Arc::new({
+                        let len = to_usize(range.end - range.start);
+                        Flight::new(part.file.path.clone(), len)
+                    });
                     drop(entry.insert(Arc::clone(&flight)));
                     Claim::Ours(flight)
                 }
@@ -200,6 +219,7 @@ impl PiecesFetch {
             size: self.file.size,
             offset,
             len: len.min(self.file.size - offset),
+            content: self.file.content,
         };
         let due = request.len;
         let source = self.inner.source_of(&self.file);

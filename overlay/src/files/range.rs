@@ -25,6 +25,8 @@ pub struct RangeRequest {
     pub offset: u64,
     /// Bytes wanted, 1 to [`RANGE_BYTES_MAX`]: a multiple of [`RANGE_ALIGN`], or up to the file's end.
     pub len: u64,
+    /// The hash of the whole file, where the asker knows it ([`crate::Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 impl RangeRequest {
@@ -82,6 +84,7 @@ pub(super) fn block_of(range: &RangeRequest) -> ReadRequest {
         size: range.size,
         first_block: range.block(),
         block_count: 1,
+        content: range.content,
     }
 }
 
@@ -134,6 +137,7 @@ mod tests {
             size,
             offset,
             len,
+            content: None,
         }
     }
 

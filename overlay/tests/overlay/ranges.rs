@@ -14,6 +14,7 @@ fn request(offset: u64, len: u64, size: u64) -> RangeRequest {
         size,
         offset,
         len,
+        content: None,
     }
 }
 

@@ -244,6 +244,7 @@ mod tests {
             size,
             first_block,
             block_count,
+            content: None,
         };
         let range = |r: ReadRequest| {
             let range = range_of(&r, ItemPath::root());

@@ -163,6 +163,7 @@ async fn a_childs_range_costs_its_bytes_once_on_every_node_on_the_way() {
         size: f.size,
         offset: STRIPE_BLOCKS * MIB,
         len: 4096,
+        content: None,
     };
     let found = middle.read_range(request.clone()).await.unwrap();
     assert_eq!(found.hash.0, *blake3::hash(&found.bytes).as_bytes());

@@ -78,6 +78,7 @@ async fn a_wrong_range_comes_from_elsewhere() {
         size: BLOCK_BYTES,
         offset: 8192,
         len: 4096,
+        content: None,
     };
     let found = within(10, cabled.tree.parent(3).read_range(request)).await;
     assert_eq!(found.unwrap().bytes, content(8192, 4096));
