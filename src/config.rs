@@ -7,6 +7,7 @@
 
 pub mod file;
 pub mod hosts;
+pub mod indexes;
 pub mod keys;
 pub mod layer;
 pub mod machine;
@@ -22,8 +23,8 @@ pub use machine::Machine;
 pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, IndexFile, IndexSpec, LogSettings, Member, OpenMode, OriginSpec,
+    Orphan, PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};
