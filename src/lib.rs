@@ -19,4 +19,5 @@ pub mod read;
 pub mod record;
 pub mod report;
 pub mod simulate;
+pub mod store;
 pub mod warm;

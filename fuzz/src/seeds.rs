@@ -7,6 +7,7 @@ use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
 use copperfs_overlay::{
     Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
+    ListingDigest,
     ReadRequest, Version,
 };
 use serde::Serialize;
@@ -67,11 +68,13 @@ fn requests() -> Vec<Request> {
             path: path(),
             cursor: None,
             limit: 100,
+            known: None,
         },
         Request::List {
             path: path(),
             cursor: Some(Cursor(name.clone())),
             limit: 7,
+            known: Some(ListingDigest([7; 16])),
         },
         Request::Stat {
             parent: path(),
@@ -118,9 +121,17 @@ fn heads() -> Vec<Head> {
             directory,
             next,
             entries: 2,
+            lease_ms: None,
         },
-        Head::Stat { answers: 2 },
-        Head::Xattrs { attributes: 2 },
+        Head::Stat {
+            answers: 2,
+            lease_ms: Some(300),
+        },
+        Head::Xattrs {
+            attributes: 2,
+            lease_ms: None,
+        },
+        Head::Unchanged { lease_ms: None },
         Head::Usage(FilesystemUsage::default()),
         Head::Origins { origins: 2 },
     ]

@@ -6,7 +6,8 @@ use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
+    FileKind, FilesystemUsage, ItemPath, ListingDigest, RangeRequest, ReadRequest, Timestamp,
+    Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -123,11 +124,12 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=11)? {
+    Ok(match from.int_in_range(0..=12)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
             limit: u32::arbitrary(from)?,
+            known: Option::<[u8; 16]>::arbitrary(from)?.map(ListingDigest),
         },
         1 => {
             let mut names = Vec::new();
@@ -177,6 +179,14 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             Request::Bundle(BundleRequest { directory, files })
         }
         10 => Request::WarmBelow { tree },
+        11 => Request::ReadRange(RangeRequest {
+            path,
+            version: Version(<[u8; 16]>::arbitrary(from)?),
+            size: u64::arbitrary(from)?,
+            offset: u64::arbitrary(from)?,
+            len: u64::arbitrary(from)?,
+            content: None,
+        }),
         _ => Request::ClearBelow {
             tree,
             path,
@@ -187,20 +197,26 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=4)? {
+    Ok(match from.int_in_range(0..=5)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
             entries: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         1 => Head::Stat {
             answers: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         2 => Head::Xattrs {
             attributes: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         3 => Head::Origins {
             origins: u32::arbitrary(from)?,
+        },
+        4 => Head::Unchanged {
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         _ => Head::Usage(FilesystemUsage {
             blocks: u64::arbitrary(from)?,

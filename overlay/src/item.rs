@@ -3,6 +3,7 @@
 //! These types are shared by every layer from the origin to the FUSE front. They are plain values:
 //! no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
 
+use crate::freshness::ListingDigest;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -303,6 +304,14 @@ pub struct Listing {
     pub entries: Vec<Entry>,
     /// Where to go on; `None` when the directory ends here.
     pub next: Option<Cursor>,
+}
+
+impl Listing {
+    /// See [`ListingDigest`].
+    #[must_use]
+    pub fn digest(&self) -> Option<ListingDigest> {
+        ListingDigest::of(&self.directory, &self.entries, self.next.as_ref())
+    }
 }
 
 /// Extended attributes: name and value.

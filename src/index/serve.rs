@@ -13,7 +13,8 @@ use crate::origin::NamespaceRules;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Listing, ReadRequest, ReadStream, XattrList,
+    FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -304,22 +305,23 @@ impl IndexedFiles {
         Ok(Known::Nothing)
     }
 
-    async fn list(
-        self,
-        path: ItemPath,
-        cursor: Option<Cursor>,
+    /// Directory `path` as its index has it; `None`: somebody else is to be asked.
+    async fn listing(
+        &self,
+        path: &ItemPath,
+        cursor: Option<&Cursor>,
         limit: usize,
-    ) -> Result<Listing, Failure> {
+    ) -> Result<Option<Listing>, Failure> {
         let Known::Directory {
             indexed,
             opened,
             record,
             place,
-        } = self.known(&path).await?
+        } = self.known(path).await?
         else {
-            return self.inner.list(path, cursor, limit).await;
+            return Ok(None);
         };
-        let after = match &cursor {
+        let after = match cursor {
             None => None,
             Some(cursor) => match cursor.0.split_first() {
                 Some((&CURSOR, name)) => Some(name),
@@ -336,7 +338,7 @@ impl IndexedFiles {
             let cursor = [&[CURSOR], &last[..]].concat();
             Cursor(cursor.into())
         });
-        if let Some(own) = opened.own_in(&indexed, &path)
+        if let Some(own) = opened.own_in(&indexed, path)
             && after.is_none_or(|after| own.name[..] > *after)
             && let Err(at) = entries.binary_search_by(|entry| entry.name.cmp(&own.name))
             && (at < entries.len() || !more)
@@ -344,16 +346,20 @@ impl IndexedFiles {
             entries.insert(at, own.clone());
         }
         let shown = entries.into_iter();
-        Ok(Listing {
+        Ok(Some(Listing {
             directory: record.attributes,
             entries: shown
-                .filter_map(|entry| indexed.shown(&path, entry))
+                .filter_map(|entry| indexed.shown(path, entry))
                 .collect(),
             next,
-        })
+        }))
     }
 
-    async fn stat(self, parent: ItemPath, names: Vec<Bytes>) -> Result<Answers, Failure> {
+    async fn stat(
+        self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> Result<Leased<StatAnswers>, Failure> {
         let Known::Directory {
             indexed,
             opened,
@@ -393,16 +399,19 @@ impl IndexedFiles {
                 },
             );
         }
-        let mut asked = if unknown.is_empty() {
-            Vec::new().into_iter()
+        let asked = if unknown.is_empty() {
+            Leased::lasting(Vec::new())
         } else {
-            self.inner.stat(parent.clone(), unknown).await?.into_iter()
+            self.inner.stat(parent.clone(), unknown).await?
         };
+        let lease = asked.lease;
+        let mut asked = asked.value.into_iter();
         let missing = || Err(Failure::not_found(&parent));
-        Ok(answers
+        let value = answers
             .into_iter()
             .map(|answer| answer.or_else(|| asked.next()).unwrap_or_else(missing))
-            .collect())
+            .collect();
+        Ok(Leased { value, lease })
     }
 }
 
@@ -417,8 +426,6 @@ impl Opened {
     }
 }
 
-type Answers = Vec<Result<Attributes, Failure>>;
-
 impl Files for IndexedFiles {
     fn list(
         &self,
@@ -426,7 +433,14 @@ impl Files for IndexedFiles {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        self.clone().list(path, cursor, limit).boxed()
+        let this = self.clone();
+        async move {
+            match this.listing(&path, cursor.as_ref(), limit).await? {
+                Some(listing) => Ok(listing),
+                None => this.inner.list(path, cursor, limit).await,
+            }
+        }
+        .boxed()
     }
 
     fn list_parts(
@@ -434,19 +448,26 @@ impl Files for IndexedFiles {
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'static, Result<copperfs_overlay::ListingStream, Failure>> {
-        if self.of(&path).is_none() {
-            return self.inner.list_parts(path, cursor, limit);
-        }
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
         let this = self.clone();
-        async move { Ok(this.list(path, cursor, limit).await?.into()) }.boxed()
+        async move {
+            let Some(listing) = this.listing(&path, cursor.as_ref(), limit).await? else {
+                return this.inner.list_parts(path, cursor, limit, known).await;
+            };
+            if known.is_some() && known == listing.digest() {
+                return Ok(Listed::Unchanged { lease: None });
+            }
+            Ok(Listed::Listing(listing.into()))
+        }
+        .boxed()
     }
 
     fn stat(
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Answers, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         self.clone().stat(parent, names).boxed()
     }
 
@@ -470,11 +491,27 @@ impl Files for IndexedFiles {
         .boxed()
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let Some((indexed, _)) = self.of(&request.path) else {
+            return self.inner.read_range(request);
+        };
+        let (indexed, path) = (Arc::clone(indexed), request.path.clone());
+        let reading = self.inner.read_range(request);
+        async move {
+            let answer = reading.await;
+            answer.map_err(|failure| indexed.explained(&path, failure))
+        }
+        .boxed()
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         self.inner.bundle(request)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         self.inner.xattrs(path)
     }
 

@@ -8,7 +8,7 @@ use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Listing, ReadRequest, ReadStream, XattrList,
+    FilesystemUsage, ItemPath, Leased, Listing, ReadRequest, ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ impl Files for Storage {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         self.0.stats.fetch_add(1, Ordering::Relaxed);
         self.0.origins.stat(parent, names)
     }
@@ -105,7 +105,7 @@ impl Files for Storage {
         self.0.origins.bundle(request)
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         self.0.origins.xattrs(path)
     }
 

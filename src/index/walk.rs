@@ -215,7 +215,7 @@ impl Walker {
         let mut answers = Vec::with_capacity(names.len());
         for names in names.chunks(STAT_NAMES) {
             let _permit = self.permits.acquire().await;
-            answers.extend(self.files.stat(path.clone(), names.to_vec()).await?);
+            answers.extend(self.files.stat(path.clone(), names.to_vec()).await?.value);
         }
         let mut answers = answers.into_iter();
         entries.retain_mut(|entry| {

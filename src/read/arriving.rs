@@ -197,6 +197,7 @@ mod tests {
             },
             next: None,
             entries,
+            lease: None,
         }
     }
 

@@ -20,6 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct FileId([u8; 16]);
 
 impl FileId {
+    /// The identity with this hash, as [`FileId::as_bytes`] gave it.
+    #[must_use]
+    pub fn of(hash: [u8; 16]) -> Self {
+        Self(hash)
+    }
+
     /// Of one version of the file at `path`.
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {

@@ -3,7 +3,8 @@
 use super::*;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
-    FailureKind, FileKind, FilesystemUsage, Listing, ReadRequest, ReadStream, Timestamp, Version,
+    FailureKind, FileKind, FilesystemUsage, Leased, Listing, ReadRequest, ReadStream, StatAnswers,
+    Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -148,12 +149,12 @@ impl Files for Shared {
         &self,
         _parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let source = Arc::clone(&self.0);
         async move {
             let answers = names.iter().map(|name| source.attributes(name)).collect();
             source.stats.lock().unwrap().push(names);
-            Ok(answers)
+            Ok(Leased::lasting(answers))
         }
         .boxed()
     }
@@ -239,8 +240,9 @@ impl Files for Shared {
         std::future::ready(Ok(items)).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
-        std::future::ready(Ok(vec![("user.a".into(), "1".into())])).boxed()
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+        let list = vec![("user.a".into(), "1".into())];
+        std::future::ready(Ok(Leased::lasting(list))).boxed()
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {

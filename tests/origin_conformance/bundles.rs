@@ -112,7 +112,11 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
     // The versions as somebody would know them who has seen the files on the storage itself.
     let bare = Origins::open(&[spec("d", &real)], &OriginOptions::default()).expect("origins");
     let names = ["hidden", "other", "shown"].map(|name| Bytes::from_static(name.as_bytes()));
-    let found = bare.stat(path("d"), names.to_vec()).await.expect("answers");
+    let found = bare
+        .stat(path("d"), names.to_vec())
+        .await
+        .expect("answers")
+        .value;
     let wanted = names.iter().zip(found).map(|(name, found)| BundleFile {
         name: name.clone(),
         version: found.expect("attributes").version,

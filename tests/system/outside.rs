@@ -46,7 +46,7 @@ struct Asker(Box<dyn Files>);
 impl Asker {
     async fn stat(&self, dir: &str, name: &str) -> Result<Attributes, Failure> {
         let names = vec![Bytes::copy_from_slice(name.as_bytes())];
-        self.0.stat(path(dir), names).await?.remove(0)
+        self.0.stat(path(dir), names).await?.value.remove(0)
     }
 
     /// The bytes of a file of one block, of which the child knows size and version.

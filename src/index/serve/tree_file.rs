@@ -55,7 +55,7 @@ impl TreeFile {
             .ok_or_else(|| wrong(FailureKind::IsADirectory, "the top is no file"))?;
         let name = Bytes::copy_from_slice(name);
         let answers = self.source.stat(parent, vec![name.clone()]).await;
-        let found = answers.map_err(failed)?.into_iter().next();
+        let found = answers.map_err(failed)?.value.into_iter().next();
         let found = found.unwrap_or_else(|| Err(Failure::not_found(&self.path)));
         let found = found.map_err(failed)?;
         if found.kind != FileKind::File {

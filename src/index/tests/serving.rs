@@ -61,6 +61,7 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
                     .stat(parent, names)
                     .await
                     .unwrap()
+                    .value
                     .remove(0)
                     .unwrap()
             }
@@ -75,7 +76,7 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
     let stat = files
         .stat(path("data"), names(&["", "set.tar", "none"]))
         .await;
-    let stat = stat.unwrap();
+    let stat = stat.unwrap().value;
     assert_eq!(stat[0].as_ref().unwrap().kind, FileKind::Directory);
     assert_eq!(stat[1].as_ref().unwrap().size, 3_000_000);
     assert_eq!(stat[2].as_ref().unwrap_err().kind, FailureKind::NotFound);
@@ -142,7 +143,7 @@ async fn a_file_that_changed_is_stale_until_the_index_is_made_anew_and_cleared()
     let (_, files) = serve("/data", &specs, &options, &target).await;
     let read = async || {
         let found = files.stat(path("data"), vec![Bytes::from("f")]).await;
-        let found = found.unwrap().remove(0).unwrap();
+        let found = found.unwrap().value.remove(0).unwrap();
         let request = ReadRequest {
             path: path("data/f"),
             version: found.version,
