@@ -8,6 +8,7 @@ mod blocks;
 mod bundle;
 mod links;
 mod open;
+mod rules;
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
@@ -21,6 +22,7 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use links::Served;
+pub use rules::NamespaceRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
