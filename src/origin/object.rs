@@ -12,6 +12,7 @@
 mod build;
 mod error;
 mod http;
+mod listed_keys;
 mod listing;
 
 use super::error::OriginError;

@@ -1,7 +1,8 @@
 //! What storage servers do wrong, and what their readers see.
 
 use crate::faulty_server::{Reply, Request, Server, content};
-use crate::fixtures::{S3Server, names, path, pattern, quick, read, read_whole, stat};
+use crate::fixtures::{names, path, pattern, quick, read, read_whole, stat};
+use crate::servers::S3Server;
 use copperfs::origin::{ObjectOrigin, Origin, OriginSpec, Origins};
 use copperfs_overlay::{FailureKind, FileKind};
 use std::collections::BTreeMap;

@@ -41,7 +41,16 @@ fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store:
     if let Some(status) = status(error) {
         return failure_of_status(origin, action, path, status);
     }
+    if is_shorter(error) {
+        let cause = "the object is shorter than it was";
+        return worded(FailureKind::Stale, origin, action, path, &cause, "");
+    }
     let cause = root_cause(error);
+    if cause == NOT_ALLOWED {
+        let cause = "plain HTTP is not allowed";
+        let hint = "use an https:// endpoint, or set allow_http (AWS_ALLOW_HTTP, AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) to true";
+        return worded(FailureKind::Io, origin, action, path, &cause, hint);
+    }
     let Some(http) = chain(error).find_map(|source| source.downcast_ref::<HttpError>()) else {
         return worded(FailureKind::Io, origin, action, path, &cause, "");
     };
@@ -95,15 +104,12 @@ fn status(error: &object_store::Error) -> Option<u16> {
     })
 }
 
-/// Whether the failure is that a key in a listing is no valid path, and which.
-pub(super) fn invalid_key(error: &object_store::Error) -> Option<String> {
-    use object_store::path::Error as P;
-    match error {
-        object_store::Error::InvalidPath {
-            source: P::EmptySegment { path } | P::BadSegment { path, .. },
-        } => Some(path.clone()),
-        _ => None,
-    }
+/// What the HTTP client says of `http://` where only `https://` is allowed.
+const NOT_ALLOWED: &str = "URL scheme is not allowed";
+
+/// Whether the object ends before the range. Held by the conformance suite.
+fn is_shorter(error: &object_store::Error) -> bool {
+    chain(error).any(|source| source.to_string().starts_with("Wanted range starting at "))
 }
 
 /// Whether the failure is that the server sent everything when a range was asked for.
