@@ -64,6 +64,10 @@ impl Part {
     }
 }
 
+#[allow(
+    clippy::print_stdout,
+    reason = "what took how long, and what does not apply, is for whoever reads the test's output"
+)]
 async fn suite(backend: &dyn Backend) {
     let kind = backend.kind();
     for part in PARTS {
