@@ -170,30 +170,7 @@ impl Backend for Objects {
 
 /// Makes containers and one-byte blobs with whatever keys: `object_store` can do neither.
 pub(crate) fn upload(server: &AzureServer, containers: &[&str], keys: &[&str]) {
-    const PROGRAM: &str = r#"
-import base64, email.utils, hashlib, hmac, http.client, sys, urllib.parse
-endpoint, account, key = sys.argv[1:4]
-where = urllib.parse.urlsplit(endpoint)
-connection = http.client.HTTPConnection(where.netloc)
-def put(path, query, body, extra):
-    path = where.path + "/" + urllib.parse.quote(path)
-    headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06", **extra}
-    signed = ["PUT", "", "", str(len(body)) if body else "", *[""] * 8]
-    signed += [f"{name}:{headers[name]}" for name in sorted(headers)]
-    signed += ["/" + account + path] + [f"{name}:{value}" for name, value in query]
-    mac = hmac.digest(base64.b64decode(key), "\n".join(signed).encode(), hashlib.sha256)
-    headers["Authorization"] = f"SharedKey {account}:{base64.b64encode(mac).decode()}"
-    connection.request("PUT", path + "?" + urllib.parse.urlencode(query), body, headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    assert answer.status == 201, (path, answer.status, text)
-for argument in sys.argv[4:]:
-    kind, name = argument.split(":", 1)
-    if kind == "container":
-        put(name, [("restype", "container")], b"", {})
-    else:
-        put(name, [], b"x", {"x-ms-blob-type": "BlockBlob"})
-"#;
+    const PROGRAM: &str = include_str!("../azure_put.py");
     let containers = containers.iter().map(|name| format!("container:{name}"));
     let keys = keys.iter().map(|name| format!("blob:{name}"));
     let made = Command::new("python3")

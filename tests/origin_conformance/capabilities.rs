@@ -96,6 +96,7 @@ pub(crate) const S3: Kind = Kind {
 /// Google's client at the same server.
 pub(crate) const GOOGLE: Kind = Kind {
     name: "Google Cloud Storage",
+    many: 2_500,
     ..S3
 };
 
