@@ -12,9 +12,12 @@
 mod build;
 mod codes;
 mod error;
+mod examine;
 mod http;
 mod listed_keys;
 mod listing;
+
+pub use examine::{ObjectTraits, VersionSource};
 
 use super::error::OriginError;
 use super::failure::{stale, worded};

@@ -6,8 +6,11 @@
 
 mod blocks;
 mod bundle;
+mod examine;
 mod links;
 mod open;
+
+pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};

@@ -8,6 +8,7 @@
 mod backends;
 mod bundles;
 mod capabilities;
+mod examine;
 mod faults;
 mod faulty_server;
 mod fixtures;
