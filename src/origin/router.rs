@@ -6,9 +6,12 @@
 
 mod blocks;
 mod bundle;
+mod examine;
 mod links;
 mod open;
 mod rules;
+
+pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
