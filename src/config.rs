@@ -22,8 +22,8 @@ pub use machine::Machine;
 pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, Freshness, LogSettings, Member, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};

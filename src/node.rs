@@ -10,11 +10,12 @@ mod cluster;
 mod directory;
 mod errors;
 mod front;
+mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{OpenMode, Settings, Toggle};
+use crate::config::{Freshness, OpenMode, Settings, Toggle};
 use crate::control::{Command, ControlSocket, Talk};
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::{ReadOptions, ReadPath};
@@ -334,6 +335,8 @@ fn ladder(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
+            lease: settings.freshness.lease(),
+            metadata_dir: None,
         },
         sources.collect(),
         direct.as_ref(),
@@ -426,6 +429,7 @@ fn promises(settings: &Settings) -> Promises {
     Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
+        lease: settings.freshness.lease(),
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
     }
 }
@@ -441,6 +445,7 @@ fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::Mo
             Toggle::Off => false,
         },
         threads: settings.fuse_threads,
+        see_directories: settings.freshness != Freshness::Job,
         max_background: settings.max_background,
         push: fuse::PushLimits {
             enabled: settings.push.enabled,

@@ -4,7 +4,7 @@ use super::*;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
     FailureKind, FileKind, FilesystemUsage, Leased, Listing, ReadRequest, ReadStream, StatAnswers,
-    Timestamp, Version,
+    Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -257,6 +257,8 @@ fn options() -> ReadOptions {
         stripes: false,
         bundles: true,
         listing_entries_max: 1000,
+        lease: None,
+        metadata_dir: None,
     }
 }
 
@@ -420,8 +422,13 @@ async fn one_listing_answers_for_every_name_there_is_or_is_not() {
     for lookup in lookups.collect::<Vec<_>>() {
         assert!(matches!(lookup.await.unwrap(), Ok(Found::Absent)));
     }
-    assert!(matches!(path.find_now(&root, b"b"), Some(Found::Attributes(a)) if a.size == 2));
-    assert!(matches!(path.find_now(&root, b"c"), Some(Found::Absent)));
+    assert!(
+        matches!(path.find_now(&root, b"b"), Some(Leased { value: Found::Attributes(a), .. }) if a.size == 2)
+    );
+    assert!(matches!(
+        path.find_now(&root, b"c").map(|it| it.value),
+        Some(Found::Absent)
+    ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
     assert_eq!(source.stats.lock().unwrap().len(), 0);
 }
@@ -480,7 +487,7 @@ async fn a_large_directory_is_paged_and_looked_up_by_name() {
     ));
     let asked = source.stats.lock().unwrap().len();
     assert!(matches!(
-        path.find_now(&root, b"nothing"),
+        path.find_now(&root, b"nothing").map(|it| it.value),
         Some(Found::Absent)
     ));
     assert_eq!(
@@ -712,3 +719,4 @@ async fn extended_attributes_are_asked_for_once() {
 }
 
 mod bundles;
+mod leases;
