@@ -8,7 +8,7 @@ use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    CacheSettings, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
     PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
@@ -118,6 +118,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         request_timeout: reader.positive_duration("request_timeout")?,
+        freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
         push: reader.push()?,
@@ -133,6 +134,23 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         foreground,
         mountpoint,
     })
+}
+
+/// Shorter leases would be over before the answers that they come with are used.
+const LEASE_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+
+fn freshness(text: &str) -> Result<Freshness, String> {
+    if text == "job" {
+        return Ok(Freshness::Job);
+    }
+    let Some(length) = text.strip_prefix("ttl=") else {
+        return Err(format!("{text:?} is neither job nor ttl=30s, say"));
+    };
+    let length = parse_duration(length).map_err(|error| error.to_string())?;
+    if length < LEASE_MIN {
+        return Err(format!("ttl={length:?} is too short; at least 100ms"));
+    }
+    Ok(Freshness::Ttl(length))
 }
 
 /// The name of a mount's runtime directory: readable, and different for different mount points and

@@ -68,6 +68,8 @@ pub(super) fn views(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
+            lease: settings.freshness.lease(),
+            metadata_dir: below.store.map(Store::metadata_directory),
         },
         sources.collect(),
         direct.as_ref(),
