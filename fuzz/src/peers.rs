@@ -179,6 +179,7 @@ impl Child {
             size,
             first_block: 0,
             block_count: 1,
+            content: None,
         };
         let Ok(mut parts) = self.files.read(request).await else {
             return;

@@ -5,8 +5,9 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
-    Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, ListingDigest, ReadRequest, Timestamp, Version,
+    Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
+    FileKind, FilesystemUsage, ItemPath, ListingDigest, RangeRequest, ReadRequest, Timestamp,
+    Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -64,7 +65,13 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         } else {
             None
         },
+        content: content(from)?,
     })
+}
+
+fn content(from: &mut Unstructured<'_>) -> Result<Option<ContentHash>> {
+    let known = Option::<[u8; 32]>::arbitrary(from)?;
+    Ok(known.map(ContentHash))
 }
 
 /// An entry of a listing.
@@ -117,7 +124,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=11)? {
+    Ok(match from.int_in_range(0..=12)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -140,6 +147,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             size: u64::arbitrary(from)?,
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
+            content: content(from)?,
         }),
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },
@@ -164,12 +172,21 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
                     name: bytes(from, 300)?,
                     version: Version(<[u8; 16]>::arbitrary(from)?),
                     size: u64::arbitrary(from)?,
+                    content: content(from)?,
                 });
             }
             let directory = path;
             Request::Bundle(BundleRequest { directory, files })
         }
         10 => Request::WarmBelow { tree },
+        11 => Request::ReadRange(RangeRequest {
+            path,
+            version: Version(<[u8; 16]>::arbitrary(from)?),
+            size: u64::arbitrary(from)?,
+            offset: u64::arbitrary(from)?,
+            len: u64::arbitrary(from)?,
+            content: None,
+        }),
         _ => Request::ClearBelow {
             tree,
             path,

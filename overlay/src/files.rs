@@ -4,6 +4,10 @@
 //! own read path, which stacks caches and single-flight on either of the two. So a child node and a
 //! local application are served by the same ladder.
 
+mod range;
+
+pub use range::{RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest};
+
 use crate::freshness::{Leased, ListingDigest};
 use crate::item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage,
@@ -41,6 +45,8 @@ pub struct ReadRequest {
     pub first_block: u64,
     /// Number of blocks, at least 1.
     pub block_count: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 impl ReadRequest {
@@ -196,6 +202,8 @@ pub struct BundleFile {
     pub version: Version,
     /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
     pub size: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 /// The whole content of one file of a bundle, in the version wanted.
@@ -269,6 +277,19 @@ pub trait Files: Send + Sync + 'static {
     /// # Errors
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// A run of bytes within one block, with their hash. Where no shorter way is known the whole block
+    /// is read for it.
+    ///
+    /// # Errors
+    /// As [`Files::read`]; `Corrupt` for a request with a [`RangeRequest::fault`].
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let block = self.read(range::block_of(&request));
+        Box::pin(async move { range::cut(&request, block.await?).await })
+    }
 
     /// Streams small files of one directory.
     ///

@@ -129,6 +129,7 @@ mod tests {
             version: Version([version; 16]),
             provisional: false,
             link_target: None,
+            content: None,
         }
     }
 

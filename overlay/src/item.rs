@@ -208,7 +208,7 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The BLAKE3 hash of a block's bytes.
+/// The BLAKE3 hash of a block's bytes, or of a whole file's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ContentHash(pub [u8; 32]);
 
@@ -275,6 +275,9 @@ pub struct Attributes {
     pub provisional: bool,
     /// What a symlink points to; `None` for everything else.
     pub link_target: Option<Bytes>,
+    /// The BLAKE3 hash of all bytes of a regular file in this version, where an index knows it. Files
+    /// of equal content are then one file to every cache, whatever their paths.
+    pub content: Option<ContentHash>,
 }
 
 /// One name in a directory.

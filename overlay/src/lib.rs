@@ -32,7 +32,8 @@ pub use counters::Counters;
 pub use files::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
     BundleStream, Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream,
-    ReadRequest, ReadStream, STRIPE_BLOCKS, StatAnswers,
+    RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
+    STRIPE_BLOCKS, StatAnswers,
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use freshness::{Leased, ListingDigest};

@@ -16,11 +16,13 @@ mod bundle;
 pub(crate) mod climb;
 mod list;
 pub(crate) mod peer;
+mod range;
 mod read;
 
 use crate::counters::Meters;
 use crate::files::{
-    BundleRequest, BundleStream, Files, Listed, ReadRequest, ReadStream, StatAnswers,
+    BundleRequest, BundleStream, Files, Listed, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
+    StatAnswers,
 };
 use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
 use crate::item::{
@@ -555,6 +557,13 @@ impl Files for Upstream {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(read::open(self.clone(), request))
+    }
+
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        Box::pin(range::read(self.clone(), request))
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {

@@ -10,6 +10,7 @@ use super::opened::OpenDirectories;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, ReadPath};
 use crate::record::Recorder;
+use crate::store::Store;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
@@ -47,6 +48,7 @@ pub(super) struct FrontInner {
     pub(super) promises: Promises,
     backings: super::backing::Backings,
     pub(super) opened: OpenDirectories,
+    store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
@@ -72,6 +74,7 @@ impl Front {
         root: Attributes,
         promises: Promises,
         backings: super::backing::Backings,
+        store: Option<Store>,
     ) -> Self {
         Self(Arc::new(FrontInner {
             read,
@@ -79,6 +82,7 @@ impl Front {
             promises,
             backings,
             opened: OpenDirectories::default(),
+            store,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
             recorder: Recorder::default(),
@@ -105,7 +109,7 @@ impl Front {
     /// Drops what this node and its kernel cache of `path` and below. Returns when the kernel has
     /// dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
-        self.read.clear(path);
+        super::service::clear(&self.read, self.store.as_ref(), path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
     }

@@ -12,12 +12,12 @@ mod open;
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
+use super::{ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, ReadRequest, ReadStream,
-    Timestamp, Version, XattrList,
+    FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -413,6 +413,24 @@ impl Shared {
         let counters = Arc::clone(&self.counters);
         Ok(blocks::hashed(bytes, request.path, length, counters))
     }
+
+    async fn read_range(self: Arc<Self>, request: RangeRequest) -> Result<RangeAnswer, Failure> {
+        self.counters.opened();
+        if let Some(fault) = request.fault() {
+            return Err(Failure::new(FailureKind::Corrupt, fault));
+        }
+        let (mount, below) = self.resolve(&request.path)?;
+        let range = ByteRange {
+            path: below,
+            version: request.version,
+            size: request.size,
+            offset: request.offset,
+            length: request.len,
+        };
+        let stream = self.counted(mount.origin.open(range).await)?;
+        let bytes = blocks::gathered(stream, &request.path, request.len, &self.counters).await?;
+        Ok(RangeAnswer::of(bytes))
+    }
 }
 
 /// The exclusions for one directory, looked up once for all its names.
@@ -500,6 +518,13 @@ impl Files for Origins {
         Box::pin(Arc::clone(&self.shared).read(request))
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        Box::pin(Arc::clone(&self.shared).read_range(request))
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         Box::pin(std::future::ready(self.shared.bundle(request)))
     }
@@ -556,5 +581,6 @@ fn synthetic_attributes() -> Attributes {
         version: Version([0; 16]),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }

@@ -213,6 +213,7 @@ mod tests {
                 version: Version::of(b"d"),
                 provisional: false,
                 link_target: None,
+                content: None,
             },
             next: None,
             entries,

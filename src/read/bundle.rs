@@ -13,7 +13,7 @@
 //! A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
 //! file that it did not bring gets a request of its own.
 
-use super::blocks::{FileRef, Source, landed};
+use super::blocks::FileRef;
 use super::directory::Directory;
 use super::flight::Flight;
 use super::touched::Whole;
@@ -241,7 +241,7 @@ impl ReadPath {
             .is_some_and(|bound| attributes.size > bound);
         (small && !bypassed).then_some(())?;
         let path = path.join(&entry.name).ok()?;
-        Some(FileRef::new(path, attributes.version, attributes.size))
+        Some(FileRef::of(path, &attributes))
     }
 
     /// Brings files that this node has decided on.
@@ -399,7 +399,8 @@ impl ReadPath {
         let BundleRequest { directory, files } = request;
         let file_of = |(index, file): (usize, BundleFile)| {
             let path = directory.join(&file.name).ok()?;
-            Some((index, FileRef::new(path, file.version, file.size)))
+            let file = FileRef::new(path, file.version, file.size, file.content);
+            Some((index, file))
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
         if self.0.bundles.for_children.load(Ordering::Relaxed) < FOR_CHILDREN_MAX {
@@ -413,10 +414,7 @@ impl ReadPath {
             .then(move |(index, file)| {
                 let this = this.clone();
                 async move {
-                    let block = match this.source_of(&file, 0, || [0..1, 0..0]) {
-                        Source::Cached(block) => block,
-                        Source::Flying(flight) => landed(&flight).await.ok()?,
-                    };
+                    let block = this.block(&file, 0, || [0..1, 0..0]).await.ok()?;
                     let Block { bytes, hash, .. } = block;
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
@@ -490,7 +488,7 @@ impl Bring {
         let Some((file, flight)) = self.files.get_mut(item.index).and_then(Option::take) else {
             return;
         };
-        if item.bytes.len() as u64 != file.size {
+        if item.bytes.len() as u64 != file.size || file.check(item.hash).is_err() {
             self.path.give_back(&file, flight);
             return;
         }
@@ -562,5 +560,6 @@ fn wanted((file, _): &Waiting) -> BundleFile {
         name: name.unwrap_or_default(),
         version: file.version,
         size: file.size,
+        content: file.content,
     }
 }

@@ -84,7 +84,7 @@ const NAMED_MAX: usize = 512;
 const STAT_BATCH_MAX: u32 = 512;
 /// Estimated cost of an entry beside its name, in bytes; with attributes or without.
 pub(super) const ENTRY_BYTES: u64 = 64;
-pub(super) const ATTRIBUTES_BYTES: u64 = 144;
+pub(super) const ATTRIBUTES_BYTES: u64 = 176;
 
 impl Directory {
     pub(super) fn new(listing: Listing, lease: Lease) -> Self {

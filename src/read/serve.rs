@@ -71,9 +71,10 @@ impl Files for ReadPath {
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let feed = Feed {
             path: self.clone(),
-            file: FileRef::new(request.path, request.version, request.size),
+            file: FileRef::new(request.path, request.version, request.size, request.content),
             blocks,
             current: Current::None,
+            detours: 0,
         };
         let parts = stream::unfold(feed, |mut feed| async move {
             let part = feed.next().await?;
@@ -108,6 +109,8 @@ struct Feed {
     file: FileRef,
     blocks: Range<u64>,
     current: Current,
+    /// Flights of equal files elsewhere that failed.
+    detours: u32,
 }
 
 enum Current {
@@ -157,6 +160,14 @@ impl Feed {
                             let (forwarded, before) = *sent;
                             let void = restarts != before && forwarded > 0;
                             self.current = Current::Rest(block, if void { 0 } else { forwarded });
+                            if void {
+                                return Some(Ok(BlockPart::Restart));
+                            }
+                        }
+                        Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
+                            let void = sent.0 > 0;
+                            self.detours += 1;
+                            self.current = Current::None;
                             if void {
                                 return Some(Ok(BlockPart::Restart));
                             }

@@ -20,6 +20,8 @@ struct Source {
     /// Attributes come along with listings.
     eager: bool,
     listable: bool,
+    /// Attributes tell what these files hold, as from an index: of the state with the number 0.
+    indexed: BTreeMap<Vec<u8>, ContentHash>,
     reads: Mutex<Vec<ReadRequest>>,
     bundles: Mutex<Vec<BundleRequest>>,
     /// Files after which a bundle breaks off, or hangs.
@@ -50,6 +52,7 @@ impl Source {
             files: Mutex::new(files),
             eager: true,
             listable: true,
+            indexed: BTreeMap::new(),
             reads: Mutex::default(),
             bundles: Mutex::default(),
             bundle_breaks: AtomicU64::new(u64::MAX),
@@ -88,6 +91,7 @@ impl Source {
             version: Version([state; 16]),
             provisional: false,
             link_target: None,
+            content: self.indexed.get(name).copied(),
         })
     }
 
@@ -280,11 +284,7 @@ async fn file(path: &ReadPath, name: &str) -> FileRef {
     else {
         panic!("{name} not found");
     };
-    FileRef::new(
-        ItemPath::parse(name.as_bytes()).unwrap(),
-        found.version,
-        found.size,
-    )
+    FileRef::of(ItemPath::parse(name.as_bytes()).unwrap(), &found)
 }
 
 fn small(len: u64) -> u32 {
@@ -627,6 +627,7 @@ fn whole(f: &FileRef) -> ReadRequest {
         size: f.size,
         first_block: 0,
         block_count: f.size.div_ceil(BLOCK_BYTES),
+        content: f.content,
     }
 }
 
@@ -719,4 +720,5 @@ async fn extended_attributes_are_asked_for_once() {
 }
 
 mod bundles;
+mod contents;
 mod leases;

@@ -15,6 +15,7 @@ fn file(name: &str, version: Version, size: u64) -> BundleFile {
         name: Bytes::copy_from_slice(name.as_bytes()),
         version,
         size,
+        content: None,
     }
 }
 
@@ -120,6 +121,7 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
         name: name.clone(),
         version: found.expect("attributes").version,
         size: 6,
+        content: None,
     });
     let request = BundleRequest {
         directory: path("d"),

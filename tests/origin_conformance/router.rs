@@ -61,6 +61,7 @@ async fn blocks(
         size: found.size,
         first_block,
         block_count,
+        content: None,
     };
     let mut parts = files.read(request).await?;
     let (mut blocks, mut block) = (Vec::new(), Vec::new());

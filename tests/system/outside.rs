@@ -57,6 +57,7 @@ impl Asker {
             size: known.size,
             first_block: 0,
             block_count: 1,
+            content: known.content,
         };
         let mut parts = self.0.read(request).await?;
         let mut bytes = Vec::new();

@@ -6,7 +6,8 @@
 
 use crate::cluster;
 use crate::files::{
-    BLOCK_BYTES, Listed, ListingHead, ListingPart, ListingStream, ReadStream, StatAnswers,
+    BLOCK_BYTES, Listed, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream,
+    StatAnswers,
 };
 use crate::freshness::{Leased, to_ms};
 use crate::item::{BlockPart, Failure, FailureKind, XattrList};
@@ -182,6 +183,11 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(files().read(request).await).await
+        }
+        Request::ReadRange(request) => {
+            let found = files().read_range(request).await;
+            answer.count_request();
+            answer.range(found).await
         }
         Request::Bundle(request) => {
             answer.count_request();
@@ -413,6 +419,18 @@ impl Answer<'_> {
             }
         }
         Ok(true)
+    }
+
+    async fn range(&mut self, found: Result<RangeAnswer, Failure>) -> Result<(), StreamError> {
+        match found {
+            Ok(RangeAnswer { bytes, hash }) => {
+                let parts = vec![BlockPart::Bytes(bytes), BlockPart::End(hash)];
+                let sent = self.writer.chunks(&mut encode(parts)?).await?;
+                self.count(sent);
+                Ok(())
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
     }
 
     async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {

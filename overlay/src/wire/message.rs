@@ -4,7 +4,7 @@ use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
     XATTRS_MAX,
 };
-use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, ReadRequest};
+use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
 use crate::freshness::ListingDigest;
 use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
 use bytes::Bytes;
@@ -122,6 +122,8 @@ pub enum Request {
         /// Which tree.
         tree: u8,
     },
+    /// [`crate::Files::read_range`]: answered by data frames and an end frame.
+    ReadRange(RangeRequest),
 }
 
 /// The first frame of an answer that has one.
@@ -245,6 +247,10 @@ impl Request {
             }
             Self::Stat { names, .. } => check_names(names),
             Self::Read(request) => check_read(request),
+            Self::ReadRange(request) => match request.fault() {
+                Some(fault) => Err(WireError::Impossible(fault)),
+                None => Ok(()),
+            },
             Self::Bundle(request) => super::bundle::check(request),
             Self::Xattrs { .. }
             | Self::Usage { .. }

@@ -61,6 +61,7 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
         version: Version::of(&size.to_le_bytes()),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }
 
@@ -461,6 +462,7 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
         size,
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
+        content: None,
     }
 }
 

@@ -27,6 +27,7 @@ fn attributes(kind: FileKind) -> Attributes {
         version: Version([7; 16]),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::item::{FailureKind, FileKind, Timestamp, Version};
+use crate::item::{ContentHash, FailureKind, FileKind, Timestamp, Version};
 use proptest::prelude::*;
 
 fn path() -> impl Strategy<Value = ItemPath> {
@@ -31,6 +31,7 @@ prop_compose! {
         version: [u8; 16],
         provisional: bool,
         link_target in proptest::option::of(bytes()),
+        content: Option<[u8; 32]>,
     ) -> Attributes {
         Attributes {
             kind: FileKind::Symlink,
@@ -38,6 +39,7 @@ prop_compose! {
             size: sizes.0, blocks: sizes.1, block_size: sizes.2,
             atime: times.0, mtime: times.1, ctime: times.2,
             version: Version(version), provisional, link_target,
+            content: content.map(ContentHash),
         }
     }
 }
@@ -63,17 +65,36 @@ fn request() -> impl Strategy<Value = Request> {
             any::<[u8; 16]>(),
             any::<u64>(),
             any::<u64>(),
-            any::<u64>()
+            any::<u64>(),
+            any::<Option<[u8; 32]>>()
         )
-            .prop_map(
-                |(path, version, size, first_block, block_count)| Request::Read(ReadRequest {
+            .prop_map(|(path, version, size, first_block, block_count, content)| {
+                Request::Read(ReadRequest {
                     path,
                     version: Version(version),
                     size,
                     first_block,
-                    block_count
+                    block_count,
+                    content: content.map(ContentHash),
                 })
-            ),
+            }),
+        (
+            path(),
+            any::<[u8; 16]>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u64>()
+        )
+            .prop_map(|(path, version, size, offset, len)| Request::ReadRange(
+                RangeRequest {
+                    path,
+                    version: Version(version),
+                    size,
+                    offset,
+                    len,
+                    content: None,
+                }
+            )),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
         any::<u8>().prop_map(|tree| Request::Origins { tree }),
@@ -151,6 +172,7 @@ fn reads_are_bounded_by_the_file() {
             size,
             first_block,
             block_count,
+            content: None,
         })
         .check()
     };
@@ -228,10 +250,11 @@ fn requests_have_the_bytes_of_the_specification() {
         size,
         first_block,
         block_count,
+        content: Some(ContentHash([4; 32])),
     };
     same(
         Request::Read(read),
-        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1]],
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32]],
     );
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
@@ -360,6 +383,7 @@ fn attributes_have_the_bytes_of_the_specification() {
         version: Version([7; 16]),
         provisional: true,
         link_target: Some(Bytes::from_static(b"t")),
+        content: Some(ContentHash([8; 32])),
     };
     let numbers = [2, 0xff, 3, 1, 2, 3, 4, 1, 8, 0x80, 0x20];
     let bytes = [
@@ -367,6 +391,8 @@ fn attributes_have_the_bytes_of_the_specification() {
         &[1, 5, 2, 5, 0, 5],
         &[7; 16],
         &[1, 1, 1, b't'],
+        &[1],
+        &[8; 32],
     ]
     .concat();
     let head = Head::Listing {

@@ -39,6 +39,7 @@ fn request(path: ItemPath, size: u64) -> ReadRequest {
         size,
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
+        content: None,
     }
 }
 
