@@ -73,15 +73,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
-    let control_socket = runtime_dir.join("control.sock");
-    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!(
-            "{} is too long for a Unix socket in it; at most {} bytes",
-            runtime_dir.display(),
-            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
-        );
-        return Err(reader.wrong("runtime_dir", why));
-    }
+    let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
@@ -134,6 +126,19 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         foreground,
         mountpoint,
     })
+}
+
+fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
+    let path = runtime_dir.join("control.sock");
+    if path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+        return Ok(path);
+    }
+    let why = format!(
+        "{} is too long for a Unix socket in it; at most {} bytes",
+        runtime_dir.display(),
+        SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+    );
+    Err(reader.wrong("runtime_dir", why))
 }
 
 /// Shorter leases would be over before the answers that they come with are used.

@@ -107,26 +107,6 @@ pub struct Settings {
     pub foreground: bool,
 }
 
-/// A prefix whose names come from an index.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IndexSpec {
-    /// Where it answers.
-    pub prefix: ItemPath,
-    /// Its file.
-    pub file: IndexFile,
-    /// What is served at the prefix, and should have been indexed.
-    pub uri: String,
-}
-
-/// Where an index is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum IndexFile {
-    /// A file of the roots' hosts.
-    Local(PathBuf),
-    /// A file of the namespace: every node reads it through the tree.
-    Tree(ItemPath),
-}
-
 /// Until when names, attributes and listings may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Freshness {
@@ -146,6 +126,26 @@ impl Freshness {
             Self::Ttl(length) => Some(length),
         }
     }
+}
+
+/// A prefix whose names come from an index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexSpec {
+    /// Where it answers.
+    pub prefix: ItemPath,
+    /// Its file.
+    pub file: IndexFile,
+    /// What is served at the prefix, and should have been indexed.
+    pub uri: String,
+}
+
+/// Where an index is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum IndexFile {
+    /// A file of the roots' hosts.
+    Local(PathBuf),
+    /// A file of the namespace: every node reads it through the tree.
+    Tree(ItemPath),
 }
 
 /// On, off, or what suits the other settings.

@@ -47,8 +47,8 @@ pub(super) struct FrontInner {
     pub(super) inodes: InodeTable,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
-    store: Option<Store>,
     pub(super) opened: OpenDirectories,
+    store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
@@ -81,8 +81,8 @@ impl Front {
             inodes: InodeTable::new(root),
             promises,
             backings,
-            store,
             opened: OpenDirectories::default(),
+            store,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
             recorder: Recorder::default(),

@@ -99,9 +99,8 @@ impl PersistedListings {
         let file = self.0.dir.join(format::file_name(path));
         let (reading, wanted) = (file.clone(), path.clone());
         let read = tokio::task::spawn_blocking(move || Record::read(&reading, &wanted));
-        let loaded = match tokio::time::timeout(PATIENCE, read).await {
-            Ok(Ok(loaded)) => loaded,
-            Ok(Err(_)) | Err(_) => return None,
+        let Ok(Ok(loaded)) = tokio::time::timeout(PATIENCE, read).await else {
+            return None;
         };
         match loaded {
             Ok(listing) => {

@@ -30,6 +30,7 @@ mod hosts;
 mod ioctl;
 mod job_start;
 mod large;
+mod leases;
 mod lifecycle;
 mod limits;
 mod names;

@@ -147,10 +147,8 @@ async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {
         assert_eq!(counts.listed(), (1, 0));
         assert!(node.find_now(&root, b"a").unwrap().lease.unwrap() <= LEASE);
     }
-    let (leaf_lease, root_lease) = (
-        leaf.find_now(&root, b"a").unwrap().lease,
-        nodes[2].0.find_now(&root, b"a").unwrap().lease,
-    );
+    let root_lease = nodes[2].0.find_now(&root, b"a").unwrap().lease;
+    let leaf_lease = leaf.find_now(&root, b"a").unwrap().lease;
     assert!(leaf_lease <= root_lease, "{leaf_lease:?} {root_lease:?}");
 
     until_over(leaf).await;
