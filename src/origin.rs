@@ -27,11 +27,12 @@ mod router;
 
 pub use counters::{OriginCounters, OriginSnapshot};
 pub use error::OriginError;
+pub use error::redacted;
 pub use failure::{failure_of_errno, failure_of_status};
-pub use object::ObjectOrigin;
+pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
 pub use posix::PosixOrigin;
-pub use router::Origins;
+pub use router::{Finding, NamespaceRules, Origins, Outcome};
 
 use bytes::Bytes;
 use copperfs_overlay::{

@@ -221,6 +221,7 @@ impl ReadPath {
     /// itself. Data in use elsewhere stays valid there: it belongs to its version.
     pub fn clear(&self, path: &ItemPath) {
         let inner = &self.0;
+        inner.source.forget(path);
         inner.forget_metadata_flights();
         let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);

@@ -168,6 +168,19 @@ pub const KEYS: &[Key] = &[
     Key {
         form: Form::Many,
         ..key(
+            "index",
+            "[PREFIX=]FILE",
+            "",
+            Group::Namespace,
+            "Take the names and attributes below PREFIX from an index that copperfs index has made, \
+             without listing storage; may be repeated. A FILE below an origin's prefix is read through \
+             the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
+             PREFIX may be left out where there is one origin.",
+        )
+    },
+    Key {
+        form: Form::Many,
+        ..key(
             "exclude",
             "PATH",
             "",

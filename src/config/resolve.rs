@@ -8,13 +8,13 @@ use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
     Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, share,
 };
-use super::{ConfigError, origins};
+use super::{ConfigError, indexes, origins};
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -64,6 +64,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
+    let indexes = reader.indexes(&origins)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
@@ -87,6 +88,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
     Ok(Settings {
         origins,
+        indexes,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -353,6 +355,28 @@ impl<'a> Reader<'a> {
             ));
         }
         Ok(origins)
+    }
+
+    fn indexes(self, origins: &[OriginSpec]) -> Result<Vec<IndexSpec>, ConfigError> {
+        let mut found: Vec<IndexSpec> = Vec::new();
+        for written in self
+            .layer
+            .get("index")
+            .into_iter()
+            .flat_map(|given| &given.values)
+        {
+            if written.text.is_empty() {
+                continue;
+            }
+            let spec = indexes::parse(&written.text, origins);
+            let spec = spec.map_err(|why| self.wrong("index", why))?;
+            if found.iter().any(|other| other.prefix == spec.prefix) {
+                let why = format!("two indexes for {}; name one", spec.prefix);
+                return Err(self.wrong("index", why));
+            }
+            found.push(spec);
+        }
+        Ok(found)
     }
 
     fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {

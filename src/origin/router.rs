@@ -6,8 +6,12 @@
 
 mod blocks;
 mod bundle;
+mod examine;
 mod links;
 mod open;
+mod rules;
+
+pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
@@ -21,6 +25,7 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use links::Served;
+pub use rules::NamespaceRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -41,5 +41,6 @@ mod real_clients;
 mod secrets;
 mod slurm;
 mod status;
+mod stores;
 mod users;
 mod warm;
