@@ -175,12 +175,12 @@ enum Command {
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
+            copperfs doctor --origin /data=az://container/prefix\n  \
             copperfs doctor --json | jq '.[] | select(.verdict != \"ok\")'\n\n\
             Ends with 1 if a mount cannot work here.")]
     Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        args: doctor::DoctorArgs,
     },
     /// Model a start on many nodes before there are any
     #[command(
@@ -247,7 +247,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     };
     match command {
         Command::Status(args) => return status::status(&args).map(answer),
-        Command::Doctor { json } => return doctor::doctor(json).map(answer),
+        Command::Doctor { args } => return doctor::doctor(args).map(answer),
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),

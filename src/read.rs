@@ -23,15 +23,19 @@ mod bundle;
 mod directory;
 mod flight;
 mod listings;
+mod pieces;
+mod room;
 mod serve;
 mod single_flight;
+mod streams;
 mod touched;
 mod walk;
 
 pub use attributes::Found;
-pub use blocks::{FileId, FileRef, ReadAhead};
+pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
 pub use directory::Directory;
+pub use streams::ReadAhead;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use attributes::KnownAttributes;
@@ -40,24 +44,27 @@ use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, Files, ItemPath, XattrList};
 use dashmap::DashMap;
 use listings::ListingKey;
+use room::Room;
 use single_flight::SingleFlight;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use streams::Pace;
 
 /// Bounds and choices of a [`ReadPath`].
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
     /// How full caches evict.
     pub policy: EvictionPolicy,
-    /// Bytes of file data held.
+    /// Bytes of file data held or under way.
     pub data_bytes_max: u64,
     /// Bytes of attributes held (estimated, with their paths).
     pub attributes_bytes_max: u64,
     /// Bytes of listings held (estimated).
     pub listings_bytes_max: u64,
-    /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1).
+    /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1), if the
+    /// cache has sixteen times as much room.
     pub whole_file_max: u64,
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
@@ -116,8 +123,16 @@ struct Inner {
     direct: Option<Arc<dyn Files>>,
     runtime: tokio::runtime::Handle,
 
+    /// Blocks of files, and pieces of blocks.
     data: Arc<Cache<BlockKey, Block>>,
     block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
+
+    /// What local reads have under way, in bytes.
+    room: Arc<Room>,
+    /// How far the readers of large files are, all together.
+    pace: Arc<Pace>,
+    /// Files up to this many bytes are fetched whole.
+    whole_file_max: u64,
 
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
     /// Listings on their way here, for children who take them as they come.
@@ -138,6 +153,14 @@ struct Inner {
 /// How long attributes that might change without a trace are trusted.
 const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 
+/// All read-ahead windows together may fill one part in so many of the data cache. A little less than the
+/// tenth that S3-FIFO gives to what nobody has read yet, so that what was fetched ahead is still there when
+/// its reader comes.
+const WINDOWS_SHARE: u64 = 12;
+
+/// A file that would fill more than one part in so many of the data cache is not fetched whole.
+const WHOLE_FILE_SHARE: u64 = 16;
+
 /// The share of the attributes' bound that extended attributes get.
 const XATTR_SHARE: u64 = 8;
 
@@ -153,7 +176,11 @@ impl ReadPath {
     ) -> Vec<Self> {
         let policy = options.policy;
         let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
-        let data = Arc::new(Cache::new(policy, options.data_bytes_max));
+        let reserve = room::reserve(options.data_bytes_max);
+        let data_bytes = options.data_bytes_max - reserve;
+        let data = Arc::new(Cache::new(policy, data_bytes));
+        let room = Arc::new(Room::new(reserve));
+        let pace = Arc::new(Pace::new(data_bytes / WINDOWS_SHARE));
         let listings = Arc::new(Cache::new(policy, options.listings_bytes_max));
         let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
         let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
@@ -165,6 +192,9 @@ impl ReadPath {
                 views: Arc::clone(&views),
                 data: Arc::clone(&data),
                 block_flights: DashMap::new(),
+                room: Arc::clone(&room),
+                pace: Arc::clone(&pace),
+                whole_file_max: options.whole_file_max.min(data_bytes / WHOLE_FILE_SHARE),
                 listings: Arc::clone(&listings),
                 arriving: DashMap::new(),
                 listing_flights: SingleFlight::new(),

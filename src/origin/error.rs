@@ -60,7 +60,7 @@ pub enum OriginError {
         reason: String,
     },
     /// The store does not answer as it should. The failure names it.
-    #[error("{}; check the origin's options and its environment variables", .0.detail)]
+    #[error("{}", .0.detail)]
     Unreachable(Failure),
     /// The kernel lacks what safe path resolution needs.
     #[error("this kernel cannot confine paths to an origin ({call}: {source}); {hint}")]

@@ -6,8 +6,8 @@ use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
     BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listed, Listing, ListingDigest, ReadRequest, ReadStream, StatAnswers,
-    XattrList,
+    ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest, ReadRequest,
+    ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -75,6 +75,24 @@ impl Files for ReadPath {
             Some((part, feed))
         });
         std::future::ready(Ok(parts.boxed())).boxed()
+    }
+
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let this = self.clone();
+        async move {
+            if let Some(fault) = request.fault() {
+                return Err(Failure::new(FailureKind::Corrupt, fault));
+            }
+            let block = request.block();
+            let range = request.offset..request.offset + request.len;
+            let file = FileRef::new(request.path, request.version, request.size, request.content);
+            let bytes = this.pieces(&file, block, &range).await?;
+            Ok(RangeAnswer::of(bytes))
+        }
+        .boxed()
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
