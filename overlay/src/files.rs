@@ -78,6 +78,10 @@ pub struct ListingHead {
 
 /// The answer to a question for a listing.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each answer, and gone at once"
+)]
 pub enum Listed {
     /// It is the one that the asker knows: nothing of it is sent.
     Unchanged {
@@ -109,6 +113,7 @@ pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
 /// A piece of a listing that arrives.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is rare")]
 pub enum ListingPart {
     /// The next entries, in order.
     Entries(Vec<Entry>),

@@ -424,6 +424,10 @@ impl Route<'_> {
 }
 
 /// A complete answer.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each answer, and gone at once"
+)]
 enum Answered<T> {
     /// This node's own storage is to be asked.
     Storage(Arc<dyn Files>),

@@ -84,6 +84,10 @@ pub(super) async fn open(
 }
 
 /// How an answer begins.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each answer, and gone at once"
+)]
 enum Opened {
     /// That is all; the lease.
     Unchanged(Option<Duration>),
