@@ -278,6 +278,12 @@ pub trait Files: Send + Sync + 'static {
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
 
+    /// What is known of `path` and below is out of date: whoever keeps something looks again when he is
+    /// asked next. Not passed on to other nodes.
+    fn forget(&self, path: &ItemPath) {
+        let _nothing_kept = path;
+    }
+
     /// A run of bytes within one block, with their hash. Where no shorter way is known the whole block
     /// is read for it.
     ///

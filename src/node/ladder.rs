@@ -2,6 +2,7 @@
 
 use super::NodeError;
 use super::backing::Backings;
+use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
 use crate::origin::Origins;
 use crate::read::{ReadOptions, ReadPath};
@@ -17,6 +18,8 @@ pub(super) struct Below<'a> {
     pub(super) store: Option<&'a Store>,
     /// The other nodes.
     pub(super) upstream: &'a Upstream,
+    /// What answers for names without asking.
+    pub(super) indexes: &'a Indexes,
 }
 
 /// Opens the store that `settings` ask for.
@@ -47,10 +50,11 @@ pub(super) fn views(
     let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
     let sources = (0..positions).map(|attempt| {
         let upstream: Arc<dyn Files> = Arc::new(below.upstream.at(attempt));
-        match below.store {
+        let source: Arc<dyn Files> = match below.store {
             Some(store) => Arc::new(Stored::new(store.clone(), upstream)),
             None => upstream,
-        }
+        };
+        below.indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
     ReadPath::views(
@@ -64,6 +68,8 @@ pub(super) fn views(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
+            lease: settings.freshness.lease(),
+            metadata_dir: below.store.map(Store::metadata_directory),
         },
         sources.collect(),
         direct.as_ref(),

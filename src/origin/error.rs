@@ -75,7 +75,8 @@ pub enum OriginError {
 }
 
 /// `uri` without user information, query and fragment: each may hold a credential.
-pub(super) fn redacted(uri: &str) -> String {
+#[must_use]
+pub fn redacted(uri: &str) -> String {
     let end = uri.find(['?', '#']).unwrap_or(uri.len());
     let uri = &uri[..end];
     let Some((scheme, rest)) = uri.split_once("://") else {

@@ -29,6 +29,7 @@ mod healing;
 mod hosts;
 mod ioctl;
 mod job_start;
+mod large;
 mod lifecycle;
 mod limits;
 mod names;
