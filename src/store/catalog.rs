@@ -405,7 +405,11 @@ impl Catalog {
         for (index, hash) in (0..).zip(blocks) {
             self.note(file, moment, index, *hash);
         }
-        if let Some(mut record) = self.files.get_mut(&file) {
+        // Not that of a file that was cleared meanwhile and asked for again.
+        if let Some(mut record) = self.files.get_mut(&file)
+            && !self.clears_between(moment, record.moment)
+            && !self.is_void_everywhere(moment)
+        {
             record.whole = Some(name);
         }
     }

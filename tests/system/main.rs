@@ -40,5 +40,6 @@ mod real_clients;
 mod secrets;
 mod slurm;
 mod status;
+mod store;
 mod users;
 mod warm;
