@@ -315,10 +315,15 @@ impl Writing {
 
     fn put(&mut self, put: &Put) {
         let (shared, hash) = (Arc::clone(&self.shared), put.hash);
+        let len = put.len();
+        if let Some(torn) = shared.catalog.torn(hash, len) {
+            count(&shared.counters.damaged);
+            shared.catalog.forget(&torn);
+            self.remove(&torn);
+        }
         if shared.catalog.has_content(hash) {
             count(&shared.counters.shared);
         } else {
-            let len = put.len();
             let origin = Origin {
                 file: *put.file.as_bytes(),
                 moment: put.moment,

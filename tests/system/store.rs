@@ -126,14 +126,11 @@ fn a_killed_daemon_leaves_what_it_had() {
     let place = Place::of(many(1500, 4));
     let expected = checksums(place.origin.path());
     let total = bytes_of(&files_below(place.origin.path()));
-    let mut flags = vec!["--bundles", "off"];
     for without_index in [false, true] {
         if without_index {
-            flags.pop();
-            flags.pop();
             fs::remove_dir_all(place.disk()).unwrap();
         }
-        let filling = place.mount(&flags);
+        let filling = place.mount(&[]);
         let point = filling.node.point.clone();
         let readers: Vec<_> = (0..4)
             .map(|number| {
@@ -161,7 +158,7 @@ fn a_killed_daemon_leaves_what_it_had() {
         if without_index {
             fs::remove_file(place.disk().join("index.log")).unwrap();
         }
-        let again = place.mount(&flags);
+        let again = place.mount(&[]);
         knows(&again, contents.len() as u64);
         assert_eq!(checksums(&again.node.point), expected);
         let stats = again.stats();
