@@ -63,6 +63,8 @@ pub(super) struct PutWhole {
 pub(super) enum Job {
     Put(Put, OwnedSemaphorePermit),
     Whole(PutWhole, mpsc::SyncSender<()>),
+    /// So many bytes are about to be written beside the queue.
+    Room(u64, mpsc::SyncSender<Result<(), Errno>>),
     /// A content file that is not what it should be.
     Forget(Place),
     /// A content file that the sweep found and the index does not know.
@@ -154,6 +156,21 @@ impl Writer {
         self.ask(|done| Job::Whole(whole, done));
     }
 
+    /// Makes room for a whole file of so many bytes.
+    ///
+    /// # Errors
+    /// The disk's, or that there is no room without touching the reserve.
+    pub(super) fn room(&self, bytes: u64) -> Result<(), Errno> {
+        if !self.shared.health.may_write() {
+            return Err(Errno::NOSPC);
+        }
+        let (done, answer) = mpsc::sync_channel(1);
+        self.jobs
+            .send(Job::Room(bytes, done))
+            .map_err(|_| Errno::CANCELED)?;
+        answer.recv().unwrap_or(Err(Errno::CANCELED))
+    }
+
     fn ask(&self, job: impl FnOnce(mpsc::SyncSender<()>) -> Job) {
         let (done, answer) = mpsc::sync_channel(1);
         if self.jobs.send(job(done)).is_ok() {
@@ -226,7 +243,7 @@ impl Writing {
                 directory, catalog, ..
             } = &*self.shared;
             if let Err(errno) = self.log.compact(directory, catalog) {
-                self.shared.health.write_failed(errno);
+                self.failed(errno);
             }
         }
     }
@@ -240,6 +257,13 @@ impl Writing {
             Job::Whole(whole, done) => {
                 self.put_whole(whole);
                 done.try_send(()).ok();
+            }
+            Job::Room(bytes, done) => {
+                let made = self.make_room(bytes);
+                if let Err(errno) = made {
+                    self.failed(errno);
+                }
+                done.try_send(made).ok();
             }
             Job::Forget(place) => {
                 if !self.shared.catalog.holds_unit(&place.unit) {
@@ -266,12 +290,40 @@ impl Writing {
         }
     }
 
+    /// Something could not be written. Where the reason may be that somebody has taken the directory
+    /// away, it is made again, and nothing of what was in it is counted on.
+    fn failed(&mut self, errno: Errno) {
+        let shared = Arc::clone(&self.shared);
+        shared.health.write_failed(errno);
+        let gone = [Errno::NOENT, Errno::STALE, Errno::IO, Errno::NODEV, Errno::NXIO];
+        if !gone.contains(&errno) {
+            return;
+        }
+        match shared.directory.restore() {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::warn!("the store's directory was taken away: it begins anew");
+                let lost = shared.catalog.units().into_iter();
+                lost.filter(|unit| !shared.directory.exists(unit))
+                    .for_each(|unit| shared.catalog.forget(&unit));
+                self.log.lost();
+                shared.health.restored();
+            }
+            Err(error) => tracing::debug!(%error, "the store's directory is not back"),
+        }
+    }
+
     fn put(&mut self, put: &Put) {
         let (shared, hash) = (Arc::clone(&self.shared), put.hash);
+        let len = put.len();
+        if let Some(torn) = shared.catalog.torn(hash, len) {
+            count(&shared.counters.damaged);
+            shared.catalog.forget(&torn);
+            self.remove(&torn);
+        }
         if shared.catalog.has_content(hash) {
             count(&shared.counters.shared);
         } else {
-            let len = put.len();
             let origin = Origin {
                 file: *put.file.as_bytes(),
                 moment: put.moment,
@@ -281,7 +333,7 @@ impl Writing {
                 .make_room(len)
                 .and_then(|()| content::write(&shared.directory, hash, &put.pieces, &origin));
             if let Err(errno) = written {
-                shared.health.write_failed(errno);
+                self.failed(errno);
                 count(&shared.counters.dropped);
                 return;
             }
@@ -310,7 +362,7 @@ impl Writing {
             .and_then(|()| shared.directory.publish(&whole.temporary, &unit));
         if let Err(errno) = published {
             shared.directory.discard(&whole.temporary);
-            shared.health.write_failed(errno);
+            self.failed(errno);
             return;
         }
         self.hold(unit, whole.held);
