@@ -44,7 +44,9 @@ impl Place {
     fn command(&self, disk: &Path, flags: &[&str]) -> std::process::Command {
         let origin = format!("/=file://{}", self.origin.path().display());
         let mut mount = copperfs(["mount", "--origin", &origin, "--disk"]);
-        mount.arg(format!("{}:{}", disk.display(), self.size)).args(flags);
+        mount
+            .arg(format!("{}:{}", disk.display(), self.size))
+            .args(flags);
         mount
     }
 
@@ -300,10 +302,7 @@ fn equal_files_are_stored_once() {
     }
     let place = Place::of(origin);
     let mount = place.mount(&[]);
-    assert_eq!(
-        checksums(&mount.node.point),
-        checksums(place.origin.path())
-    );
+    assert_eq!(checksums(&mount.node.point), checksums(place.origin.path()));
     let stats = kept(&mount);
     assert_eq!(stats.get("disk.entries"), 20);
     assert_eq!(stats.get("disk.shared"), 20);

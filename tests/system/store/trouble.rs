@@ -137,7 +137,10 @@ fn a_full_disk() {
 
     let greed = "while :; do head -c 1M /dev/zero >> \"$0/greedy\"; sleep 0.01; done";
     let mut others = Command::new("sh");
-    others.args(["-c", greed]).arg(&disk.0).stderr(Stdio::null());
+    others
+        .args(["-c", greed])
+        .arg(&disk.0)
+        .stderr(Stdio::null());
     let others = Background::spawn(&mut others);
     eventually(SOON, "it is full", || disk.free_percent() < 0.1);
     load.goes_on();
