@@ -64,7 +64,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
-    let indexes = reader.indexes(&origins)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
@@ -73,22 +72,14 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
-    let control_socket = runtime_dir.join("control.sock");
-    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!(
-            "{} is too long for a Unix socket in it; at most {} bytes",
-            runtime_dir.display(),
-            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
-        );
-        return Err(reader.wrong("runtime_dir", why));
-    }
+    let control_socket = reader.control_socket(&runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
     Ok(Settings {
+        indexes: reader.indexes(&origins)?,
         origins,
-        indexes,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -377,6 +368,20 @@ impl<'a> Reader<'a> {
             found.push(spec);
         }
         Ok(found)
+    }
+
+    /// The control socket of a runtime directory, whose path must not be too long for one.
+    fn control_socket(self, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
+        let control_socket = runtime_dir.join("control.sock");
+        if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            let why = format!(
+                "{} is too long for a Unix socket in it; at most {} bytes",
+                runtime_dir.display(),
+                SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+            );
+            return Err(self.wrong("runtime_dir", why));
+        }
+        Ok(control_socket)
     }
 
     fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {
