@@ -12,11 +12,12 @@ mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{Settings, Toggle};
+use crate::config::{Freshness, Settings, Toggle};
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -413,6 +414,7 @@ fn promises(settings: &Settings) -> Promises {
     Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
+        lease: settings.freshness.lease(),
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
     }
 }
@@ -428,6 +430,7 @@ fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::Mo
             Toggle::Off => false,
         },
         threads: settings.fuse_threads,
+        see_directories: settings.freshness != Freshness::Job,
         max_background: settings.max_background,
         push: fuse::PushLimits {
             enabled: settings.push.enabled,

@@ -2,6 +2,7 @@
 
 use super::blocks::{FileRef, Source};
 use super::flight::{Flight, Progress};
+use super::lease::least_for_child;
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -49,14 +50,19 @@ impl Files for ReadPath {
         let this = self.clone();
         async move {
             let found = this.find_all(&parent, &names).await?;
-            let answers = names.iter().zip(found).map(|(name, found)| match found? {
+            let lease = found.lease;
+            let found = names.iter().zip(found.value);
+            let answers = found.map(|(name, found)| match found? {
                 Found::Attributes(attributes) => Ok(attributes),
                 Found::Absent => {
                     let path = parent.join(name).unwrap_or_else(|_| parent.clone());
                     Err(Failure::not_found(&path))
                 }
             });
-            Ok(Leased::lasting(answers.collect()))
+            Ok(Leased {
+                value: answers.collect(),
+                lease,
+            })
         }
         .boxed()
     }
@@ -102,8 +108,9 @@ impl Files for ReadPath {
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
         async move {
-            let list = Self::xattrs(&this, &path).await?;
-            Ok(Leased::lasting(list.as_ref().clone()))
+            let least = least_for_child(this.0.options.lease);
+            let list = this.leased_xattrs(&path, least).await?;
+            Ok(list.map(|list| list.as_ref().clone()))
         }
         .boxed()
     }

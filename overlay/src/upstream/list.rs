@@ -84,10 +84,7 @@ pub(super) async fn open(
 }
 
 /// How an answer begins.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one for each answer, and gone at once"
-)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 enum Opened {
     /// That is all; the lease.
     Unchanged(Option<Duration>),
