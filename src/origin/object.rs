@@ -10,9 +10,14 @@
 //! piece is handed on.
 
 mod build;
+mod codes;
 mod error;
+mod examine;
 mod http;
+mod listed_keys;
 mod listing;
+
+pub use examine::{ObjectTraits, VersionSource};
 
 use super::error::OriginError;
 use super::failure::{stale, worded};
@@ -172,7 +177,15 @@ impl ObjectOrigin {
                 tracing::warn!(detail = failure.detail, "the server shows no top directory");
                 Ok(())
             }
-            Err(failure) => Err(OriginError::Unreachable(failure)),
+            Err(failure) => {
+                let bucket =
+                    failure.kind == FailureKind::NotFound && !failure.detail.contains("; ");
+                let hint = bucket.then_some(
+                    "; nothing is there: check the bucket or container, the account and the endpoint",
+                );
+                let detail = failure.detail + hint.unwrap_or_default();
+                Err(OriginError::Unreachable(Failure { detail, ..failure }))
+            }
         }
     }
 }

@@ -6,7 +6,9 @@
 //! - Some servers (`rclone serve s3` is one) answer a range with 200 instead of 206, `Content-Range` and
 //!   all. What the answer says of itself holds: it is taken for the 206 that it is, and the client
 //!   compares the range with what was asked for.
+//! - A listing may hold keys that cannot be names: see [`super::listed_keys`].
 
+use super::listed_keys::{listed_prefix, understandable};
 use futures_util::future::BoxFuture;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -53,6 +55,7 @@ impl HttpService for Client {
                     .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             }
             let ranged = request.headers().contains_key("range");
+            let listed = request.uri().query().and_then(listed_prefix);
             let mut response = self.inner.execute(request).await?;
             let says_range = response.headers().contains_key("content-range");
             if ranged
@@ -68,6 +71,13 @@ impl HttpService for Client {
                     .headers_mut()
                     .entry("content-length")
                     .or_insert(HeaderValue::from_static("0"));
+            }
+            if let Some(prefix) = listed
+                && response.status().is_success()
+            {
+                let (head, body) = response.into_parts();
+                let page = understandable(body.bytes().await?, &prefix);
+                return Ok(HttpResponse::from_parts(head, page.into()));
             }
             Ok(response)
         })
