@@ -262,6 +262,7 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
         posix_concurrency: settings.posix_concurrency,
+        object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,

@@ -23,9 +23,12 @@ mod bundle;
 mod directory;
 mod flight;
 mod listings;
+mod scattered;
 mod serve;
+mod siblings;
 mod single_flight;
 mod touched;
+mod urgent;
 mod walk;
 
 pub use attributes::Found;
@@ -42,7 +45,7 @@ use dashmap::DashMap;
 use listings::ListingKey;
 use single_flight::SingleFlight;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -122,6 +125,8 @@ struct Inner {
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
     /// Listings on their way here, for children who take them as they come.
     arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
+    /// Listings of which nobody has asked for yet and that are under way.
+    listings_ahead: AtomicUsize,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
     attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
@@ -167,6 +172,7 @@ impl ReadPath {
                 block_flights: DashMap::new(),
                 listings: Arc::clone(&listings),
                 arriving: DashMap::new(),
+                listings_ahead: AtomicUsize::new(0),
                 listing_flights: SingleFlight::new(),
                 attributes: Arc::clone(&attributes),
                 attribute_flights: SingleFlight::new(),

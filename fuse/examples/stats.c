@@ -86,5 +86,7 @@ int main(int argc, char **argv)
     PRINT(bundle_files, "bundle.files");
     PRINT(bundle_useful_bytes, "bundle.useful_bytes");
     PRINT(bundle_wasted_bytes, "bundle.wasted_bytes");
+    PRINT(origin_throttled, "origin.throttled");
+    PRINT(origin_concurrency, "origin.concurrency");
     return 0;
 }

@@ -89,6 +89,8 @@ struct copperfs_stats {
     uint64_t bundle_files; /* bundle.files */
     uint64_t bundle_useful_bytes; /* bundle.useful_bytes */
     uint64_t bundle_wasted_bytes; /* bundle.wasted_bytes */
+    uint64_t origin_throttled; /* origin.throttled */
+    uint64_t origin_concurrency; /* origin.concurrency */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

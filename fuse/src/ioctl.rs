@@ -269,6 +269,10 @@ stats! {
     bundle_useful_bytes "bundle.useful_bytes",
     /// Bytes brought that were of no use so far.
     bundle_wasted_bytes "bundle.wasted_bytes",
+    /// Attempts that object stores refused for want of room.
+    origin_throttled "origin.throttled",
+    /// Requests that object stores may be sent at a time, as things stand.
+    origin_concurrency "origin.concurrency",
 }
 
 impl StatsBody {

@@ -165,7 +165,7 @@ impl ReadPath {
         }
         for index in blocks.clone() {
             let source = self.source_of(file, index, || self.wanted(file, ahead, &blocks));
-            let block = self.block(source).await?;
+            let block = self.block(file, source).await?;
             pieces.push(slice(&block, index, &range));
         }
         if let [piece] = &pieces[..] {
@@ -223,10 +223,10 @@ impl ReadPath {
     }
 
     /// Waits for a block.
-    async fn block(&self, source: Source) -> Result<Block, Failure> {
+    async fn block(&self, file: &FileRef, source: Source) -> Result<Block, Failure> {
         match source {
             Source::Cached(block) => Ok(block),
-            Source::Flying(flight) => landed(&flight).await,
+            Source::Flying(flight) => self.landed_soon(file, &flight).await,
         }
     }
 

@@ -1,6 +1,7 @@
 //! A directory as this node knows it. Pure.
 
 use super::attributes::is_current;
+use super::siblings::Descent;
 use super::touched::Touched;
 use super::walk::Walk;
 use copperfs_overlay::{
@@ -33,6 +34,8 @@ pub struct Directory {
     sorted: Walk,
     /// What became of each file here.
     pub(super) touched: Touched,
+    /// Those who list one directory below after the other.
+    pub(super) descent: Descent,
 }
 
 impl fmt::Debug for Directory {
@@ -79,6 +82,7 @@ impl Directory {
             listed: Walk::default(),
             sorted: Walk::default(),
             touched: Touched::default(),
+            descent: Descent::default(),
         }
     }
 
@@ -137,6 +141,11 @@ impl Directory {
             begun: listed.begun || by_name.begun,
             ended: listed.ended || by_name.ended,
         }
+    }
+
+    /// Whether its files are read in an order.
+    pub(super) fn is_walked(&self) -> bool {
+        self.listed.is_run() || self.sorted.is_run()
     }
 
     /// All entries from `position` on and then those before it, in the order in which its readers seem

@@ -52,6 +52,9 @@ impl ReadPath {
         path: &ItemPath,
         index: usize,
     ) -> Result<(usize, Arc<Directory>), Failure> {
+        if index == 0 {
+            self.listing(path);
+        }
         let mut first = 0;
         let mut page = self.directory(path).await?;
         for number in 1.. {
@@ -72,11 +75,14 @@ impl ReadPath {
     /// The page of a listed directory that holds entry `index`, if no message is needed for it.
     pub fn page_with_now(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
         let page = self.directory_now(path)?;
+        if index == 0 {
+            self.listing(path);
+        }
         let here = page.next.is_none() || index < page.entries.len();
         (page.listable && here).then_some((0, page))
     }
 
-    async fn page(
+    pub(super) async fn page(
         &self,
         path: &ItemPath,
         page: u32,

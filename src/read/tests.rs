@@ -710,3 +710,4 @@ async fn extended_attributes_are_asked_for_once() {
 }
 
 mod bundles;
+mod siblings;

@@ -9,5 +9,6 @@ mod faults;
 mod faulty_server;
 mod fixtures;
 mod posix;
+mod pressure;
 mod router;
 mod suite;

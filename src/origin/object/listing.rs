@@ -7,6 +7,7 @@
 //! - A key with a component that cannot be a name (empty as in `a//b`, `.`, `..`, a control character,
 //!   longer than 255 bytes) is not shown, and what lies below it neither.
 
+use super::gate::Turn;
 use super::{Inner, error};
 use bytes::Bytes;
 use copperfs_overlay::{Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
@@ -141,6 +142,7 @@ impl Inner {
             page_token: position.token.clone(),
             ..PaginatedListOptions::default()
         };
+        let _permit = self.gate.enter(Turn::Demand).await;
         match &self.names.pages {
             Some(pages) => pages.list_paginated(prefix.as_deref(), options).await,
             None => Ok(PaginatedListResult {
@@ -150,6 +152,7 @@ impl Inner {
         }
     }
 
+    /// Goes with its caller's permit.
     async fn whole(&self, key: &str) -> object_store::Result<ListResult> {
         let prefix = object_store::path::Path::parse(key)?;
         let prefix = (!key.is_empty()).then_some(&prefix);
@@ -164,10 +167,10 @@ impl Inner {
         position: Position,
         limit: usize,
     ) -> Result<(Entries, Option<Position>, bool), Failure> {
-        let result = self
-            .whole(key)
-            .await
-            .map_err(|failure| self.failure(ACTION, dir, &failure))?;
+        let permit = self.gate.enter(Turn::Demand).await;
+        let result = self.whole(key).await;
+        drop(permit);
+        let result = result.map_err(|failure| self.failure(ACTION, dir, &failure))?;
         let seen = !result.objects.is_empty() || !result.common_prefixes.is_empty();
         let mut entries = Entries::new();
         self.add(key, &result, &mut entries);
