@@ -192,10 +192,10 @@ mod tests {
         for wait in &mut waiting {
             assert!(wait.as_mut().now_or_never().is_none());
         }
-        waiting.remove(0);
+        drop(waiting.remove(0));
         // One leaves after its permit was sent and before it saw it.
         drop(first);
-        waiting.remove(0);
+        drop(waiting.remove(0));
         assert!(waiting.remove(0).now_or_never().is_some());
         assert_eq!(gate.lock().under_way, 0);
     }
