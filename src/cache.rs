@@ -148,6 +148,18 @@ where
     /// Holds `value` of `weight` bytes under `key`, in place of what was there; drops others until it
     /// fits. Returns whether it was admitted: a value heavier than the whole cache is not.
     pub fn insert(&self, key: K, value: V, weight: u64) -> bool {
+        self.insert_evicting(key, value, weight, |_, _| {})
+    }
+
+    /// As [`Cache::insert`]; `evicted` is given what is dropped, while the order is locked: it must not
+    /// use this cache.
+    pub fn insert_evicting(
+        &self,
+        key: K,
+        value: V,
+        weight: u64,
+        evicted: impl FnMut(K, V),
+    ) -> bool {
         if weight > self.capacity_bytes {
             self.remove(&key);
             return false;
@@ -167,9 +179,24 @@ where
             }
             Entry::Vacant(entry) => drop(entry.insert(slot)),
         }
-        let mut held = self.bytes.fetch_add(weight, Ordering::Relaxed) + weight;
+        self.bytes.fetch_add(weight, Ordering::Relaxed);
         order.insert(key, id, weight);
-        while held > self.capacity_bytes {
+        self.evict_to(&mut order, self.capacity_bytes, evicted);
+        order.compact(self.slots.len(), |key, id| {
+            self.slots.get(key).is_some_and(|slot| slot.id == id)
+        });
+        true
+    }
+
+    /// Drops entries until those that are left weigh at most `bytes`; `evicted` as in
+    /// [`Cache::insert_evicting`].
+    pub fn shrink_to(&self, bytes: u64, evicted: impl FnMut(K, V)) {
+        self.evict_to(&mut self.lock_order(), bytes, evicted);
+    }
+
+    fn evict_to(&self, order: &mut Order<K>, bytes: u64, mut evicted: impl FnMut(K, V)) {
+        let mut held = self.bytes.load(Ordering::Relaxed);
+        while held > bytes {
             let victim = order.evict(|key, id| match self.slots.get(key) {
                 Some(slot) if slot.id == id => Some(slot.hits.swap(0, Ordering::Relaxed)),
                 _ => None,
@@ -177,22 +204,39 @@ where
             let Some(Victim { key, id }) = victim else {
                 break;
             };
-            if let Some((_, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
+            if let Some((key, old)) = self.slots.remove_if(&key, |_, slot| slot.id == id) {
                 held = self.bytes.fetch_sub(old.weight, Ordering::Relaxed) - old.weight;
                 self.evictions.fetch_add(1, Ordering::Relaxed);
+                evicted(key, old.value);
             }
         }
-        order.compact(self.slots.len(), |key, id| {
-            self.slots.get(key).is_some_and(|slot| slot.id == id)
-        });
-        true
     }
 
     /// Drops what is under `key`.
     pub fn remove(&self, key: &K) {
+        drop(self.take(key));
+    }
+
+    /// Takes out what is under `key`.
+    pub fn take(&self, key: &K) -> Option<V> {
         let _order = self.lock_order();
-        if let Some((_, old)) = self.slots.remove(key) {
-            self.bytes.fetch_sub(old.weight, Ordering::Relaxed);
+        let (_, old) = self.slots.remove(key)?;
+        self.bytes.fetch_sub(old.weight, Ordering::Relaxed);
+        Some(old.value)
+    }
+
+    /// Changes the value under `key` in place; its weight stays.
+    pub fn update(&self, key: &K, change: impl FnOnce(&mut V)) {
+        if let Some(mut slot) = self.slots.get_mut(key) {
+            change(&mut slot.value);
+        }
+    }
+
+    /// Calls `each` with every entry, in no order, without counting or touching them. It must not use
+    /// this cache.
+    pub fn for_each(&self, mut each: impl FnMut(&K, &V)) {
+        for slot in &self.slots {
+            each(slot.key(), &slot.value);
         }
     }
 

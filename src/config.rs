@@ -5,6 +5,7 @@
 //! ([`layer`]) until all are laid on one another; [`mod@resolve`] then checks every value once and names
 //! the place it was written at.
 
+mod disk;
 pub mod file;
 pub mod hosts;
 pub mod keys;
@@ -22,8 +23,8 @@ pub use machine::Machine;
 pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, DiskSettings, EvictionPolicy, LogSettings, Member, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};

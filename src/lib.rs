@@ -18,4 +18,5 @@ pub mod read;
 pub mod record;
 pub mod report;
 pub mod simulate;
+pub mod store;
 pub mod warm;

@@ -7,7 +7,7 @@
 //! hold it; a directory keeps its number while its entries come and go. Numbers are hashes, so that
 //! they are the same on every node and after a restart.
 
-use crate::read::{FileRef, ReadAhead};
+use crate::read::{FileId, FileRef, ReadAhead};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -126,20 +126,20 @@ impl InodeTable {
         if path.is_root() {
             ROOT
         } else {
-            hashed(&FileRef::new(path.clone(), version, 0))
+            hashed(path, version)
         }
     }
 
     /// The number of a file.
     #[must_use]
     pub fn number_of_file(file: &FileRef) -> u64 {
-        hashed(file)
+        hashed(&file.path, file.version)
     }
 
     /// The kernel learns of `path`: takes one reference on its inode.
     pub fn learn(&self, path: &ItemPath, attributes: Attributes) -> Arc<Inode> {
         let file = file_of(path, &attributes);
-        let mut number = hashed(&file);
+        let mut number = hashed(path, file.version);
         loop {
             match self.slots.entry(number) {
                 Entry::Occupied(mut entry) => {
@@ -233,13 +233,13 @@ impl InodeTable {
 }
 
 fn file_of(path: &ItemPath, attributes: &Attributes) -> FileRef {
-    FileRef::new(path.clone(), attributes.version, attributes.size)
+    FileRef::of(path.clone(), attributes)
 }
 
 /// 63 bits of the hash of path and version, so that it fits everyone's `ino_t`.
-fn hashed(file: &FileRef) -> u64 {
+fn hashed(path: &ItemPath, version: Version) -> u64 {
     let mut number = [0; 8];
-    number.copy_from_slice(&file.id().as_bytes()[..8]);
+    number.copy_from_slice(&FileId::of_place(path, version).as_bytes()[..8]);
     (u64::from_le_bytes(number) >> 1).max(FIRST_HASHED)
 }
 
@@ -269,6 +269,7 @@ mod tests {
             version: Version([state; 16]),
             provisional: false,
             link_target: None,
+            content: None,
         }
     }
 

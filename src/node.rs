@@ -10,22 +10,23 @@ mod cluster;
 mod directory;
 mod errors;
 mod front;
+mod ladder;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{OpenMode, Settings, Toggle};
+use crate::config::{Settings, Toggle};
 use crate::control::{Command, ControlSocket, Talk};
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
-use crate::read::{ReadOptions, ReadPath};
+use crate::read::ReadPath;
 use crate::report::Report;
-use backing::Backings;
+use crate::store::StoreError;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
-    Secret, SecretError, Upstream,
+    Secret, SecretError,
 };
 use front::{Front, Promises};
 use service::NodeService;
@@ -45,6 +46,9 @@ pub enum NodeError {
     /// An origin cannot be served.
     #[error(transparent)]
     Origin(#[from] OriginError),
+    /// The store on the disk cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The job secret cannot be used.
     #[error(transparent)]
     Secret(#[from] SecretError),
@@ -133,14 +137,20 @@ impl Node {
     ) -> Result<Self, NodeError> {
         let started = Instant::now();
         let origins = open_origins(&settings).await?;
+        let store = ladder::open_store(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
         let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
         let overlay = Overlay::start(overlay_config(&settings)?, storage, |upstream| {
-            let views = ladder(&settings, origins.as_ref(), &upstream, &runtime);
+            let below = ladder::Below {
+                origins: origins.as_ref(),
+                store: store.as_ref(),
+                upstream: &upstream,
+            };
+            let views = ladder::views(&settings, &below, &runtime);
             let read = views[0].clone();
             let identity = identity(&settings, started);
-            let cluster = Cluster::new(identity, read.clone(), origins.clone());
+            let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
             parts = Some((read, cluster.clone(), warmer.clone()));
             Arc::new(NodeService {
@@ -148,6 +158,7 @@ impl Node {
                 cluster,
                 warmer,
                 origins: origins.clone(),
+                store: store.clone(),
                 front: Arc::clone(&front),
             })
         })?;
@@ -161,8 +172,8 @@ impl Node {
             compare_origins(&overlay, origins).await?;
         }
         let root = root_attributes(&settings, &overlay, &read).await?;
-        let backings = Backings::new(backing_bytes(&settings), runtime.clone());
-        let this = Front::new(read, root, promises(&settings), backings);
+        let backings = ladder::backings(&settings, store.as_ref(), &runtime);
+        let this = Front::new(read, root, promises(&settings), backings, store);
         drop(this.cluster.set(cluster.clone()));
         let counters = Arc::new(fuse::Counters::default());
         cluster.mounted(Arc::clone(&counters));
@@ -311,37 +322,6 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
     })
 }
 
-/// The read paths of this node, by position in an item's root order, in front of the others.
-fn ladder(
-    settings: &Settings,
-    origins: Option<&Arc<Origins>>,
-    upstream: &Upstream,
-    runtime: &tokio::runtime::Handle,
-) -> Vec<ReadPath> {
-    let direct = origins
-        .filter(|_| settings.bypass_above.is_some())
-        .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
-    let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
-    let sources = (0..positions).map(|attempt| Arc::new(upstream.at(attempt)) as Arc<dyn Files>);
-    let passthrough_bytes = backing_bytes(settings);
-    ReadPath::views(
-        &ReadOptions {
-            policy: settings.cache.policy,
-            data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
-            attributes_bytes_max: settings.cache.attributes_bytes,
-            listings_bytes_max: settings.cache.listings_bytes,
-            whole_file_max: settings.whole_file_max,
-            bypass_above: settings.bypass_above,
-            stripes: settings.roots.len() > 1,
-            bundles: settings.bundles,
-            listing_entries_max: settings.listing_entries_max,
-        },
-        sources.collect(),
-        direct.as_ref(),
-        runtime,
-    )
-}
-
 fn identity(settings: &Settings, started: Instant) -> Identity {
     Identity {
         started,
@@ -396,15 +376,6 @@ async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), Nod
         }
     }
     Ok(())
-}
-
-/// The memory that passthrough mounts set aside for whole files: half of the data cache.
-fn backing_bytes(settings: &Settings) -> u64 {
-    if settings.open == OpenMode::Passthrough {
-        settings.cache.data_bytes / 2
-    } else {
-        0
-    }
 }
 
 async fn root_attributes(

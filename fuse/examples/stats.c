@@ -86,6 +86,14 @@ int main(int argc, char **argv)
     PRINT(bundle_files, "bundle.files");
     PRINT(bundle_useful_bytes, "bundle.useful_bytes");
     PRINT(bundle_wasted_bytes, "bundle.wasted_bytes");
+    PRINT(disk_entries, "disk.entries");
+    PRINT(disk_bytes, "disk.bytes");
+    PRINT(disk_hits, "disk.hits");
+    PRINT(disk_misses, "disk.misses");
+    PRINT(disk_evictions, "disk.evictions");
+    PRINT(disk_damaged, "disk.damaged");
+    PRINT(disk_dropped, "disk.dropped");
+    PRINT(disk_shared, "disk.shared");
     PRINT(origin_throttled, "origin.throttled");
     PRINT(origin_concurrency, "origin.concurrency");
     return 0;

@@ -89,6 +89,14 @@ struct copperfs_stats {
     uint64_t bundle_files; /* bundle.files */
     uint64_t bundle_useful_bytes; /* bundle.useful_bytes */
     uint64_t bundle_wasted_bytes; /* bundle.wasted_bytes */
+    uint64_t disk_entries; /* disk.entries */
+    uint64_t disk_bytes; /* disk.bytes */
+    uint64_t disk_hits; /* disk.hits */
+    uint64_t disk_misses; /* disk.misses */
+    uint64_t disk_evictions; /* disk.evictions */
+    uint64_t disk_damaged; /* disk.damaged */
+    uint64_t disk_dropped; /* disk.dropped */
+    uint64_t disk_shared; /* disk.shared */
     uint64_t origin_throttled; /* origin.throttled */
     uint64_t origin_concurrency; /* origin.concurrency */
 };

@@ -269,6 +269,22 @@ stats! {
     bundle_useful_bytes "bundle.useful_bytes",
     /// Bytes brought that were of no use so far.
     bundle_wasted_bytes "bundle.wasted_bytes",
+    /// Content files in the store.
+    disk_entries "disk.entries",
+    /// Disk that they take.
+    disk_bytes "disk.bytes",
+    /// Blocks read from the store.
+    disk_hits "disk.hits",
+    /// Blocks asked of the store that were not there.
+    disk_misses "disk.misses",
+    /// Content files dropped for lack of room.
+    disk_evictions "disk.evictions",
+    /// Content files found torn or changed: dropped, and fetched anew.
+    disk_damaged "disk.damaged",
+    /// Blocks not kept: the disk was full, slow or faulty.
+    disk_dropped "disk.dropped",
+    /// Blocks whose bytes were in the store already.
+    disk_shared "disk.shared",
     /// Attempts that object stores refused for want of room.
     origin_throttled "origin.throttled",
     /// Requests that object stores may be sent at a time, as things stand.

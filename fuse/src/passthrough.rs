@@ -21,6 +21,8 @@ enum Way {
 #[derive(Debug)]
 struct Open {
     way: Way,
+    /// The local file, held so that its owner sees it in use.
+    _held: Option<Backing>,
     count: u64,
 }
 
@@ -61,6 +63,7 @@ impl Opens {
                     .ok()
             });
             Open {
+                _held: backing.filter(|_| id.is_some()).cloned(),
                 way: id.map_or(Way::Direct, |id| Way::Through(Arc::new(id))),
                 count: 0,
             }

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
 use copperfs_overlay::{
-    Attributes, BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Listing,
+    BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listing,
     Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
-    Service, Version, XattrList,
+    Service, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -161,7 +161,7 @@ impl Child {
             1 => {
                 let names = vec![Bytes::new(), Bytes::from_static(b"a")];
                 let answers = files.stat(dir, names).await;
-                assert!(answers.is_err() || answers.is_ok_and(|answers| answers.len() == 2));
+                assert!(answers.is_err() || answers.is_ok_and(|answers| answers.value.len() == 2));
             }
             2 => drop(files.xattrs(dir).await),
             3 => drop(files.usage(dir).await),
@@ -179,6 +179,7 @@ impl Child {
             size,
             first_block: 0,
             block_count: 1,
+            content: None,
         };
         let Ok(mut parts) = self.files.read(request).await else {
             return;
@@ -313,7 +314,7 @@ impl Files for Nothing {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let absent = |name: &Bytes| {
             // Only what a file can be called gets here, or the directory itself.
             let child = parent.join(name).or_else(|error| match name.is_empty() {
@@ -325,7 +326,8 @@ impl Files for Nothing {
             });
             Err(Failure::not_found(&child.expect("a name")))
         };
-        std::future::ready(Ok(names.iter().map(absent).collect())).boxed()
+        let answers = names.iter().map(absent).collect();
+        std::future::ready(Ok(Leased::lasting(answers))).boxed()
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -333,7 +335,7 @@ impl Files for Nothing {
         none()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         none()
     }
 

@@ -6,8 +6,9 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, ReadRequest,
-    Version,
+    Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
+    ListingDigest,
+    ReadRequest, Version,
 };
 use serde::Serialize;
 use std::path::Path;
@@ -67,11 +68,13 @@ fn requests() -> Vec<Request> {
             path: path(),
             cursor: None,
             limit: 100,
+            known: None,
         },
         Request::List {
             path: path(),
             cursor: Some(Cursor(name.clone())),
             limit: 7,
+            known: Some(ListingDigest([7; 16])),
         },
         Request::Stat {
             parent: path(),
@@ -83,6 +86,7 @@ fn requests() -> Vec<Request> {
             size: 3 << 20,
             first_block: 1,
             block_count: 2,
+            content: Some(ContentHash([5; 32])),
         }),
         Request::Xattrs { path: path() },
         Request::Usage {
@@ -117,9 +121,17 @@ fn heads() -> Vec<Head> {
             directory,
             next,
             entries: 2,
+            lease_ms: None,
         },
-        Head::Stat { answers: 2 },
-        Head::Xattrs { attributes: 2 },
+        Head::Stat {
+            answers: 2,
+            lease_ms: Some(300),
+        },
+        Head::Xattrs {
+            attributes: 2,
+            lease_ms: None,
+        },
+        Head::Unchanged { lease_ms: None },
         Head::Usage(FilesystemUsage::default()),
         Head::Origins { origins: 2 },
     ]
@@ -149,7 +161,10 @@ fn failure() -> Failure {
 fn messages() -> Vec<Vec<u8>> {
     let (members, arity, name) = (200, 2, "n1".to_owned());
     let tagged = |kind: u8, body: Vec<u8>| [vec![kind], body].concat();
-    let mut seeds: Vec<Vec<u8>> = questions().iter().map(|it| tagged(0, it.to_vec())).collect();
+    let mut seeds: Vec<Vec<u8>> = questions()
+        .iter()
+        .map(|it| tagged(0, it.to_vec()))
+        .collect();
     seeds.extend(heads().iter().map(|it| tagged(1, body(it))));
     seeds.push(tagged(
         2,

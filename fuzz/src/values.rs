@@ -5,8 +5,9 @@ use bytes::Bytes;
 use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
-    Attributes, BundleFile, BundleRequest, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, ReadRequest, Timestamp, Version,
+    Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
+    FileKind, FilesystemUsage, ItemPath, ListingDigest, RangeRequest, ReadRequest, Timestamp,
+    Version,
 };
 
 /// Bytes, at most `max` of them.
@@ -64,7 +65,13 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         } else {
             None
         },
+        content: content(from)?,
     })
+}
+
+fn content(from: &mut Unstructured<'_>) -> Result<Option<ContentHash>> {
+    let known = Option::<[u8; 32]>::arbitrary(from)?;
+    Ok(known.map(ContentHash))
 }
 
 /// An entry of a listing.
@@ -117,11 +124,12 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=11)? {
+    Ok(match from.int_in_range(0..=12)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
             limit: u32::arbitrary(from)?,
+            known: Option::<[u8; 16]>::arbitrary(from)?.map(ListingDigest),
         },
         1 => {
             let mut names = Vec::new();
@@ -139,6 +147,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             size: u64::arbitrary(from)?,
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
+            content: content(from)?,
         }),
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },
@@ -163,12 +172,21 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
                     name: bytes(from, 300)?,
                     version: Version(<[u8; 16]>::arbitrary(from)?),
                     size: u64::arbitrary(from)?,
+                    content: content(from)?,
                 });
             }
             let directory = path;
             Request::Bundle(BundleRequest { directory, files })
         }
         10 => Request::WarmBelow { tree },
+        11 => Request::ReadRange(RangeRequest {
+            path,
+            version: Version(<[u8; 16]>::arbitrary(from)?),
+            size: u64::arbitrary(from)?,
+            offset: u64::arbitrary(from)?,
+            len: u64::arbitrary(from)?,
+            content: None,
+        }),
         _ => Request::ClearBelow {
             tree,
             path,
@@ -179,20 +197,26 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=4)? {
+    Ok(match from.int_in_range(0..=5)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
             entries: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         1 => Head::Stat {
             answers: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         2 => Head::Xattrs {
             attributes: u32::arbitrary(from)?,
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         3 => Head::Origins {
             origins: u32::arbitrary(from)?,
+        },
+        4 => Head::Unchanged {
+            lease_ms: Option::<u32>::arbitrary(from)?,
         },
         _ => Head::Usage(FilesystemUsage {
             blocks: u64::arbitrary(from)?,

@@ -11,7 +11,7 @@ use copperfs_overlay::wire::{
 };
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX,
-    ReadRequest,
+    RANGE_ALIGN, RANGE_BYTES_MAX, ReadRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -106,6 +106,15 @@ fn request(body: &[u8]) {
             if sound {
                 let last = read.first_block + (read.block_count - 1);
                 assert!(ReadRequest::block_len(read.size, last) > 0);
+            }
+        }
+        Request::ReadRange(range) => {
+            inside(&range.path);
+            if sound {
+                assert!((1..=RANGE_BYTES_MAX).contains(&range.len));
+                assert!(range.offset % RANGE_ALIGN == 0 && range.offset + range.len <= range.size);
+                let last = (range.offset + range.len - 1) / BLOCK_BYTES;
+                assert_eq!(last, range.block());
             }
         }
         Request::Xattrs { path }

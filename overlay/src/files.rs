@@ -4,6 +4,11 @@
 //! own read path, which stacks caches and single-flight on either of the two. So a child node and a
 //! local application are served by the same ladder.
 
+mod range;
+
+pub use range::{RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest};
+
+use crate::freshness::{Leased, ListingDigest};
 use crate::item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage,
     ItemPath, Listing, Version, XattrList,
@@ -14,6 +19,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 
 /// Bytes in a block: the unit that is hashed, verified, cached and coalesced. The last block of a
 /// file is shorter; an empty file has no block.
@@ -39,6 +45,8 @@ pub struct ReadRequest {
     pub first_block: u64,
     /// Number of blocks, at least 1.
     pub block_count: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 impl ReadRequest {
@@ -64,7 +72,40 @@ pub struct ListingHead {
     pub next: Option<Cursor>,
     /// How many entries come.
     pub entries: usize,
+    /// How long the listing may be used, from when this was given; `None`: until it is cleared.
+    pub lease: Option<Duration>,
 }
+
+/// The answer to a question for a listing.
+#[derive(Debug)]
+pub enum Listed {
+    /// It is the one that the asker knows: nothing of it is sent.
+    Unchanged {
+        /// As [`ListingHead::lease`].
+        lease: Option<Duration>,
+    },
+    /// It is another one, or the asker knows none.
+    Listing(ListingStream),
+}
+
+impl Listed {
+    /// The listing, for an asker who knows none.
+    ///
+    /// # Errors
+    /// `Corrupt` when the answer is that it is unchanged.
+    pub fn stream(self) -> Result<ListingStream, Failure> {
+        match self {
+            Self::Listing(listing) => Ok(listing),
+            Self::Unchanged { .. } => {
+                let detail = "a listing that nobody knows is said to be unchanged";
+                Err(Failure::new(FailureKind::Corrupt, detail))
+            }
+        }
+    }
+}
+
+/// One answer for each name, in the order of the names.
+pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
 /// A piece of a listing that arrives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,6 +139,7 @@ impl From<Listing> for ListingStream {
             directory: listing.directory,
             next: listing.next,
             entries: listing.entries.len(),
+            lease: None,
         };
         let all = std::future::ready(Ok(ListingPart::Entries(listing.entries)));
         Self {
@@ -160,6 +202,8 @@ pub struct BundleFile {
     pub version: Version,
     /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
     pub size: u64,
+    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    pub content: Option<ContentHash>,
 }
 
 /// The whole content of one file of a bundle, in the version wanted.
@@ -195,7 +239,8 @@ pub trait Files: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Listing, Failure>>;
 
     /// As [`Files::list`], entry by entry as they arrive. Where all of them are at hand at once they
-    /// come at once.
+    /// come at once. `known` is the digest of a listing that the asker holds, of any age: where it is
+    /// that of the answer, no entries come ([`Listed::Unchanged`], given only then).
     ///
     /// # Errors
     /// As [`Files::list`], also in mid-stream.
@@ -204,9 +249,16 @@ pub trait Files: Send + Sync + 'static {
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
         let listing = self.list(path, cursor, limit);
-        Box::pin(async move { Ok(listing.await?.into()) })
+        Box::pin(async move {
+            let listing = listing.await?;
+            if known.is_some() && known == listing.digest() {
+                return Ok(Listed::Unchanged { lease: None });
+            }
+            Ok(Listed::Listing(listing.into()))
+        })
     }
 
     /// The attributes of `names` in directory `parent`, one answer per name in the same order. The
@@ -218,13 +270,26 @@ pub trait Files: Send + Sync + 'static {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>>;
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>>;
 
     /// Opens a stream over a run of blocks.
     ///
     /// # Errors
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// A run of bytes within one block, with their hash. Where no shorter way is known the whole block
+    /// is read for it.
+    ///
+    /// # Errors
+    /// As [`Files::read`]; `Corrupt` for a request with a [`RangeRequest::fault`].
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let block = self.read(range::block_of(&request));
+        Box::pin(async move { range::cut(&request, block.await?).await })
+    }
 
     /// Streams small files of one directory.
     ///
@@ -240,7 +305,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// `Unsupported` where the origin has none; faults.
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>>;
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>>;
 
     /// Usage of the filesystem that holds `path`.
     ///

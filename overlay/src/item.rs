@@ -3,6 +3,7 @@
 //! These types are shared by every layer from the origin to the FUSE front. They are plain values:
 //! no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
 
+use crate::freshness::ListingDigest;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -207,7 +208,7 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The BLAKE3 hash of a block's bytes.
+/// The BLAKE3 hash of a block's bytes, or of a whole file's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ContentHash(pub [u8; 32]);
 
@@ -274,6 +275,9 @@ pub struct Attributes {
     pub provisional: bool,
     /// What a symlink points to; `None` for everything else.
     pub link_target: Option<Bytes>,
+    /// The BLAKE3 hash of all bytes of a regular file in this version, where an index knows it. Files
+    /// of equal content are then one file to every cache, whatever their paths.
+    pub content: Option<ContentHash>,
 }
 
 /// One name in a directory.
@@ -300,6 +304,14 @@ pub struct Listing {
     pub entries: Vec<Entry>,
     /// Where to go on; `None` when the directory ends here.
     pub next: Option<Cursor>,
+}
+
+impl Listing {
+    /// See [`ListingDigest`].
+    #[must_use]
+    pub fn digest(&self) -> Option<ListingDigest> {
+        ListingDigest::of(&self.directory, &self.entries, self.next.as_ref())
+    }
 }
 
 /// Extended attributes: name and value.

@@ -14,6 +14,7 @@ mod cluster;
 mod counters;
 pub mod files;
 pub mod forest;
+pub mod freshness;
 pub mod identity;
 pub mod item;
 pub mod overlay;
@@ -30,10 +31,12 @@ pub use cluster::{ClusterClear, ClusterReports};
 pub use counters::Counters;
 pub use files::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
-    BundleStream, Files, LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream, ReadRequest,
-    ReadStream, STRIPE_BLOCKS,
+    BundleStream, Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream,
+    RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
+    STRIPE_BLOCKS, StatAnswers,
 };
 pub use forest::{Forest, ROOTS_MAX};
+pub use freshness::{Leased, ListingDigest};
 pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,

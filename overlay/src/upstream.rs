@@ -16,10 +16,15 @@ mod bundle;
 pub(crate) mod climb;
 mod list;
 pub(crate) mod peer;
+mod range;
 mod read;
 
 use crate::counters::Meters;
-use crate::files::{BundleRequest, BundleStream, Files, ListingStream, ReadRequest, ReadStream};
+use crate::files::{
+    BundleRequest, BundleStream, Files, Listed, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
+    StatAnswers,
+};
+use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
 use crate::item::{
     Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
@@ -347,20 +352,28 @@ impl Upstream {
         self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> Result<Vec<Result<Attributes, Failure>>, Failure> {
+    ) -> Result<Leased<StatAnswers>, Failure> {
         let mut answers = Vec::with_capacity(names.len());
+        let mut lease = None;
         for batch in batches(names) {
             let request = Request::Stat {
                 parent: parent.clone(),
                 names: batch,
             };
             let items = match self.answer(&parent, &request).await? {
-                Answered::Items(_head, items) => items,
+                Answered::Items(head, items) => {
+                    if let Head::Stat { lease_ms, .. } = head {
+                        lease = shorter(lease, from_ms(lease_ms));
+                    }
+                    items
+                }
                 Answered::Storage(storage) => {
                     let Request::Stat { names, .. } = request else {
                         continue;
                     };
-                    answers.extend(storage.stat(parent.clone(), names).await?);
+                    let found = storage.stat(parent.clone(), names).await?;
+                    lease = shorter(lease, found.lease);
+                    answers.extend(found.value);
                     continue;
                 }
             };
@@ -371,7 +384,10 @@ impl Upstream {
                 });
             }
         }
-        Ok(answers)
+        Ok(Leased {
+            value: answers,
+            lease,
+        })
     }
 }
 
@@ -517,8 +533,8 @@ impl Files for Upstream {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let parts = self.list_parts(path, cursor, limit);
-        Box::pin(async move { parts.await?.collect().await })
+        let parts = self.list_parts(path, cursor, limit, None);
+        Box::pin(async move { parts.await?.stream()?.collect().await })
     }
 
     fn list_parts(
@@ -526,15 +542,16 @@ impl Files for Upstream {
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
-        Box::pin(list::open(self.clone(), path, cursor, limit))
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
+        Box::pin(list::open(self.clone(), path, cursor, limit, known))
     }
 
     fn stat(
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         Box::pin(self.clone().stat_batches(parent, names))
     }
 
@@ -542,18 +559,29 @@ impl Files for Upstream {
         Box::pin(read::open(self.clone(), request))
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        Box::pin(range::read(self.clone(), request))
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         Box::pin(bundle::open(self.clone(), request))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
         Box::pin(async move {
             let key = path.split().map_or(path.clone(), |(parent, _)| parent);
             let request = Request::Xattrs { path: path.clone() };
             match this.answer(&key, &request).await? {
                 Answered::Storage(storage) => storage.xattrs(path).await,
-                Answered::Items(_head, found) => Ok(found),
+                Answered::Items(Head::Xattrs { lease_ms, .. }, value) => Ok(Leased {
+                    value,
+                    lease: from_ms(lease_ms),
+                }),
+                Answered::Items(..) => Err(impossible(ANOTHER)),
             }
         })
     }

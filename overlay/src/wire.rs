@@ -24,7 +24,8 @@ pub const ALPN: &[u8] = b"copperfs/3";
 pub const STAT_NAMES_MAX: usize = 4096;
 /// Bytes of all names in one stat request, with room for the rest of the frame.
 pub const STAT_NAME_BYTES_MAX: usize = 192 << 10;
-/// Bytes of all names in one bundle request, with room for versions, sizes and the rest of the frame.
+/// Bytes of all names in one bundle request, with room for versions, sizes, contents and the rest of
+/// the frame.
 pub const BUNDLE_NAME_BYTES_MAX: usize = 192 << 10;
 /// Blocks in one read request: 1 TiB. A stream costs the same memory whatever its length.
 pub const READ_BLOCKS_MAX: u64 = 1 << 20;

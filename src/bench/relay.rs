@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files,
-    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Service,
+    BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files, FilesystemUsage,
+    ItemPath, Leased, Listing, OriginFingerprint, ReadRequest, ReadStream, Service, StatAnswers,
     Upstream, XattrList,
 };
 use futures_util::future::{BoxFuture, ready};
@@ -88,7 +88,7 @@ impl Files for Storage {
         &self,
         _parent: ItemPath,
         _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         unsupported()
     }
 
@@ -96,7 +96,7 @@ impl Files for Storage {
         ready(Ok(Arc::clone(&self.0).read(&request))).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         unsupported()
     }
 

@@ -290,6 +290,24 @@ pub const KEYS: &[Key] = &[
         "Bound of all caches together: 10GiB, 10GB, 512MiB, or a share of the machine's or the \
          cgroup's memory, whichever is smaller.",
     ),
+    key(
+        "disk",
+        "DIR:SIZE",
+        "",
+        Group::Caches,
+        "Keep file data below DIR too, up to SIZE: /nvme/copperfs:500GiB, or a share of its file \
+         system: /nvme/copperfs:80%. It outlives the daemon and is checked when it is read. DIR is \
+         this mount's own: an empty directory, one that does not exist yet, or one of an earlier \
+         launch; {rank} in it stands for this node's place in the host list. On a tmpfs it is \
+         memory that outlives the daemon.",
+    ),
+    key(
+        "disk_reserve",
+        "PERCENT",
+        "5%",
+        Group::Caches,
+        "The share of the disk's file system that is left free.",
+    ),
     choice(
         "cache_policy",
         &["s3-fifo", "lru"],

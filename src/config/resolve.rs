@@ -11,7 +11,9 @@ use super::settings::{
     CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, Orphan, PushSettings,
     ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
-use super::units::{Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size};
+use super::units::{
+    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, share,
+};
 use super::{ConfigError, origins};
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
@@ -64,6 +66,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let origins = reader.origins(machine.uid)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
+    let disk = super::disk::resolve(reader, &network.seat)?;
     let runtime_dir = reader.path("runtime_dir")?.unwrap_or_else(|| {
         machine
             .runtime_base(machine.uid)
@@ -106,6 +109,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .parsed("whole_file_max", parse_bytes)?
             .min(cache.data_bytes / 2),
         cache,
+        disk,
         bundles: reader.parsed("bundles", parse_bool)?,
         bypass_above: reader.size_or_off("bypass_above")?,
         listing_attributes_max: reader.count("listing_attributes_max", 0)?,
@@ -390,18 +394,6 @@ fn log_filter(text: &str) -> Result<String, String> {
     tracing_subscriber::EnvFilter::try_new(text)
         .map(|_| text.to_owned())
         .map_err(|error| format!("{text:?} is not a filter ({error}); write info, or debug"))
-}
-
-/// `percent` of `bytes`, in integers: shares of petabytes keep their last digit.
-fn share(bytes: u64, percent: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 to 100 per cent in millionths fits, and the parser has checked the range"
-    )]
-    let millionths = (percent * 10_000.0).round() as u64;
-    let bytes = u128::from(bytes) * u128::from(millionths) / 1_000_000;
-    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// Whether the configuration that `layer` came from holds credentials that others may read: the

@@ -5,6 +5,7 @@
 
 use super::network::NetworkPrefix;
 use super::topology::Crossings;
+use super::units::Size;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
@@ -63,6 +64,8 @@ pub struct Settings {
     pub readdir_plus: ReaddirPlus,
     /// Bounds of the caches.
     pub cache: CacheSettings,
+    /// Where file data is kept on a disk, too.
+    pub disk: Option<DiskSettings>,
     /// Files up to this many bytes are brought whole on their first read.
     pub whole_file_max: u64,
     /// Small files of a directory are brought together.
@@ -111,6 +114,17 @@ pub enum Toggle {
     On,
     /// Off.
     Off,
+}
+
+/// A store on a disk.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DiskSettings {
+    /// Its directory: absolute.
+    pub directory: PathBuf,
+    /// Bytes that it may take.
+    pub size: Size,
+    /// The share of its filesystem that is left free, in per cent.
+    pub reserve_percent: u8,
 }
 
 /// Bounds of the caches, in bytes.

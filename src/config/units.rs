@@ -45,6 +45,19 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     scaled(number, unit).map_err(error)
 }
 
+#[must_use]
+/// `percent` of `bytes`, in integers: shares of petabytes keep their last digit.
+pub fn share(bytes: u64, percent: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 100 per cent in millionths fits, and the parser has checked the range"
+    )]
+    let millionths = (percent * 10_000.0).round() as u64;
+    let bytes = u128::from(bytes) * u128::from(millionths) / 1_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
 /// An amount of memory, `%` included.
 ///
 /// # Errors

@@ -1,15 +1,16 @@
 //! Real files behind passthrough opens: whole contents in memory files that nobody can write any more.
 //!
-//! A passthrough open hands the kernel a file that it reads without asking. Until there is a store on
-//! disk, that file has no name and lies in a tmpfs of this node's own, filled from the read path, held
-//! within a bound of its own in a cache, and for as long as the kernel has it open. Of its own, because
-//! only so may it have huge pages: with small ones a mapped file costs a hundred times as many entries
-//! of page tables, and reading is slower than from a disk filesystem's page cache. Where such a mount is
-//! refused it is a `memfd`.
+//! A passthrough open hands the kernel a file that it reads without asking. With a store on a disk it is
+//! the store's own. Without one it has no name and lies in a tmpfs of this node's own, filled from the
+//! read path, held within a bound of its own in a cache, and for as long as the kernel has it open. Of
+//! its own, because only so may it have huge pages: with small ones a mapped file costs a hundred times
+//! as many entries of page tables, and reading is slower than from a disk filesystem's page cache. Where
+//! such a mount is refused it is a `memfd`.
 
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
 use crate::read::{FileId, ReadAhead, ReadPath};
+use crate::store::{Store, Whole, WholeWriter};
 use copperfs_fuse::Backing;
 use copperfs_overlay::ItemPath;
 use dashmap::DashSet;
@@ -25,7 +26,7 @@ const WORTH_BYTES_MIN: u64 = 1 << 20;
 /// Bytes copied at a time while a memory file is filled.
 const COPY_BYTES: u32 = 1 << 20;
 
-/// The memory files of a node.
+/// The files behind a node's passthrough opens.
 #[derive(Clone)]
 pub(super) struct Backings(Arc<Inner>);
 
@@ -34,8 +35,15 @@ struct Inner {
     files: Cache<FileId, Kept>,
     /// Versions whose file is being filled.
     filling: DashSet<FileId>,
-    memory: Memory,
+    shelf: Shelf,
     runtime: tokio::runtime::Handle,
+}
+
+/// Where the files lie.
+#[derive(Debug)]
+enum Shelf {
+    Memory(Memory),
+    Store(Store),
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +53,7 @@ struct Kept {
     path: ItemPath,
 }
 
-/// Where the files lie.
+/// What holds them without a store.
 #[derive(Debug)]
 enum Memory {
     /// In a tmpfs with huge pages that is mounted nowhere.
@@ -64,54 +72,83 @@ impl fmt::Debug for Backings {
 
 impl Backings {
     /// None yet, and never more than `bytes_max`; with 0 there will be none.
-    pub(super) fn new(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
-        let files = Cache::new(EvictionPolicy::S3Fifo, bytes_max);
+    pub(super) fn in_memory(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         let memory = if bytes_max == 0 {
             Memory::Memfd
         } else {
             Memory::new()
         };
+        Self::on(Shelf::Memory(memory), bytes_max, runtime)
+    }
+
+    /// In the store on the disk, which bounds them.
+    pub(super) fn in_store(store: Store, runtime: tokio::runtime::Handle) -> Self {
+        Self::on(Shelf::Store(store), 0, runtime)
+    }
+
+    fn on(shelf: Shelf, bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         Self(Arc::new(Inner {
-            files,
+            files: Cache::new(EvictionPolicy::S3Fifo, bytes_max),
             filling: DashSet::new(),
-            memory,
+            shelf,
             runtime,
         }))
     }
 
-    /// The memory file of `inode`, if it is complete; otherwise starts to fill one, if the file is
-    /// worth it and fits.
+    /// The local file of `inode`, if it is complete and verified; otherwise starts to fill or to verify
+    /// one, if the file is worth it and fits.
     pub(super) fn of(&self, read: &ReadPath, inode: &Arc<Inode>) -> Option<Backing> {
         let size = inode.file.size;
-        if !(WORTH_BYTES_MIN..=self.0.files.capacity_bytes()).contains(&size) {
+        let bytes_max = match &self.0.shelf {
+            Shelf::Memory(_) => self.0.files.capacity_bytes(),
+            Shelf::Store(store) => store.whole_bytes_max(),
+        };
+        if !(WORTH_BYTES_MIN..=bytes_max).contains(&size) {
             return None;
         }
         let id = inode.file.id();
-        if let Some(kept) = self.0.files.get(&id) {
-            return Some(kept.file);
+        let ready = match &self.0.shelf {
+            Shelf::Memory(_) => self.0.files.get(&id).map(|kept| kept.file),
+            Shelf::Store(store) => match store.whole(&inode.file) {
+                Whole::Ready(file) => Some(file),
+                Whole::Unverified | Whole::Absent => None,
+            },
+        };
+        if ready.is_some() || !self.0.filling.insert(id) {
+            return ready;
         }
-        if self.0.filling.insert(id) {
-            let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
-            drop(self.0.runtime.spawn(async move {
-                match fill(&this.0.memory, &read, &inode).await {
-                    Ok(file) => {
-                        let kept = Kept {
-                            file: Arc::new(file),
-                            path: inode.path().clone(),
-                        };
-                        this.0.files.insert(id, kept, size);
-                    }
-                    Err(error) => {
-                        tracing::warn!(path = %inode.path(), %error, "not passed through");
-                    }
-                }
-                this.0.filling.remove(&id);
-            }));
-        }
+        let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
+        drop(self.0.runtime.spawn(async move {
+            if let Err(error) = this.bring(&read, &inode).await {
+                tracing::warn!(path = %inode.path(), %error, "not passed through");
+            }
+            this.0.filling.remove(&id);
+        }));
         None
     }
 
-    /// Drops what belongs to `path` and below. What the kernel has open stays until it is closed.
+    async fn bring(&self, read: &ReadPath, inode: &Arc<Inode>) -> Result<(), FillError> {
+        match &self.0.shelf {
+            Shelf::Memory(memory) => {
+                let kept = Kept {
+                    file: Arc::new(fill(memory, read, inode).await?),
+                    path: inode.path().clone(),
+                };
+                self.0.files.insert(inode.file.id(), kept, inode.file.size);
+            }
+            Shelf::Store(store) => {
+                let (checking, inode_) = (store.clone(), Arc::clone(inode));
+                let check = move || checking.verify_whole(&inode_.file);
+                if tokio::task::spawn_blocking(check).await?.is_none() {
+                    fill_store(store, read, inode).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what belongs to `path` and below from memory. What the kernel has open stays until it is
+    /// closed.
     pub(super) fn clear(&self, path: &ItemPath) {
         self.0
             .files
@@ -183,11 +220,31 @@ fn huge_tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-async fn fill(
-    memory: &Memory,
-    read: &ReadPath,
-    inode: &Inode,
-) -> Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>> {
+type FillError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Writes all blocks of a file into the store, beside each other.
+async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(), FillError> {
+    let mut writer = store.begin_whole()?;
+    let ahead = ReadAhead::default();
+    let mut offset = 0;
+    while offset < inode.file.size {
+        let bytes = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        if bytes.is_empty() {
+            return Err("the file ended too early".into());
+        }
+        offset += bytes.len() as u64;
+        let append = move || -> Result<WholeWriter, rustix::io::Errno> {
+            writer.append(&bytes)?;
+            Ok(writer)
+        };
+        writer = tokio::task::spawn_blocking(append).await??;
+    }
+    let file = inode.file.clone();
+    tokio::task::spawn_blocking(move || writer.finish(&file)).await??;
+    Ok(())
+}
+
+async fn fill(memory: &Memory, read: &ReadPath, inode: &Inode) -> Result<OwnedFd, FillError> {
     let file = memory.create(inode.file.size)?;
     let ahead = ReadAhead::default();
     let mut offset = 0;

@@ -5,6 +5,7 @@ use crate::config::topology::Crossings;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::report::{Children, Report, Standing};
+use crate::store::{Store, StoreStats};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{Failure, FailureKind, ItemPath, LinkReport, Overlay, Roster};
@@ -75,6 +76,7 @@ struct Inner {
     read: ReadPath,
     /// On the root, and where big files are read from storage directly.
     origins: Option<Arc<Origins>>,
+    store: Option<Store>,
     mount: OnceLock<Arc<fuse::Counters>>,
     overlay: OnceLock<Arc<Overlay>>,
 }
@@ -115,12 +117,18 @@ impl MemberList {
 }
 
 impl Cluster {
-    pub(super) fn new(identity: Identity, read: ReadPath, origins: Option<Arc<Origins>>) -> Self {
+    pub(super) fn new(
+        identity: Identity,
+        read: ReadPath,
+        origins: Option<Arc<Origins>>,
+        store: Option<Store>,
+    ) -> Self {
         let (mount, overlay) = (OnceLock::new(), OnceLock::new());
         Self(Arc::new(Inner {
             identity,
             read,
             origins,
+            store,
             mount,
             overlay,
         }))
@@ -146,6 +154,7 @@ impl Cluster {
             identity,
             read,
             origins,
+            store,
             mount,
             overlay,
         } = &*self.0;
@@ -196,6 +205,9 @@ impl Cluster {
             ..StatsBody::default()
         };
         fill_caches(&mut body, &stats.data, &stats.attributes, &stats.listings);
+        if let Some(store) = store {
+            fill_store(&mut body, &store.stats());
+        }
         if let Some(counters) = mount.get() {
             counters.fill(&mut body);
         }
@@ -303,6 +315,17 @@ fn standing(overlay: &Overlay) -> Standing {
             })
             .collect(),
     }
+}
+
+fn fill_store(body: &mut StatsBody, store: &StoreStats) {
+    body.disk_entries = store.entries;
+    body.disk_bytes = store.bytes;
+    body.disk_hits = store.hits;
+    body.disk_misses = store.misses;
+    body.disk_evictions = store.evictions;
+    body.disk_damaged = store.damaged;
+    body.disk_dropped = store.dropped;
+    body.disk_shared = store.shared;
 }
 
 fn fill_caches(

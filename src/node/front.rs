@@ -9,6 +9,7 @@ use super::errors::fs_error;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, ReadPath};
 use crate::record::Recorder;
+use crate::store::Store;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
@@ -43,6 +44,7 @@ pub(super) struct FrontInner {
     pub(super) inodes: InodeTable,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
+    store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
@@ -68,12 +70,14 @@ impl Front {
         root: Attributes,
         promises: Promises,
         backings: super::backing::Backings,
+        store: Option<Store>,
     ) -> Self {
         Self(Arc::new(FrontInner {
             read,
             inodes: InodeTable::new(root),
             promises,
             backings,
+            store,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
             recorder: Recorder::default(),
@@ -100,7 +104,7 @@ impl Front {
     /// Drops what this node and its kernel cache of `path` and below. Returns when the kernel has
     /// dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
-        self.read.clear(path);
+        super::service::clear(&self.read, self.store.as_ref(), path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
     }

@@ -5,6 +5,7 @@ use super::front::Front;
 use super::warm::Warmer;
 use crate::origin::Origins;
 use crate::read::ReadPath;
+use crate::store::Store;
 use bytes::Bytes;
 use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally};
 use futures_util::FutureExt;
@@ -19,6 +20,7 @@ pub(super) struct NodeService {
     pub(super) cluster: Cluster,
     pub(super) warmer: Warmer,
     pub(super) origins: Option<Arc<Origins>>,
+    pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
 }
 
@@ -49,13 +51,25 @@ impl Service for NodeService {
 
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         let (read, front) = (self.views[0].clone(), self.front.get().cloned());
+        let store = self.store.clone();
         async move {
             match front {
                 Some(front) => front.clear(&path).await,
-                None => read.clear(&path),
+                None => clear(&read, store.as_ref(), &path).await,
             }
             Ok(())
         }
         .boxed()
     }
+}
+
+/// Drops what this node caches of `path` and below, in memory and on the disk.
+pub(super) async fn clear(read: &ReadPath, store: Option<&Store>, path: &ItemPath) {
+    // First the store: what memory lacks is looked for there.
+    if let Some(store) = store.cloned() {
+        let path = path.clone();
+        let clearing = tokio::task::spawn_blocking(move || store.clear(&path));
+        drop(clearing.await);
+    }
+    read.clear(path);
 }

@@ -219,7 +219,7 @@ impl Warmer {
         if attributes.kind != FileKind::File || attributes.size > AHEAD_BYTES_MAX {
             return Ok(());
         }
-        let file = FileRef::new(path.clone(), attributes.version, attributes.size);
+        let file = FileRef::of(path.clone(), &attributes);
         let ahead = ReadAhead::default();
         for block in 0..attributes.size.div_ceil(BLOCK_BYTES) {
             let offset = block * BLOCK_BYTES;

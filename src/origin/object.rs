@@ -327,6 +327,7 @@ impl Inner {
             version: Version([0; 16]),
             provisional: false,
             link_target: None,
+            content: None,
         }
     }
 }

@@ -12,12 +12,12 @@ mod open;
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use super::{ObjectOrigin, Origin, OriginError, StatAnswers};
+use super::{ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Listing, OriginFingerprint, ReadRequest, ReadStream, Timestamp,
-    Version, XattrList,
+    FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -419,6 +419,24 @@ impl Shared {
         let counters = Arc::clone(&self.counters);
         Ok(blocks::hashed(bytes, request.path, length, counters))
     }
+
+    async fn read_range(self: Arc<Self>, request: RangeRequest) -> Result<RangeAnswer, Failure> {
+        self.counters.opened();
+        if let Some(fault) = request.fault() {
+            return Err(Failure::new(FailureKind::Corrupt, fault));
+        }
+        let (mount, below) = self.resolve(&request.path)?;
+        let range = ByteRange {
+            path: below,
+            version: request.version,
+            size: request.size,
+            offset: request.offset,
+            length: request.len,
+        };
+        let stream = self.counted(mount.origin.open(range).await)?;
+        let bytes = blocks::gathered(stream, &request.path, request.len, &self.counters).await?;
+        Ok(RangeAnswer::of(bytes))
+    }
 }
 
 /// The exclusions for one directory, looked up once for all its names.
@@ -497,26 +515,35 @@ impl Files for Origins {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
-        Box::pin(Arc::clone(&self.shared).stat(parent, names))
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        let answers = Arc::clone(&self.shared).stat(parent, names);
+        Box::pin(async move { answers.await.map(Leased::lasting) })
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         Box::pin(Arc::clone(&self.shared).read(request))
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        Box::pin(Arc::clone(&self.shared).read_range(request))
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         Box::pin(std::future::ready(self.shared.bundle(request)))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            match shared.resolve(&path) {
+            let list = match shared.resolve(&path) {
                 Ok((mount, below)) => shared.counted(mount.origin.xattrs(below).await),
                 Err(_) if !shared.names_to_prefixes(&path).is_empty() => Ok(XattrList::new()),
                 Err(failure) => Err(failure),
-            }
+            };
+            list.map(Leased::lasting)
         })
     }
 
@@ -560,5 +587,6 @@ fn synthetic_attributes() -> Attributes {
         version: Version([0; 16]),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }

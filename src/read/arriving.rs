@@ -193,9 +193,11 @@ mod tests {
                 version: Version::of(b"d"),
                 provisional: false,
                 link_target: None,
+                content: None,
             },
             next: None,
             entries,
+            lease: None,
         }
     }
 

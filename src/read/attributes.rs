@@ -288,7 +288,7 @@ impl Inner {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let answers = match self.source.stat(parent, names).await {
-            Ok(answers) => answers,
+            Ok(answers) => answers.value,
             Err(failure) => leads.iter().map(|_| Err(failure.clone())).collect(),
         };
         let keep = self.epoch.load(Ordering::Acquire) == epoch;
@@ -314,7 +314,8 @@ impl Inner {
 
     async fn fetch_xattrs(self: Arc<Self>, lead: Lead<ItemPath, Result<Arc<XattrList>, Failure>>) {
         let epoch = self.epoch.load(Ordering::Acquire);
-        let answer = self.source.xattrs(lead.key().clone()).await.map(Arc::new);
+        let answer = self.source.xattrs(lead.key().clone()).await;
+        let answer = answer.map(|list| Arc::new(list.value));
         let bytes = match &answer {
             Ok(list) => Some(
                 list.iter()

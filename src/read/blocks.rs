@@ -5,8 +5,8 @@ use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Failure, FailureKind, ItemPath, ReadRequest, ReadStream, STRIPE_BLOCKS,
-    Version,
+    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, ItemPath, ReadRequest,
+    ReadStream, STRIPE_BLOCKS, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
@@ -14,11 +14,38 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names one version of one file in the block cache: a hash of path and version.
+/// Names what a file holds in the block cache: a hash of its content and size where its content is
+/// known, so that equal files are one, and of its path and version otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId([u8; 16]);
 
 impl FileId {
+    /// The identity with this hash, as [`FileId::as_bytes`] gave it.
+    #[must_use]
+    pub fn of(hash: [u8; 16]) -> Self {
+        Self(hash)
+    }
+
+    /// Of one version of the file at `path`.
+    #[must_use]
+    pub fn of_place(path: &ItemPath, version: Version) -> Self {
+        Self::hashed(&[&version.0, path.as_bytes()])
+    }
+
+    fn of_content(content: &ContentHash, size: u64) -> Self {
+        Self::hashed(&[b"content", &content.0, &size.to_le_bytes()])
+    }
+
+    fn hashed(parts: &[&[u8]]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        for part in parts {
+            hasher.update(part);
+        }
+        let mut id = [0; 16];
+        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Self(id)
+    }
+
     /// The hash.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
@@ -35,22 +62,51 @@ pub struct FileRef {
     pub version: Version,
     /// Its size in bytes.
     pub size: u64,
+    /// The hash of all its bytes, where an index knows it.
+    pub content: Option<ContentHash>,
     id: FileId,
 }
 
 impl FileRef {
-    /// The file at `path` in state `version`, `size` bytes long.
+    /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
-    pub fn new(path: ItemPath, version: Version, size: u64) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&version.0).update(path.as_bytes());
-        let mut id = [0; 16];
-        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
+        let id = match &content {
+            Some(content) => FileId::of_content(content, size),
+            None => FileId::of_place(&path, version),
+        };
         Self {
             path,
             version,
             size,
-            id: FileId(id),
+            content,
+            id,
+        }
+    }
+
+    /// The file at `path` that `attributes` describe.
+    #[must_use]
+    pub fn of(path: ItemPath, attributes: &Attributes) -> Self {
+        Self::new(
+            path,
+            attributes.version,
+            attributes.size,
+            attributes.content,
+        )
+    }
+
+    /// Refuses a block that cannot be part of the content that an index promised. Only a file of one
+    /// block can be judged: its block's hash is the file's.
+    pub(super) fn check(&self, hash: ContentHash) -> Result<(), Failure> {
+        match self.content {
+            Some(content) if self.block_count() == 1 && content != hash => {
+                let detail = format!(
+                    "{}: it changed since it was indexed; make the index anew",
+                    self.path
+                );
+                Err(Failure::new(FailureKind::Stale, detail))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -110,6 +166,15 @@ impl ReadAhead {
     }
 }
 
+/// How one waits for a block that a bundle is to bring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Haste {
+    /// A reader waits: after a moment it is asked for by itself.
+    Urgent,
+    /// It is wanted when its turn comes.
+    InTurn,
+}
+
 /// How a block is to be had.
 pub(super) enum Source {
     Cached(Block),
@@ -164,8 +229,8 @@ impl ReadPath {
             self.reading(file);
         }
         for index in blocks.clone() {
-            let source = self.source_of(file, index, || self.wanted(file, ahead, &blocks));
-            let block = self.block(file, source).await?;
+            let wanted = || self.wanted(file, ahead, &blocks);
+            let block = self.block(file, index, wanted, Haste::Urgent).await?;
             pieces.push(slice(&block, index, &range));
         }
         if let [piece] = &pieces[..] {
@@ -222,11 +287,29 @@ impl ReadPath {
         [blocks.start..end.min(count), 0..0]
     }
 
-    /// Waits for a block.
-    async fn block(&self, file: &FileRef, source: Source) -> Result<Block, Failure> {
-        match source {
-            Source::Cached(block) => Ok(block),
-            Source::Flying(flight) => self.landed_soon(file, &flight).await,
+    /// The block, waited for. One that was under way for an equal file elsewhere, and fails there, is
+    /// asked for at this place.
+    pub(super) async fn block(
+        &self,
+        file: &FileRef,
+        index: u64,
+        wanted: impl Fn() -> [Range<u64>; 2],
+        haste: Haste,
+    ) -> Result<Block, Failure> {
+        let mut detours = 0;
+        loop {
+            let flight = match self.source_of(file, index, &wanted) {
+                Source::Cached(block) => return Ok(block),
+                Source::Flying(flight) => flight,
+            };
+            let outcome = match haste {
+                Haste::Urgent => self.landed_soon(file, &flight).await,
+                Haste::InTurn => landed(&flight).await,
+            };
+            match outcome {
+                Err(_) if flight.is_elsewhere(file, detours) => detours += 1,
+                outcome => return outcome,
+            }
         }
     }
 
@@ -297,7 +380,7 @@ impl ReadPath {
             Entry::Vacant(_) if inner.data.contains(&file.key(index)) => None,
             Entry::Vacant(entry) => {
                 let len = ReadRequest::block_len(file.size, index);
-                let flight = Arc::new(Flight::new(to_usize(len)));
+                let flight = Arc::new(Flight::new(file.path.clone(), to_usize(len)));
                 drop(entry.insert(Arc::clone(&flight)));
                 Some(flight)
             }
@@ -346,6 +429,7 @@ impl Fetch {
             size: self.file.size,
             first_block: self.next_block,
             block_count: self.flights.len() as u64,
+            content: self.file.content,
         };
         let outcome = match source.read(request).await {
             Ok(stream) => self.fill(stream).await,
@@ -378,7 +462,8 @@ impl Fetch {
                     }
                 }
             };
-            let block = flight.complete(&self.file.path, hash)?;
+            let block = flight.complete(hash)?;
+            self.file.check(hash)?;
             let key = self.file.key(self.next_block);
             let weight = block.bytes.len() as u64;
             self.inner.data.insert(key, block.clone(), weight);

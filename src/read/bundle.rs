@@ -15,7 +15,7 @@
 //! file far behind in it has that one asked for by itself (`urgent`). A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
 //! file that it did not bring gets a request of its own.
 
-use super::blocks::{FileRef, Source, landed};
+use super::blocks::{FileRef, Haste};
 use super::directory::Directory;
 use super::flight::Flight;
 use super::touched::Whole;
@@ -262,7 +262,7 @@ impl ReadPath {
             .is_some_and(|bound| attributes.size > bound);
         (small && !bypassed).then_some(())?;
         let path = path.join(&entry.name).ok()?;
-        Some(FileRef::new(path, attributes.version, attributes.size))
+        Some(FileRef::of(path, &attributes))
     }
 
     /// Brings files that this node has decided on; gives how many bytes nobody has asked for.
@@ -427,7 +427,8 @@ impl ReadPath {
         let BundleRequest { directory, files } = request;
         let file_of = |(index, file): (usize, BundleFile)| {
             let path = directory.join(&file.name).ok()?;
-            Some((index, FileRef::new(path, file.version, file.size)))
+            let file = FileRef::new(path, file.version, file.size, file.content);
+            Some((index, file))
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
         if self.0.bundles.for_children.load(Ordering::Relaxed) < FOR_CHILDREN_MAX {
@@ -441,10 +442,8 @@ impl ReadPath {
             .then(move |(index, file)| {
                 let this = this.clone();
                 async move {
-                    let block = match this.source_of(&file, 0, || [0..1, 0..0]) {
-                        Source::Cached(block) => block,
-                        Source::Flying(flight) => landed(&flight).await.ok()?,
-                    };
+                    let wanted = || [0..1, 0..0];
+                    let block = this.block(&file, 0, wanted, Haste::InTurn).await.ok()?;
                     let Block { bytes, hash, .. } = block;
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
@@ -518,7 +517,7 @@ impl Bring {
         let Some((file, flight)) = self.files.get_mut(item.index).and_then(Option::take) else {
             return;
         };
-        if item.bytes.len() as u64 != file.size {
+        if item.bytes.len() as u64 != file.size || file.check(item.hash).is_err() {
             self.path.give_back(&file, flight);
             return;
         }
@@ -596,5 +595,6 @@ fn wanted((file, _): &Waiting) -> BundleFile {
         name: name.unwrap_or_default(),
         version: file.version,
         size: file.size,
+        content: file.content,
     }
 }

@@ -5,10 +5,11 @@ use super::siblings::Descent;
 use super::touched::Touched;
 use super::walk::Walk;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing,
+    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing, ListingDigest,
 };
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -25,6 +26,8 @@ pub struct Directory {
     /// The origin refused to list it: names are looked up one by one, and readers are refused.
     pub(super) listable: bool,
     since: Instant,
+    /// Made when somebody asks for it.
+    digest: OnceLock<Option<ListingDigest>>,
     /// The entry whose attributes a reader that walks in order would want next, and how many it got
     /// the last time.
     stat_next: AtomicU32,
@@ -63,7 +66,7 @@ pub(super) struct Step {
 const STAT_BATCH_MAX: u32 = 512;
 /// Estimated cost of an entry beside its name, in bytes; with attributes or without.
 pub(super) const ENTRY_BYTES: u64 = 64;
-pub(super) const ATTRIBUTES_BYTES: u64 = 144;
+pub(super) const ATTRIBUTES_BYTES: u64 = 176;
 
 impl Directory {
     pub(super) fn new(listing: Listing) -> Self {
@@ -77,6 +80,7 @@ impl Directory {
             next: listing.next,
             listable: true,
             since: Instant::now(),
+            digest: OnceLock::new(),
             stat_next: AtomicU32::new(0),
             stat_batch: AtomicU32::new(0),
             listed: Walk::default(),
@@ -212,6 +216,12 @@ impl Directory {
         self.stat_batch.store(batch, Ordering::Relaxed);
         self.stat_next.store(at + batch, Ordering::Relaxed);
         &self.entries[position..self.entries.len().min(position + batch as usize)]
+    }
+
+    /// What it holds, in short; `None` for what cannot be listed.
+    pub(super) fn digest(&self) -> Option<ListingDigest> {
+        let of = || ListingDigest::of(&self.attributes, &self.entries, self.next.as_ref());
+        *self.digest.get_or_init(|| self.listable.then(of).flatten())
     }
 
     /// This page for a child.

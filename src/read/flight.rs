@@ -1,6 +1,6 @@
 //! A block on its way here: a buffer that grows, and those who wait for it or forward it.
 
-use super::Block;
+use super::{Block, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,6 +17,10 @@ pub(super) enum Progress {
     /// It will not come.
     Failed(Failure),
 }
+
+/// So many failed fetches of equal files at other paths are waited for before one fails for good: with
+/// more of them, something else is wrong.
+const DETOURS_MAX: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Filling {
@@ -37,6 +41,8 @@ const LANDED: u8 = 3;
 /// asked for twice: then it comes whole, from whoever has it first.
 #[derive(Debug)]
 pub(super) struct Flight {
+    /// The file it was begun for. Those who wait may want it for an equal file elsewhere.
+    path: ItemPath,
     len: usize,
     way: AtomicU8,
     /// Guards the bytes so far. Held for a copy of at most one block, never across an await.
@@ -45,13 +51,20 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(len: usize) -> Self {
+    pub(super) fn new(path: ItemPath, len: usize) -> Self {
         Self {
+            path,
             len,
             way: AtomicU8::new(PLAIN),
             filling: Mutex::default(),
             progress: watch::channel(Progress::Filling(0)).0,
         }
+    }
+
+    /// Whether its failure says nothing about `file`, for which it was waited for: it was begun at another
+    /// path, and this has not happened [`DETOURS_MAX`] times already.
+    pub(super) fn is_elsewhere(&self, file: &FileRef, detours: u32) -> bool {
+        self.path != file.path && detours < DETOURS_MAX
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<Progress> {
@@ -127,7 +140,8 @@ impl Flight {
     ///
     /// # Errors
     /// `Corrupt` when bytes are missing.
-    pub(super) fn complete(&self, path: &ItemPath, hash: ContentHash) -> Result<Block, Failure> {
+    pub(super) fn complete(&self, hash: ContentHash) -> Result<Block, Failure> {
+        let path = &self.path;
         let mut filling = self.lock();
         let arrived = filling.bytes.len();
         if arrived != self.len {

@@ -6,7 +6,7 @@ use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
 use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath, ListingStream};
+use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath, Listed, ListingDigest};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -108,7 +108,8 @@ impl ReadPath {
         &self,
         path: ItemPath,
         limit: usize,
-    ) -> Result<ListingStream, Failure> {
+        known: Option<ListingDigest>,
+    ) -> Result<Listed, Failure> {
         let inner = &self.0;
         let key = ListingKey {
             path: path.clone(),
@@ -118,13 +119,14 @@ impl ReadPath {
             Asked::Answered(answer) => answer,
             Asked::Pending(pending) => {
                 let arriving = inner.arriving.get(&key).map(|entry| Arc::clone(&entry));
-                if let Some(arriving) = arriving
+                // Whether it is the one that the child knows shows at its end.
+                if let Some(arriving) = arriving.filter(|_| known.is_none())
                     && let Some(listing) = arriving.follow().await
                 {
                     if limit < listing.head.entries {
-                        return inner.source.list_parts(path, None, limit).await;
+                        return inner.source.list_parts(path, None, limit, None).await;
                     }
-                    return Ok(listing);
+                    return Ok(Listed::Listing(listing));
                 }
                 answer_of(pending)
                     .await
@@ -134,9 +136,12 @@ impl ReadPath {
         let directory = answer?;
         if limit < directory.entries.len() {
             // This child has less room than this node: it pages in its own steps.
-            return inner.source.list_parts(path, None, limit).await;
+            return inner.source.list_parts(path, None, limit, known).await;
         }
-        Ok(directory.to_listing(&path)?.into())
+        if known.is_some() && known == directory.digest() {
+            return Ok(Listed::Unchanged { lease: None });
+        }
+        Ok(Listed::Listing(directory.to_listing(&path)?.into()))
     }
 
     /// The page, or the flight that brings it, begun if need be.
@@ -182,8 +187,8 @@ impl Inner {
         let path = lead.key().path.clone();
         let listing = self
             .source
-            .list_parts(path.clone(), cursor, self.page_entries());
-        let listed = match listing.await {
+            .list_parts(path.clone(), cursor, self.page_entries(), None);
+        let listed = match listing.await.and_then(Listed::stream) {
             Ok(listing) => arriving.fill(listing).await,
             Err(failure) => Err(failure),
         };
@@ -224,6 +229,7 @@ impl Inner {
     async fn directory_itself(&self, path: &ItemPath) -> Result<Attributes, Failure> {
         let answers = self.source.stat(path.clone(), vec![Bytes::new()]).await?;
         answers
+            .value
             .into_iter()
             .next()
             .unwrap_or_else(|| Err(Failure::not_found(path)))

@@ -5,8 +5,9 @@ use super::flight::{Flight, Progress};
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
-    FilesystemUsage, ItemPath, Listing, ListingStream, ReadRequest, ReadStream, XattrList,
+    BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
+    ItemPath, Leased, Listed, Listing, ListingDigest, ReadRequest, ReadStream, StatAnswers,
+    XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -21,8 +22,8 @@ impl Files for ReadPath {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        let parts = self.list_parts(path, cursor, limit);
-        async move { parts.await?.collect().await }.boxed()
+        let parts = self.list_parts(path, cursor, limit, None);
+        async move { parts.await?.stream()?.collect().await }.boxed()
     }
 
     fn list_parts(
@@ -30,20 +31,21 @@ impl Files for ReadPath {
         path: ItemPath,
         cursor: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'static, Result<ListingStream, Failure>> {
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
         if cursor.is_some() {
             // A later page of a large directory: every node pages for itself.
-            return self.0.source.list_parts(path, cursor, limit);
+            return self.0.source.list_parts(path, cursor, limit, known);
         }
         let this = self.clone();
-        async move { this.list_for_child(path, limit).await }.boxed()
+        async move { this.list_for_child(path, limit, known).await }.boxed()
     }
 
     fn stat(
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let this = self.clone();
         async move {
             let found = this.find_all(&parent, &names).await?;
@@ -54,7 +56,7 @@ impl Files for ReadPath {
                     Err(Failure::not_found(&path))
                 }
             });
-            Ok(answers.collect())
+            Ok(Leased::lasting(answers.collect()))
         }
         .boxed()
     }
@@ -63,9 +65,10 @@ impl Files for ReadPath {
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let feed = Feed {
             path: self.clone(),
-            file: FileRef::new(request.path, request.version, request.size),
+            file: FileRef::new(request.path, request.version, request.size, request.content),
             blocks,
             current: Current::None,
+            detours: 0,
         };
         let parts = stream::unfold(feed, |mut feed| async move {
             let part = feed.next().await?;
@@ -78,9 +81,13 @@ impl Files for ReadPath {
         std::future::ready(Ok(self.give_bundle(request))).boxed()
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
-        async move { Ok(Self::xattrs(&this, &path).await?.as_ref().clone()) }.boxed()
+        async move {
+            let list = Self::xattrs(&this, &path).await?;
+            Ok(Leased::lasting(list.as_ref().clone()))
+        }
+        .boxed()
     }
 
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
@@ -95,6 +102,8 @@ struct Feed {
     file: FileRef,
     blocks: Range<u64>,
     current: Current,
+    /// Flights of equal files elsewhere that failed.
+    detours: u32,
 }
 
 enum Current {
@@ -144,6 +153,14 @@ impl Feed {
                             let (forwarded, before) = *sent;
                             let void = restarts != before && forwarded > 0;
                             self.current = Current::Rest(block, if void { 0 } else { forwarded });
+                            if void {
+                                return Some(Ok(BlockPart::Restart));
+                            }
+                        }
+                        Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
+                            let void = sent.0 > 0;
+                            self.detours += 1;
+                            self.current = Current::None;
                             if void {
                                 return Some(Ok(BlockPart::Restart));
                             }

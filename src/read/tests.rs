@@ -3,7 +3,8 @@
 use super::*;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
-    FailureKind, FileKind, FilesystemUsage, Listing, ReadRequest, ReadStream, Timestamp, Version,
+    FailureKind, FileKind, FilesystemUsage, Leased, Listing, ReadRequest, ReadStream, StatAnswers,
+    Timestamp, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -19,6 +20,8 @@ struct Source {
     /// Attributes come along with listings.
     eager: bool,
     listable: bool,
+    /// Attributes tell what these files hold, as from an index: of the state with the number 0.
+    indexed: BTreeMap<Vec<u8>, ContentHash>,
     reads: Mutex<Vec<ReadRequest>>,
     bundles: Mutex<Vec<BundleRequest>>,
     /// Files after which a bundle breaks off, or hangs.
@@ -49,6 +52,7 @@ impl Source {
             files: Mutex::new(files),
             eager: true,
             listable: true,
+            indexed: BTreeMap::new(),
             reads: Mutex::default(),
             bundles: Mutex::default(),
             bundle_breaks: AtomicU64::new(u64::MAX),
@@ -87,6 +91,7 @@ impl Source {
             version: Version([state; 16]),
             provisional: false,
             link_target: None,
+            content: self.indexed.get(name).copied(),
         })
     }
 
@@ -144,12 +149,12 @@ impl Files for Shared {
         &self,
         _parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let source = Arc::clone(&self.0);
         async move {
             let answers = names.iter().map(|name| source.attributes(name)).collect();
             source.stats.lock().unwrap().push(names);
-            Ok(answers)
+            Ok(Leased::lasting(answers))
         }
         .boxed()
     }
@@ -235,8 +240,9 @@ impl Files for Shared {
         std::future::ready(Ok(items)).boxed()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
-        std::future::ready(Ok(vec![("user.a".into(), "1".into())])).boxed()
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+        let list = vec![("user.a".into(), "1".into())];
+        std::future::ready(Ok(Leased::lasting(list))).boxed()
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
@@ -276,11 +282,7 @@ async fn file(path: &ReadPath, name: &str) -> FileRef {
     else {
         panic!("{name} not found");
     };
-    FileRef::new(
-        ItemPath::parse(name.as_bytes()).unwrap(),
-        found.version,
-        found.size,
-    )
+    FileRef::of(ItemPath::parse(name.as_bytes()).unwrap(), &found)
 }
 
 fn small(len: u64) -> u32 {
@@ -618,6 +620,7 @@ fn whole(f: &FileRef) -> ReadRequest {
         size: f.size,
         first_block: 0,
         block_count: f.size.div_ceil(BLOCK_BYTES),
+        content: f.content,
     }
 }
 
@@ -710,4 +713,5 @@ async fn extended_attributes_are_asked_for_once() {
 }
 
 mod bundles;
+mod contents;
 mod siblings;

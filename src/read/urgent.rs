@@ -86,6 +86,7 @@ impl Urgent {
             size: self.file.size,
             first_block: 0,
             block_count: 1,
+            content: self.file.content,
         };
         let mut parts = self.inner.source.read(request).await?;
         let mut bytes = BytesMut::new();
@@ -97,6 +98,7 @@ impl Urgent {
                 BlockPart::Bytes(_) => break,
                 BlockPart::Restart => bytes.clear(),
                 BlockPart::End(hash) if bytes.len() as u64 == self.file.size => {
+                    self.file.check(hash)?;
                     return Ok(Block {
                         bytes: bytes.freeze(),
                         hash,

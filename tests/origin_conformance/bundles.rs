@@ -15,6 +15,7 @@ fn file(name: &str, version: Version, size: u64) -> BundleFile {
         name: Bytes::copy_from_slice(name.as_bytes()),
         version,
         size,
+        content: None,
     }
 }
 
@@ -111,11 +112,16 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
     // The versions as somebody would know them who has seen the files on the storage itself.
     let bare = Origins::open(&[spec("d", &real)], &OriginOptions::default()).expect("origins");
     let names = ["hidden", "other", "shown"].map(|name| Bytes::from_static(name.as_bytes()));
-    let found = bare.stat(path("d"), names.to_vec()).await.expect("answers");
+    let found = bare
+        .stat(path("d"), names.to_vec())
+        .await
+        .expect("answers")
+        .value;
     let wanted = names.iter().zip(found).map(|(name, found)| BundleFile {
         name: name.clone(),
         version: found.expect("attributes").version,
         size: 6,
+        content: None,
     });
     let request = BundleRequest {
         directory: path("d"),

@@ -45,7 +45,7 @@ async fn stat(files: &Origins, file: &str) -> Result<Attributes, Failure> {
         Some((parent, name)) => (parent, Bytes::copy_from_slice(name)),
         None => (path(""), Bytes::new()),
     };
-    files.stat(parent, vec![name]).await?.remove(0)
+    files.stat(parent, vec![name]).await?.value.remove(0)
 }
 
 async fn blocks(
@@ -61,6 +61,7 @@ async fn blocks(
         size: found.size,
         first_block,
         block_count,
+        content: None,
     };
     let mut parts = files.read(request).await?;
     let (mut blocks, mut block) = (Vec::new(), Vec::new());

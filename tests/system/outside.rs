@@ -46,7 +46,7 @@ struct Asker(Box<dyn Files>);
 impl Asker {
     async fn stat(&self, dir: &str, name: &str) -> Result<Attributes, Failure> {
         let names = vec![Bytes::copy_from_slice(name.as_bytes())];
-        self.0.stat(path(dir), names).await?.remove(0)
+        self.0.stat(path(dir), names).await?.value.remove(0)
     }
 
     /// The bytes of a file of one block, of which the child knows size and version.
@@ -57,6 +57,7 @@ impl Asker {
             size: known.size,
             first_block: 0,
             block_count: 1,
+            content: known.content,
         };
         let mut parts = self.0.read(request).await?;
         let mut bytes = Vec::new();

@@ -5,8 +5,12 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{BLOCK_BYTES, ListingHead, ListingPart, ListingStream, ReadStream};
-use crate::item::{Attributes, BlockPart, Failure, FailureKind, XattrList};
+use crate::files::{
+    BLOCK_BYTES, Listed, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream,
+    StatAnswers,
+};
+use crate::freshness::{Leased, to_ms};
+use crate::item::{BlockPart, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
@@ -164,9 +168,10 @@ async fn respond(
             path,
             cursor,
             limit,
+            known,
         } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let listing = files().list_parts(path, cursor, limit).await;
+            let listing = files().list_parts(path, cursor, limit, known).await;
             answer.count_request();
             answer.listing(listing).await
         }
@@ -178,6 +183,11 @@ async fn respond(
         Request::Read(request) => {
             answer.count_request();
             answer.read(files().read(request).await).await
+        }
+        Request::ReadRange(request) => {
+            let found = files().read_range(request).await;
+            answer.count_request();
+            answer.range(found).await
         }
         Request::Bundle(request) => {
             answer.count_request();
@@ -260,12 +270,15 @@ impl Answer<'_> {
     }
 
     /// A listing page by page as it arrives: a page is never held back for the next.
-    async fn listing(
-        &mut self,
-        listing: Result<ListingStream, Failure>,
-    ) -> Result<(), StreamError> {
-        let ListingStream { head, parts } = match listing {
-            Ok(listing) => listing,
+    async fn listing(&mut self, listed: Result<Listed, Failure>) -> Result<(), StreamError> {
+        let ListingStream { head, parts } = match listed {
+            Ok(Listed::Listing(listing)) => listing,
+            Ok(Listed::Unchanged { lease }) => {
+                let lease_ms = to_ms(lease);
+                return self
+                    .message(FrameKind::Head, &Head::Unchanged { lease_ms })
+                    .await;
+            }
             Err(failure) => return self.failure(&failure).await,
         };
         self.listing_head(head).await?;
@@ -308,20 +321,25 @@ impl Answer<'_> {
             directory: head.directory,
             next: head.next,
             entries: u32::try_from(head.entries).unwrap_or(u32::MAX),
+            lease_ms: to_ms(head.lease),
         };
         self.message(FrameKind::Head, &head).await
     }
 
     async fn stat(
         &mut self,
-        answers: Result<Vec<Result<Attributes, Failure>>, Failure>,
+        answers: Result<Leased<StatAnswers>, Failure>,
     ) -> Result<(), StreamError> {
         match answers {
-            Ok(answers) => {
+            Ok(Leased {
+                value: answers,
+                lease,
+            }) => {
                 self.message(
                     FrameKind::Head,
                     &Head::Stat {
                         answers: count(&answers),
+                        lease_ms: to_ms(lease),
                     },
                 )
                 .await?;
@@ -331,13 +349,20 @@ impl Answer<'_> {
         }
     }
 
-    async fn xattrs(&mut self, found: Result<XattrList, Failure>) -> Result<(), StreamError> {
+    async fn xattrs(
+        &mut self,
+        found: Result<Leased<XattrList>, Failure>,
+    ) -> Result<(), StreamError> {
         match found {
-            Ok(found) => {
+            Ok(Leased {
+                value: found,
+                lease,
+            }) => {
                 self.message(
                     FrameKind::Head,
                     &Head::Xattrs {
                         attributes: count(&found),
+                        lease_ms: to_ms(lease),
                     },
                 )
                 .await?;
@@ -394,6 +419,18 @@ impl Answer<'_> {
             }
         }
         Ok(true)
+    }
+
+    async fn range(&mut self, found: Result<RangeAnswer, Failure>) -> Result<(), StreamError> {
+        match found {
+            Ok(RangeAnswer { bytes, hash }) => {
+                let parts = vec![BlockPart::Bytes(bytes), BlockPart::End(hash)];
+                let sent = self.writer.chunks(&mut encode(parts)?).await?;
+                self.count(sent);
+                Ok(())
+            }
+            Err(failure) => self.failure(&failure).await,
+        }
     }
 
     async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {

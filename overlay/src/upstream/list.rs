@@ -6,35 +6,41 @@
 use super::{
     ANOTHER, Answer, Asked, Inner, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected,
 };
-use crate::files::{LISTING_ENTRIES_MAX, ListingHead, ListingPart, ListingStream};
+use crate::files::{LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream};
+use crate::freshness::{ListingDigest, from_ms};
 use crate::item::{Cursor, Entry, Failure, ItemPath};
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameKind, Head, PageReader, Request, WireError, message};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often the sender of one listing may take it back.
 const RESTARTS_MAX: u32 = 64;
 
-/// Opens a stream over a listing: waits for its head.
+/// Opens a stream over a listing: waits for its head, or for the word that `known` is it.
 pub(super) async fn open(
     upstream: Upstream,
     path: ItemPath,
     cursor: Option<Cursor>,
     limit: usize,
-) -> Result<ListingStream, Failure> {
+    known: Option<ListingDigest>,
+) -> Result<Listed, Failure> {
     let wanted = u32::try_from(limit.min(LISTING_ENTRIES_MAX)).unwrap_or(u32::MAX);
-    let request = Request::List {
+    let mut request = Request::List {
         path: path.clone(),
         cursor: cursor.clone(),
         limit: wanted,
+        known,
     };
     let (mut replays, mut resets) = (0, 0);
     let (answer, head) = loop {
         let mut answer = match upstream.ask(&Route::Item(&path), &request).await? {
-            Asked::Storage(storage) => return storage.list_parts(path, cursor, limit).await,
+            Asked::Storage(storage) => {
+                return storage.list_parts(path, cursor, limit, known).await;
+            }
             Asked::Answer(answer) => answer,
         };
         let kind = answer.header.kind;
@@ -43,7 +49,8 @@ pub(super) async fn open(
             Err(error) => Err(Broken::Stream(error)),
         };
         match opened {
-            Ok(head) => break (answer, head),
+            Ok(Opened::Unchanged(lease)) => return Ok(Listed::Unchanged { lease }),
+            Ok(Opened::Listing(head)) => break (answer, head),
             Err(Broken::Remote(failure)) => return Err(failure),
             Err(Broken::Stream(error)) if replays < REPLAYS_MAX && again(&error, &mut resets) => {
                 replays += 1;
@@ -56,6 +63,10 @@ pub(super) async fn open(
             }
         }
     };
+    if let Request::List { known, .. } = &mut request {
+        // From here on it is not that one.
+        *known = None;
+    }
     let entries = Entries {
         pages: PageReader::new(head.entries),
         upstream,
@@ -66,10 +77,27 @@ pub(super) async fn open(
         resets,
         restarts: 0,
     };
-    Ok(ListingStream {
+    Ok(Listed::Listing(ListingStream {
         head,
         parts: stream::unfold(Some(entries), step).boxed(),
-    })
+    }))
+}
+
+/// How an answer begins.
+enum Opened {
+    /// That is all; the lease.
+    Unchanged(Option<Duration>),
+    Listing(ListingHead),
+}
+
+impl Opened {
+    /// Where nothing was said to be known: [`Head::check`] has seen to it.
+    fn head(self) -> Result<ListingHead, Broken> {
+        match self {
+            Self::Listing(head) => Ok(head),
+            Self::Unchanged(_) => Err(WireError::Impossible(ANOTHER).into()),
+        }
+    }
 }
 
 enum Broken {
@@ -88,7 +116,7 @@ fn parse_head(
     kind: FrameKind,
     body: &Bytes,
     request: &Request,
-) -> Result<ListingHead, Broken> {
+) -> Result<Opened, Broken> {
     match kind {
         FrameKind::Head => {}
         FrameKind::Failure => {
@@ -98,19 +126,21 @@ fn parse_head(
     }
     let head: Head = message::decode("head", body)?;
     head.check(request)?;
-    let Head::Listing {
-        directory,
-        next,
-        entries,
-    } = head
-    else {
-        return Err(WireError::Impossible(ANOTHER).into());
-    };
-    Ok(ListingHead {
-        directory: inner.checked(directory).map_err(Broken::Remote)?,
-        next,
-        entries: usize::try_from(entries).unwrap_or(usize::MAX),
-    })
+    match head {
+        Head::Listing {
+            directory,
+            next,
+            entries,
+            lease_ms,
+        } => Ok(Opened::Listing(ListingHead {
+            directory: inner.checked(directory).map_err(Broken::Remote)?,
+            next,
+            entries: usize::try_from(entries).unwrap_or(usize::MAX),
+            lease: from_ms(lease_ms),
+        })),
+        Head::Unchanged { lease_ms } => Ok(Opened::Unchanged(from_ms(lease_ms))),
+        _ => Err(WireError::Impossible(ANOTHER).into()),
+    }
 }
 
 /// The entries of one listing in progress.
@@ -169,7 +199,7 @@ impl Entries {
             FrameKind::Restart if self.restarts < RESTARTS_MAX => {
                 self.restarts += 1;
                 let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
-                let head = parse_head(inner, kind, &body, &self.request)?;
+                let head = parse_head(inner, kind, &body, &self.request)?.head()?;
                 self.pages = PageReader::new(head.entries);
                 Ok(Some(ListingPart::Restart(head)))
             }
@@ -192,7 +222,9 @@ impl Entries {
         };
         let kind = self.answer.header.kind;
         let opened = match self.answer.reader.body(self.answer.header).await {
-            Ok(body) => parse_head(&self.upstream.inner, kind, &body, &self.request),
+            Ok(body) => {
+                parse_head(&self.upstream.inner, kind, &body, &self.request).and_then(Opened::head)
+            }
             Err(error) => Err(Broken::Stream(error)),
         };
         match opened {

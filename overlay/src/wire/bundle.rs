@@ -134,6 +134,7 @@ mod tests {
             name: format!("f{at}").into(),
             version: Version([1; 16]),
             size: size as u64,
+            content: (at % 2 == 0).then_some(ContentHash([7; 32])),
         });
         BundleRequest {
             directory: ItemPath::parse(b"a/b").unwrap(),
@@ -196,6 +197,7 @@ mod tests {
         let mut largest = request(&vec![256 << 10; BUNDLE_FILES_MAX]);
         for file in &mut largest.files {
             file.name = vec![b'a'; BUNDLE_NAME_BYTES_MAX / BUNDLE_FILES_MAX].into();
+            file.content = Some(ContentHash([7; 32]));
         }
         largest.directory = ItemPath::parse(&b"abc/".repeat(1000)).unwrap();
         let largest = Request::Bundle(largest);

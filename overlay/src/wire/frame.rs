@@ -74,7 +74,8 @@ impl FrameKind {
             Self::Failure | Self::Cleared | Self::Progress => 4 << 10,
             Self::Warmed => 64 << 10,
             Self::Head => 32 << 10,
-            Self::Request => 256 << 10,
+            // The largest bundle: names, and for each file version, size and content.
+            Self::Request => 320 << 10,
             #[expect(clippy::cast_possible_truncation, reason = "64 KiB and a name fit")]
             Self::Report => REPORT_BYTES_MAX as u32 + 512,
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,

@@ -4,7 +4,8 @@ use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
     XATTRS_MAX,
 };
-use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, ReadRequest};
+use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
+use crate::freshness::ListingDigest;
 use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -41,7 +42,8 @@ pub struct Question {
 /// What is asked. The first five go from a child to its parent and ask what [`crate::Files`] asks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// [`crate::Files::list`]: answered by [`Head::Listing`] and pages of [`crate::Entry`].
+    /// [`crate::Files::list_parts`]: answered by [`Head::Listing`] and pages of [`crate::Entry`], or by
+    /// [`Head::Unchanged`].
     List {
         /// The directory.
         path: ItemPath,
@@ -49,6 +51,8 @@ pub enum Request {
         cursor: Option<Cursor>,
         /// Most entries wanted.
         limit: u32,
+        /// Of the listing that the asker holds, if it holds one.
+        known: Option<ListingDigest>,
     },
     /// [`crate::Files::stat`]: answered by [`Head::Stat`] and pages of `Result<Attributes, Failure>`.
     Stat {
@@ -118,6 +122,8 @@ pub enum Request {
         /// Which tree.
         tree: u8,
     },
+    /// [`crate::Files::read_range`]: answered by data frames and an end frame.
+    ReadRange(RangeRequest),
 }
 
 /// The first frame of an answer that has one.
@@ -131,16 +137,22 @@ pub enum Head {
         next: Option<Cursor>,
         /// How many entries the pages hold.
         entries: u32,
+        /// What remains of the lease in ms; `None`: it lasts until it is cleared.
+        lease_ms: Option<u32>,
     },
     /// To [`Request::Stat`].
     Stat {
         /// How many answers the pages hold.
         answers: u32,
+        /// As that of a listing.
+        lease_ms: Option<u32>,
     },
     /// To [`Request::Xattrs`].
     Xattrs {
         /// How many attributes the pages hold.
         attributes: u32,
+        /// As that of a listing.
+        lease_ms: Option<u32>,
     },
     /// To [`Request::Usage`]: complete, no pages follow.
     Usage(FilesystemUsage),
@@ -148,6 +160,11 @@ pub enum Head {
     Origins {
         /// How many [`crate::OriginFingerprint`]s the pages hold.
         origins: u32,
+    },
+    /// To [`Request::List`]: the asker's own listing is right. Complete, no pages follow.
+    Unchanged {
+        /// As that of a listing.
+        lease_ms: Option<u32>,
     },
 }
 
@@ -230,6 +247,10 @@ impl Request {
             }
             Self::Stat { names, .. } => check_names(names),
             Self::Read(request) => check_read(request),
+            Self::ReadRange(request) => match request.fault() {
+                Some(fault) => Err(WireError::Impossible(fault)),
+                None => Ok(()),
+            },
             Self::Bundle(request) => super::bundle::check(request),
             Self::Xattrs { .. }
             | Self::Usage { .. }
@@ -250,10 +271,12 @@ impl Head {
     pub fn items(&self) -> u32 {
         match self {
             Self::Listing { entries: items, .. }
-            | Self::Stat { answers: items }
-            | Self::Xattrs { attributes: items }
+            | Self::Stat { answers: items, .. }
+            | Self::Xattrs {
+                attributes: items, ..
+            }
             | Self::Origins { origins: items } => *items,
-            Self::Usage(_) => 0,
+            Self::Usage(_) | Self::Unchanged { .. } => 0,
         }
     }
 
@@ -271,7 +294,13 @@ impl Head {
                     u64::from(*limit),
                 )
             }
-            (Self::Stat { answers }, Request::Stat { names, .. }) => {
+            (Self::Unchanged { .. }, Request::List { known, .. }) => {
+                if known.is_some() {
+                    return Ok(());
+                }
+                Err(WireError::Impossible("unchanged, and nothing was known"))
+            }
+            (Self::Stat { answers, .. }, Request::Stat { names, .. }) => {
                 if usize::try_from(*answers) == Ok(names.len()) {
                     return Ok(());
                 }
@@ -279,7 +308,7 @@ impl Head {
                     "another number of answers than of names",
                 ))
             }
-            (Self::Xattrs { attributes }, Request::Xattrs { .. }) => bounded(
+            (Self::Xattrs { attributes, .. }, Request::Xattrs { .. }) => bounded(
                 "extended attributes",
                 u64::from(*attributes),
                 XATTRS_MAX as u64,

@@ -13,6 +13,7 @@ fn request(files: &[(&str, u64)]) -> BundleRequest {
         name: name.to_owned().into(),
         version: Version([7; 16]),
         size,
+        content: None,
     });
     BundleRequest {
         directory: path("dir"),

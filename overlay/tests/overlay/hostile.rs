@@ -54,6 +54,7 @@ fn head(entries: u32) -> Vec<u8> {
         directory,
         next: None,
         entries,
+        lease_ms: None,
     };
     frame(FrameKind::Head, &message::encode("head", &head).unwrap())
 }
@@ -172,7 +173,14 @@ async fn a_parent_that_stops_in_mid_answer_is_unavailable_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_number_of_stat_answers_is_corrupt() {
     for answers in [0, 1, 3, u32::MAX] {
-        let body = message::encode("head", &Head::Stat { answers }).unwrap();
+        let body = message::encode(
+            "head",
+            &Head::Stat {
+                answers,
+                lease_ms: None,
+            },
+        )
+        .unwrap();
         let stat = async |parent: copperfs_overlay::Upstream| {
             kind(
                 parent
@@ -261,16 +269,18 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
         vec![0xff, 0xff, 0xff, 0xff, FrameKind::Request as u8],
         frame(FrameKind::Request, &[0xff; 100]),
         // A list request of the path `..`.
-        frame(FrameKind::Request, &[0, 0, 2, b'.', b'.', 0, 1]),
+        frame(FrameKind::Request, &[0, 0, 2, b'.', b'.', 0, 1, 0]),
         request(&Request::List {
             path: dir.clone(),
             cursor: None,
             limit: 0,
+            known: None,
         }),
         request(&Request::List {
             path: dir.clone(),
             cursor: None,
             limit: u32::MAX,
+            known: None,
         }),
         request(&Request::Stat {
             parent: dir.clone(),

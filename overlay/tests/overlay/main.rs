@@ -14,6 +14,8 @@ mod hostile;
 #[cfg(test)]
 mod log;
 #[cfg(test)]
+mod ranges;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tree;

@@ -5,9 +5,10 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, LinkStatus,
-    Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest,
-    ReadStream, Roster, Seat, Secret, Service, Timestamp, Upstream, Version, XattrList,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, Leased,
+    LinkStatus, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError,
+    ReadRequest, ReadStream, Roster, Seat, Secret, Service, StatAnswers, Timestamp, Upstream,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -60,6 +61,7 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
         version: Version::of(&size.to_le_bytes()),
         provisional: false,
         link_target: None,
+        content: None,
     }
 }
 
@@ -154,12 +156,12 @@ impl Files for TestStorage {
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let answers = names.iter().map(|name| match &name[..] {
             b"absent" => Err(Failure::not_found(&parent.join(name).unwrap())),
             _ => Ok(attributes(FileKind::File, name.len() as u64)),
         });
-        ready(Ok(answers.collect()))
+        ready(Ok(Leased::lasting(answers.collect())))
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
@@ -226,20 +228,20 @@ impl Files for TestStorage {
             .boxed()))
     }
 
-    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         if path.is_root() {
             return ready(Err(Failure::new(
                 FailureKind::Unsupported,
                 "no attributes here",
             )));
         }
-        ready(Ok(vec![
+        ready(Ok(Leased::lasting(vec![
             (Bytes::from_static(b"user.a"), Bytes::from_static(b"\0\xff")),
             (
                 Bytes::from_static(b"user.big"),
                 Bytes::from(vec![7; 64 << 10]),
             ),
-        ]))
+        ])))
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
@@ -460,6 +462,7 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
         size,
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
+        content: None,
     }
 }
 

@@ -25,14 +25,14 @@ async fn every_node_of_a_tree_gets_every_kind_of_answer() {
                 Bytes::from_static(b"absent"),
                 Bytes::from_static(b"x"),
             ];
-            let found = parent.stat(path("dir"), names).await.unwrap();
+            let found = parent.stat(path("dir"), names).await.unwrap().value;
             assert_eq!(found[0].as_ref().unwrap().size, 0);
             assert_eq!(kind(found[1].clone()), FailureKind::NotFound);
             assert_eq!(found[2].as_ref().unwrap().size, 1);
             let size = 2 * BLOCK_BYTES + 17;
             let parts = parent.read(whole("file", size)).await.unwrap();
             assert_eq!(drain(parts).await, (size, Ok(())));
-            let attributes = parent.xattrs(path("dir")).await.unwrap();
+            let attributes = parent.xattrs(path("dir")).await.unwrap().value;
             assert_eq!(attributes[1].1.len(), 64 << 10);
             assert_eq!(parent.usage(path("")).await.unwrap().blocks, 1 << 40);
         });

@@ -127,6 +127,7 @@ fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<A
         // A time in the future says nothing about the past seconds; only the clock's vicinity counts.
         provisional: young(&status.stx_mtime) || young(&status.stx_ctime),
         link_target,
+        content: None,
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::origin::counters::OriginCounters;
 use crate::origin::failure::worded;
 use crate::origin::{ByteRange, ByteStream};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, ItemPath, ReadRequest, ReadStream,
 };
@@ -65,6 +65,37 @@ pub(super) fn hashed(
         counters,
     };
     stream::try_unfold(blocks, Blocks::next).boxed()
+}
+
+/// All of `bytes`, which must be `length` of them, in one piece.
+pub(super) async fn gathered(
+    mut bytes: ByteStream,
+    path: &ItemPath,
+    length: u64,
+    counters: &OriginCounters,
+) -> Result<Bytes, Failure> {
+    let mut whole = Bytes::new();
+    while let Some(next) = bytes.next().await {
+        let piece = next.inspect_err(|failure| counters.failed(failure))?;
+        counters.read(piece.len());
+        if whole.is_empty() {
+            whole = piece;
+        } else {
+            let mut joined = BytesMut::from(whole);
+            joined.extend_from_slice(&piece);
+            whole = joined.freeze();
+        }
+        if whole.len() as u64 > length {
+            break;
+        }
+    }
+    if whole.len() as u64 == length {
+        return Ok(whole);
+    }
+    let cause = "another number of bytes than the range has";
+    let failure = worded(FailureKind::Io, "data", "read", path, &cause, "");
+    counters.failed(&failure);
+    Err(failure)
 }
 
 impl Blocks {
@@ -199,6 +230,7 @@ mod tests {
             size,
             first_block,
             block_count,
+            content: None,
         };
         let range = |r: ReadRequest| {
             let range = range_of(&r, ItemPath::root());

@@ -1,5 +1,5 @@
 use super::*;
-use crate::item::{FailureKind, FileKind, Timestamp, Version};
+use crate::item::{ContentHash, FailureKind, FileKind, Timestamp, Version};
 use proptest::prelude::*;
 
 fn path() -> impl Strategy<Value = ItemPath> {
@@ -31,6 +31,7 @@ prop_compose! {
         version: [u8; 16],
         provisional: bool,
         link_target in proptest::option::of(bytes()),
+        content: Option<[u8; 32]>,
     ) -> Attributes {
         Attributes {
             kind: FileKind::Symlink,
@@ -38,6 +39,7 @@ prop_compose! {
             size: sizes.0, blocks: sizes.1, block_size: sizes.2,
             atime: times.0, mtime: times.1, ctime: times.2,
             version: Version(version), provisional, link_target,
+            content: content.map(ContentHash),
         }
     }
 }
@@ -47,12 +49,14 @@ fn request() -> impl Strategy<Value = Request> {
         (
             path(),
             proptest::option::of(bytes().prop_map(Cursor)),
-            any::<u32>()
+            any::<u32>(),
+            any::<Option<[u8; 16]>>()
         )
-            .prop_map(|(path, cursor, limit)| Request::List {
+            .prop_map(|(path, cursor, limit, known)| Request::List {
                 path,
                 cursor,
-                limit
+                limit,
+                known: known.map(ListingDigest),
             }),
         (path(), proptest::collection::vec(bytes(), 0..20))
             .prop_map(|(parent, names)| Request::Stat { parent, names }),
@@ -61,17 +65,36 @@ fn request() -> impl Strategy<Value = Request> {
             any::<[u8; 16]>(),
             any::<u64>(),
             any::<u64>(),
-            any::<u64>()
+            any::<u64>(),
+            any::<Option<[u8; 32]>>()
         )
-            .prop_map(
-                |(path, version, size, first_block, block_count)| Request::Read(ReadRequest {
+            .prop_map(|(path, version, size, first_block, block_count, content)| {
+                Request::Read(ReadRequest {
                     path,
                     version: Version(version),
                     size,
                     first_block,
-                    block_count
+                    block_count,
+                    content: content.map(ContentHash),
                 })
-            ),
+            }),
+        (
+            path(),
+            any::<[u8; 16]>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u64>()
+        )
+            .prop_map(|(path, version, size, offset, len)| Request::ReadRange(
+                RangeRequest {
+                    path,
+                    version: Version(version),
+                    size,
+                    offset,
+                    len,
+                    content: None,
+                }
+            )),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
         any::<u8>().prop_map(|tree| Request::Origins { tree }),
@@ -99,8 +122,8 @@ proptest! {
     }
 
     #[test]
-    fn heads_round_trip(directory in attributes(), next in proptest::option::of(bytes().prop_map(Cursor)), entries: u32) {
-        let head = Head::Listing { directory, next, entries };
+    fn heads_round_trip(directory in attributes(), next in proptest::option::of(bytes().prop_map(Cursor)), entries: u32, lease_ms: Option<u32>) {
+        let head = Head::Listing { directory, next, entries, lease_ms };
         let body = encode("head", &head).unwrap();
         prop_assert_eq!(decode("head", &body), Ok(head));
     }
@@ -149,6 +172,7 @@ fn reads_are_bounded_by_the_file() {
             size,
             first_block,
             block_count,
+            content: None,
         })
         .check()
     };
@@ -183,6 +207,7 @@ fn names_and_limits_are_bounded() {
             path: ItemPath::root(),
             cursor: None,
             limit,
+            known: None,
         };
         assert_eq!(list.check().is_ok(), good);
     }
@@ -202,8 +227,16 @@ fn requests_have_the_bytes_of_the_specification() {
         path: path(),
         cursor,
         limit,
+        known: None,
     };
-    same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6]]);
+    same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6, 0]]);
+    let list = Request::List {
+        path: path(),
+        cursor: None,
+        limit: 1,
+        known: Some(ListingDigest([9; 16])),
+    };
+    same(list, &[&[0, 3], b"a/b", &[0, 1, 1], &[9; 16]]);
     let (parent, names) = (path(), vec![Bytes::new(), x()]);
     same(
         Request::Stat { parent, names },
@@ -217,10 +250,11 @@ fn requests_have_the_bytes_of_the_specification() {
         size,
         first_block,
         block_count,
+        content: Some(ContentHash([4; 32])),
     };
     same(
         Request::Read(read),
-        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1]],
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32]],
     );
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
@@ -305,8 +339,17 @@ fn answers_have_the_bytes_of_the_specification() {
     same(&Cleared { node, result }, &[0, 3, 1, 10, 2, b'n', b'o']);
     let (node, report) = (NodeId::Guest("g".into()), Bytes::from_static(b"{}"));
     same(&Reported { node, report }, &[1, 1, b'g', 2, b'{', b'}']);
-    same(&Head::Stat { answers: 2 }, &[1, 2]);
-    same(&Head::Xattrs { attributes: 2 }, &[2, 2]);
+    let (answers, lease_ms) = (2, None);
+    same(&Head::Stat { answers, lease_ms }, &[1, 2, 0]);
+    let (attributes, lease_ms) = (2, Some(300));
+    same(
+        &Head::Xattrs {
+            attributes,
+            lease_ms,
+        },
+        &[2, 2, 1, 0xac, 2],
+    );
+    same(&Head::Unchanged { lease_ms }, &[5, 1, 0xac, 2]);
     same(&Head::Origins { origins: 2 }, &[4, 2]);
     let (blocks, name_max) = (1, 255);
     let usage = FilesystemUsage {
@@ -340,6 +383,7 @@ fn attributes_have_the_bytes_of_the_specification() {
         version: Version([7; 16]),
         provisional: true,
         link_target: Some(Bytes::from_static(b"t")),
+        content: Some(ContentHash([8; 32])),
     };
     let numbers = [2, 0xff, 3, 1, 2, 3, 4, 1, 8, 0x80, 0x20];
     let bytes = [
@@ -347,14 +391,17 @@ fn attributes_have_the_bytes_of_the_specification() {
         &[1, 5, 2, 5, 0, 5],
         &[7; 16],
         &[1, 1, 1, b't'],
+        &[1],
+        &[8; 32],
     ]
     .concat();
     let head = Head::Listing {
         directory: attributes.clone(),
         next: None,
         entries: 1,
+        lease_ms: None,
     };
-    let expected = [&[0][..], &bytes, &[0, 1]].concat();
+    let expected = [&[0][..], &bytes, &[0, 1, 0]].concat();
     assert_eq!(encode("head", &head).unwrap(), expected);
     let name = Bytes::from_static(b"n");
     let kind = FileKind::Symlink;

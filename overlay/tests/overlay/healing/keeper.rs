@@ -39,6 +39,7 @@ fn request(path: ItemPath, size: u64) -> ReadRequest {
         size,
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
+        content: None,
     }
 }
 
@@ -159,12 +160,17 @@ macro_rules! only_read {
             &self,
             _parent: ItemPath,
             _names: Vec<Bytes>,
-        ) -> BoxFuture<'static, Result<Vec<Result<copperfs_overlay::Attributes, Failure>>, Failure>>
-        {
+        ) -> BoxFuture<
+            'static,
+            Result<copperfs_overlay::Leased<copperfs_overlay::StatAnswers>, Failure>,
+        > {
             unsupported()
         }
 
-        fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        fn xattrs(
+            &self,
+            _path: ItemPath,
+        ) -> BoxFuture<'static, Result<copperfs_overlay::Leased<XattrList>, Failure>> {
             unsupported()
         }
 

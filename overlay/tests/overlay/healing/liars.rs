@@ -1,23 +1,30 @@
 //! Parents that send blocks whose hash is wrong.
 
 use super::cable::{Cabled, right};
-use crate::support::{fake_parent, frame, kind, path, until, whole, within};
+use crate::support::{content, fake_parent, frame, kind, path, until, whole, within};
 use copperfs_overlay::wire::FrameKind;
-use copperfs_overlay::{BLOCK_BYTES, BlockPart, FailureKind, Files, LinkStatus};
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, FailureKind, Files, LinkStatus, RangeRequest, Version,
+};
 use futures_util::StreamExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A block that is not what its hash says.
-fn lie() -> Vec<u8> {
-    let block = vec![7; 1 << 20];
+/// So many bytes that are not what their hash says.
+fn lie(len: usize) -> Vec<u8> {
+    let block = vec![7; len];
     let hash = *blake3::hash(b"something else").as_bytes();
     [frame(FrameKind::Data, &block), frame(FrameKind::End, &hash)].concat()
 }
 
 /// A chain of four, whose third is a liar; its child's bar is short. Gives how often it was asked.
 async fn chain(bar: Duration) -> (Cabled, Arc<AtomicU32>, impl Drop) {
+    chain_with(bar, 1 << 20).await
+}
+
+/// As [`chain`], with lies of so many bytes.
+async fn chain_with(bar: Duration, len: usize) -> (Cabled, Arc<AtomicU32>, impl Drop) {
     struct Ended(quinn::Endpoint, tokio::task::JoinHandle<()>);
     impl Drop for Ended {
         fn drop(&mut self) {
@@ -31,7 +38,7 @@ async fn chain(bar: Duration) -> (Cabled, Arc<AtomicU32>, impl Drop) {
     let address = cabled.tree.address(2);
     let (endpoint, task) = fake_parent(&cabled.tree.secret, address, true, move || {
         count.fetch_add(1, Ordering::SeqCst);
-        lie()
+        lie(len)
     });
     for rank in [0, 1] {
         cabled.start_node(rank, |_| {});
@@ -63,6 +70,25 @@ async fn a_wrong_block_is_taken_back_and_comes_from_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_range_comes_from_elsewhere() {
+    let (cabled, asked, _liar) = chain_with(Duration::from_secs(60), 4096).await;
+    let request = RangeRequest {
+        path: path("file"),
+        version: Version([7; 16]),
+        size: BLOCK_BYTES,
+        offset: 8192,
+        len: 4096,
+        content: None,
+    };
+    let found = within(10, cabled.tree.parent(3).read_range(request)).await;
+    assert_eq!(found.unwrap().bytes, content(8192, 4096));
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    let counters = cabled.tree.node(3).counters();
+    assert_eq!((counters.wrong_blocks, counters.blocks_verified), (1, 1));
+    assert_ne!(cabled.above(3)[0], Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_keeps_lying_is_dropped_for_good() {
     let (cabled, asked, _liar) = chain(Duration::from_millis(100)).await;
     let files = cabled.tree.parent(3);
@@ -88,7 +114,9 @@ async fn one_that_keeps_lying_is_dropped_for_good() {
 async fn an_only_source_that_lies_is_never_believed() {
     let mut cabled = Cabled::plan(2, 2, vec![0]);
     cabled.tree.timeout = Duration::from_secs(2);
-    let (endpoint, task) = fake_parent(&cabled.tree.secret, cabled.tree.address(0), true, lie);
+    let (endpoint, task) = fake_parent(&cabled.tree.secret, cabled.tree.address(0), true, || {
+        lie(1 << 20)
+    });
     cabled.start_node(1, |_| {});
     cabled.tree.connected(1).await;
     let files = cabled.tree.parent(1);

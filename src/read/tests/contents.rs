@@ -1,0 +1,70 @@
+//! Files whose content an index knows.
+
+use super::*;
+
+/// Three files of the same `size` and content, all of them known as such.
+fn equal_files(size: usize) -> Source {
+    let mut source = Source::new(&[("a1", size), ("b1", size), ("c1", size)]);
+    for name in ["a1", "b1", "c1"] {
+        let hash = ContentHash(*blake3::hash(&source.content(name)).as_bytes());
+        source.indexed.insert(name.into(), hash);
+    }
+    source
+}
+
+fn paths_read(source: &Source) -> Vec<String> {
+    let reads = source.reads.lock().unwrap();
+    reads.iter().map(|read| read.path.to_string()).collect()
+}
+
+async fn read_all(path: &ReadPath, f: &FileRef) -> Result<Bytes, Failure> {
+    path.read(f, &ReadAhead::default(), 0, small(f.size)).await
+}
+
+#[tokio::test]
+async fn equal_files_are_fetched_once_whoever_asks() {
+    for size in [1000, 2_500_000] {
+        let (path, source) = read_path(equal_files(size), options());
+        let (a, b) = (file(&path, "a1").await, file(&path, "b1").await);
+        assert_eq!(a.id(), b.id());
+        let content = source.content("a1");
+        assert_eq!(read_all(&path, &a).await.unwrap(), content);
+        assert_eq!(path.read_now(&b, 0, small(b.size)).unwrap(), content);
+        let c = file(&path, "c1").await;
+        let child = Files::read(&path, whole(&c)).await.unwrap();
+        assert_eq!(collect(child).await.unwrap().0, content);
+        assert_eq!(paths_read(&source), ["/a1"]);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_what_its_index_says_is_stale() {
+    let mut source = equal_files(1000);
+    source.indexed.insert("b1".into(), ContentHash([3; 32]));
+    let (path, _source) = read_path(source, options());
+    let b = file(&path, "b1").await;
+    let failure = read_all(&path, &b).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Stale);
+    assert!(failure.detail.contains("make the index anew"), "{failure}");
+    let a = file(&path, "a1").await;
+    assert!(read_all(&path, &a).await.is_ok());
+}
+
+#[tokio::test]
+async fn who_waits_for_an_equal_file_that_has_changed_gets_its_own() {
+    for size in [1000, 2_500_000] {
+        let (path, source) = read_path(equal_files(size), options());
+        let (a, b) = (file(&path, "a1").await, file(&path, "b1").await);
+        let c = file(&path, "c1").await;
+        let content = source.content("b1");
+        source.change("a1", vec![0; 10]);
+        let child = async { collect(Files::read(&path, whole(&c)).await.unwrap()).await };
+        let (stale, own, child) = tokio::join!(read_all(&path, &a), read_all(&path, &b), child);
+        assert_eq!(stale.unwrap_err().kind, FailureKind::Stale);
+        assert_eq!(own.unwrap(), content);
+        assert_eq!(child.unwrap().0, content);
+        let read = paths_read(&source);
+        assert_eq!(read[0], "/a1");
+        assert_eq!(read.len(), 2, "{read:?}");
+    }
+}

@@ -1,0 +1,273 @@
+//! The store: this node's cache on a disk, which outlives the process.
+//!
+//! Purpose: keep verified blocks in content files named by their BLAKE3 hash, below one directory of a
+//! real filesystem (NVMe, or a tmpfs), and find them again by file version and block number after a
+//! restart. Bytes that are equal lie there once, whatever their paths. [`Stored`] puts a store in front
+//! of any [`Files`](copperfs_overlay::Files): what is here is read from here, and what passes by is
+//! kept.
+//!
+//! What it does not do: metadata (listings are the read path's, in `meta/`), hits of the FUSE threads
+//! (they come from memory only), retries towards other nodes.
+//!
+//! Invariants
+//! - A content file is written elsewhere and renamed into place, and never written again.
+//! - Nothing is given out that does not have the hash under which it is kept: every read from disk is
+//!   checked, and what is torn or changed is dropped, counted and fetched anew. So nothing waits for
+//!   `fsync`, and a store after a crash is at worst a smaller one.
+//! - Trouble with the disk (full, read-only, gone) costs its hits and no request.
+//! - One process at a time: the directory is locked.
+//!
+//! The format is in `docs/format.md`.
+
+mod catalog;
+mod content;
+mod directory;
+mod health;
+mod layer;
+mod log;
+mod sweep;
+mod whole;
+mod writer;
+
+pub use directory::StoreError;
+pub use layer::Stored;
+pub use whole::{Whole, WholeWriter};
+
+use crate::cache::EvictionPolicy;
+use crate::config::units::Size;
+use crate::read::FileRef;
+use bytes::Bytes;
+use catalog::{Catalog, Place};
+use copperfs_overlay::{ContentHash, ItemPath};
+use directory::Directory;
+use health::Health;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+use writer::{Put, Writer};
+
+/// What a [`Store`] is opened with.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Its directory: made if it is missing, refused if it holds anything else.
+    pub directory: PathBuf,
+    /// Disk it may take, content files only, in whole disk blocks: bytes, or a share of its filesystem.
+    pub capacity: Size,
+    /// The share of its filesystem that is left free, in per cent.
+    pub reserve_percent: u8,
+    /// What a full store evicts.
+    pub policy: EvictionPolicy,
+}
+
+/// What a store has counted since it was opened, and what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreStats {
+    /// Content files held.
+    pub entries: u64,
+    /// Disk they take, evicted files that are still open included.
+    pub bytes: u64,
+    /// Blocks read from here.
+    pub hits: u64,
+    /// Blocks asked for that were not here.
+    pub misses: u64,
+    /// Content files dropped for lack of room.
+    pub evictions: u64,
+    /// Content files found torn or changed.
+    pub damaged: u64,
+    /// Blocks that were not kept: the disk was full, slow or faulty.
+    pub dropped: u64,
+    /// Blocks whose bytes were here already, under another name.
+    pub shared: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    damaged: AtomicU64,
+    dropped: AtomicU64,
+    shared: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    writer: Writer,
+}
+
+/// What the writer's thread and the readers both use.
+struct Shared {
+    directory: Directory,
+    catalog: Catalog,
+    health: Health,
+    counters: Counters,
+    /// The store is being closed: the sweep ends.
+    closing: AtomicBool,
+    /// Reads from the disk at a time: enough to keep an NVMe busy, few enough that a disk that hangs
+    /// holds few threads.
+    reads: Arc<Semaphore>,
+}
+
+/// Reads from the disk at a time.
+const READS_MAX: usize = 16;
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("directory", &self.0.shared.directory)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Opens the store in a directory, or makes one. Blocks for as long as reading its index takes: some
+    /// milliseconds for ten thousand blocks.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. A damaged index or content file is no error.
+    pub fn open(options: &StoreOptions) -> Result<Self, StoreError> {
+        let directory = Directory::open(&options.directory)?;
+        let capacity_bytes = match options.capacity {
+            Size::Bytes(bytes) => bytes,
+            Size::Percent(percent) => directory.share(percent)?,
+        };
+        let catalog = Catalog::new(options.policy, capacity_bytes);
+        let shared = Arc::new(Shared {
+            health: Health::new(options.reserve_percent),
+            directory,
+            catalog,
+            counters: Counters::default(),
+            closing: AtomicBool::new(false),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
+        });
+        let (log, evicted) = log::replay(&shared.directory, &shared.catalog)?;
+        for unit in evicted {
+            shared.directory.remove(&unit);
+        }
+        let writer = Writer::start(Arc::clone(&shared), log)?;
+        let store = Self(Arc::new(Inner { shared, writer }));
+        store.0.writer.sweep();
+        Ok(store)
+    }
+
+    /// Where this node may keep listings between launches.
+    #[must_use]
+    pub fn metadata_directory(&self) -> PathBuf {
+        self.0.shared.directory.metadata()
+    }
+
+    /// What the store holds under this name is not found any more, at once and after a restart.
+    /// Content that is in use stays valid where it is in use. Blocks: call it on a blocking thread.
+    pub fn clear(&self, path: &ItemPath) {
+        let seq = self.0.shared.catalog.clear(path);
+        self.0.writer.cleared(path.clone(), seq);
+    }
+
+    /// What is queued is written, the index is complete. Blocks.
+    pub fn flush(&self) {
+        self.0.writer.flush();
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let Shared {
+            catalog, counters, ..
+        } = &*self.0.shared;
+        let held = catalog.stats();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        StoreStats {
+            entries: held.entries,
+            bytes: held.bytes + catalog.lingering_bytes(),
+            hits: load(&counters.hits),
+            misses: load(&counters.misses),
+            evictions: held.evictions,
+            damaged: load(&counters.damaged),
+            dropped: load(&counters.dropped),
+            shared: load(&counters.shared),
+        }
+    }
+
+    /// The moment to give to [`Store::keep`] for what is asked for now: a `clear` in between makes it
+    /// void.
+    fn moment(&self) -> u64 {
+        self.0.shared.catalog.moment()
+    }
+
+    /// Where block `index` of `file` is, if it is here.
+    fn find(&self, file: &FileRef, index: u64) -> Option<Place> {
+        self.0.shared.catalog.find(file, index)
+    }
+
+    /// The bytes at `place`, checked; `None` when they are gone or damaged, which is taken note of.
+    async fn load(&self, place: Place) -> Option<Bytes> {
+        let shared = Arc::clone(&self.0.shared);
+        if !shared.health.may_read() {
+            return None;
+        }
+        let permit = Arc::clone(&shared.reads).acquire_owned().await.ok()?;
+        let read = tokio::task::spawn_blocking(move || {
+            let loaded = shared.load(&place);
+            drop(permit);
+            loaded
+        });
+        match read.await.ok()? {
+            Ok(bytes) => Some(bytes),
+            Err(lost) => {
+                self.0.writer.forget(lost);
+                None
+            }
+        }
+    }
+
+    /// Takes a verified block to be written, if the disk keeps up. `moment` is when it was asked for.
+    async fn keep(&self, block: Put) {
+        if !self.0.writer.put(block).await {
+            count(&self.0.shared.counters.dropped);
+        }
+    }
+
+    /// A block with these bytes, whatever file it belongs to.
+    pub async fn by_hash(&self, hash: ContentHash, len: u64) -> Option<Bytes> {
+        let place = self.0.shared.catalog.find_content(hash, len)?;
+        self.load(place).await
+    }
+}
+
+impl Shared {
+    /// Reads and checks. An error names what to drop from the catalog.
+    fn load(&self, place: &Place) -> Result<Bytes, Place> {
+        match content::read(&self.directory, place) {
+            Ok(Some(bytes)) => {
+                self.health.read_well();
+                count(&self.counters.hits);
+                Ok(bytes)
+            }
+            Ok(None) => {
+                // Evicted between the look and the read, or torn.
+                if self.catalog.holds(place) {
+                    count(&self.counters.damaged);
+                    tracing::warn!(content = %place.unit, "damaged content in the store: dropped, and fetched anew");
+                }
+                Err(place.clone())
+            }
+            Err(errno) => {
+                self.health.read_failed(errno);
+                count(&self.counters.damaged);
+                Err(place.clone())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,586 @@
+//! What a store holds, in memory: which block of which file version has which hash, and which content
+//! files exist. Pure: no I/O.
+//!
+//! A block costs about a quarter of a KiB here. A clear is a prefix and a moment: what was asked for
+//! before it is not found under that prefix any more, so no path is kept for each file.
+
+use super::log::Record;
+use crate::cache::{Cache, CacheStats, EvictionPolicy};
+use crate::read::{FileId, FileRef};
+use copperfs_overlay::{ContentHash, ItemPath, ReadRequest};
+use dashmap::DashMap;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+
+/// What one content file holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Kind {
+    /// One block; the name is its hash.
+    Block,
+    /// All blocks of a file, in order; the name is the hash of their hashes.
+    Whole,
+}
+
+/// A content file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Unit {
+    pub(super) kind: Kind,
+    pub(super) name: ContentHash,
+}
+
+impl Unit {
+    pub(super) fn block(hash: ContentHash) -> Self {
+        Self {
+            kind: Kind::Block,
+            name: hash,
+        }
+    }
+
+    pub(super) fn whole(name: ContentHash) -> Self {
+        Self {
+            kind: Kind::Whole,
+            name,
+        }
+    }
+}
+
+/// The name in hexadecimal.
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name
+            .0
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Where the bytes of a block are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) unit: Unit,
+    /// Where they begin in that file.
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// What they must hash to.
+    pub(super) hash: ContentHash,
+}
+
+/// A content file as it is held.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    /// Bytes in it.
+    pub(super) len: u64,
+    /// Of a whole file: open, once it was verified in this process.
+    pub(super) open: Option<Arc<OwnedFd>>,
+    /// Of a whole file: its blocks.
+    pub(super) blocks: Option<Arc<[ContentHash]>>,
+}
+
+impl Held {
+    pub(super) fn block(len: u64) -> Self {
+        Self {
+            len,
+            open: None,
+            blocks: None,
+        }
+    }
+}
+
+/// What a clear made void.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Cleared {
+    pub(super) path: ItemPath,
+    /// What was asked for up to this moment.
+    pub(super) until: u64,
+}
+
+/// Clears that are remembered one by one. With more, the oldest half become one clear of everything as
+/// old as they are: that drops more than was asked for, and never less.
+const CLEARS_MAX: usize = 256;
+
+/// The disk that a small file takes beside its bytes, and the unit in which disks are filled.
+const DISK_BLOCK: u64 = 4096;
+
+/// Disk that a content file of `len` bytes takes.
+pub(super) fn disk_bytes(len: u64) -> u64 {
+    len.max(1).next_multiple_of(DISK_BLOCK)
+}
+
+#[derive(Clone, Debug)]
+enum Blocks {
+    One(u64, ContentHash),
+    Many(BTreeMap<u64, ContentHash>),
+}
+
+impl Blocks {
+    fn get(&self, index: u64) -> Option<ContentHash> {
+        match self {
+            Self::One(at, hash) => (*at == index).then_some(*hash),
+            Self::Many(all) => all.get(&index).copied(),
+        }
+    }
+
+    fn insert(&mut self, index: u64, hash: ContentHash) {
+        match self {
+            Self::One(at, held) if *at == index => *held = hash,
+            Self::One(at, held) => {
+                *self = Self::Many(BTreeMap::from([(*at, *held), (index, hash)]));
+            }
+            Self::Many(all) => {
+                all.insert(index, hash);
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, ContentHash)> {
+        let (one, many) = match self {
+            Self::One(at, hash) => (Some((*at, *hash)), None),
+            Self::Many(all) => (None, Some(all.iter().map(|(at, hash)| (*at, *hash)))),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+/// One version of one file.
+#[derive(Clone, Debug)]
+struct Known {
+    /// When its oldest block was asked for.
+    moment: u64,
+    blocks: Blocks,
+    /// The content file that holds all of it, for passthrough.
+    whole: Option<ContentHash>,
+}
+
+/// See the module.
+pub(super) struct Catalog {
+    files: DashMap<FileId, Known>,
+    units: Cache<Unit, Held>,
+    /// Blocks that lie in a whole file.
+    inside: DashMap<ContentHash, (ContentHash, u64)>,
+    /// Guards the list; held for a look only.
+    clears: RwLock<Vec<Cleared>>,
+    moment: AtomicU64,
+    /// Evicted files that somebody has open still: they take disk until they are closed.
+    lingering: Mutex<Vec<(Weak<OwnedFd>, u64)>>,
+}
+
+impl Catalog {
+    pub(super) fn new(policy: EvictionPolicy, capacity_bytes: u64) -> Self {
+        Self {
+            files: DashMap::new(),
+            units: Cache::new(policy, capacity_bytes),
+            inside: DashMap::new(),
+            clears: RwLock::default(),
+            moment: AtomicU64::new(1),
+            lingering: Mutex::default(),
+        }
+    }
+
+    pub(super) fn moment(&self) -> u64 {
+        self.moment.load(Ordering::Acquire)
+    }
+
+    /// Time has come at least so far, in an earlier process.
+    pub(super) fn reach(&self, moment: u64) {
+        self.moment.fetch_max(moment, Ordering::AcqRel);
+    }
+
+    /// What was asked for below `path` up to now is void; gives that moment.
+    pub(super) fn clear(&self, path: &ItemPath) -> u64 {
+        let until = self.moment.fetch_add(1, Ordering::AcqRel);
+        self.cleared(Cleared {
+            path: path.clone(),
+            until,
+        });
+        until
+    }
+
+    pub(super) fn cleared(&self, cleared: Cleared) {
+        self.reach(cleared.until + 1);
+        let mut clears = self.clears.write().unwrap_or_else(PoisonError::into_inner);
+        clears
+            .retain(|other| !(other.until <= cleared.until && other.path.is_within(&cleared.path)));
+        clears.push(cleared);
+        if clears.len() > CLEARS_MAX {
+            let newest = clears.drain(..CLEARS_MAX / 2).map(|old| old.until).max();
+            let everything = Cleared {
+                path: ItemPath::root(),
+                until: newest.unwrap_or_default(),
+            };
+            clears.insert(0, everything);
+        }
+    }
+
+    /// The clears that are remembered.
+    pub(super) fn clears(&self) -> Vec<Cleared> {
+        self.clears
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn is_void(&self, path: &ItemPath, moment: u64) -> bool {
+        let clears = self.clears.read().unwrap_or_else(PoisonError::into_inner);
+        clears
+            .iter()
+            .any(|cleared| moment <= cleared.until && path.is_within(&cleared.path))
+    }
+
+    /// Whether what was asked for at `moment` is void for every path.
+    fn is_void_everywhere(&self, moment: u64) -> bool {
+        self.is_void(&ItemPath::root(), moment)
+    }
+
+    /// Where block `index` of `file` is.
+    pub(super) fn find(&self, file: &FileRef, index: u64) -> Option<Place> {
+        let record = self.files.get(&file.id())?;
+        let hash = record.blocks.get(index)?;
+        let moment = record.moment;
+        drop(record);
+        if self.is_void(&file.path, moment) {
+            return None;
+        }
+        self.find_content(hash, ReadRequest::block_len(file.size, index))
+    }
+
+    /// Where a block with this hash is.
+    pub(super) fn find_content(&self, hash: ContentHash, len: u64) -> Option<Place> {
+        let unit = Unit::block(hash);
+        if let Some(held) = self.units.get(&unit) {
+            return (held.len == len).then_some(Place {
+                unit,
+                offset: 0,
+                len,
+                hash,
+            });
+        }
+        let (whole, index) = *self.inside.get(&hash)?;
+        let unit = Unit::whole(whole);
+        self.units.get(&unit)?;
+        Some(Place {
+            unit,
+            offset: index * copperfs_overlay::BLOCK_BYTES,
+            len,
+            hash,
+        })
+    }
+
+    pub(super) fn holds(&self, place: &Place) -> bool {
+        self.units.contains(&place.unit)
+    }
+
+    pub(super) fn holds_unit(&self, unit: &Unit) -> bool {
+        self.units.contains(unit)
+    }
+
+    /// Whether the bytes of a block with this hash are here.
+    pub(super) fn has_content(&self, hash: ContentHash) -> bool {
+        self.units.contains(&Unit::block(hash)) || self.inside.contains_key(&hash)
+    }
+
+    /// Block `index` of a file version has these bytes. Not noted if a clear of everything came since.
+    pub(super) fn note(&self, file: FileId, moment: u64, index: u64, hash: ContentHash) {
+        if self.is_void_everywhere(moment) {
+            return;
+        }
+        let mut record = self.files.entry(file).or_insert_with(|| Known {
+            moment,
+            blocks: Blocks::One(index, hash),
+            whole: None,
+        });
+        if self.clears_between(moment, record.moment) {
+            return;
+        }
+        // What was asked for before and after a clear may have the same version and path, and the old
+        // blocks must not come back: the record begins anew.
+        if self.clears_between(record.moment, moment) {
+            *record = Known {
+                moment,
+                blocks: Blocks::One(index, hash),
+                whole: None,
+            };
+            return;
+        }
+        record.blocks.insert(index, hash);
+    }
+
+    fn clears_between(&self, early: u64, late: u64) -> bool {
+        if early >= late {
+            return false;
+        }
+        let clears = self.clears.read().unwrap_or_else(PoisonError::into_inner);
+        clears
+            .iter()
+            .any(|cleared| early <= cleared.until && cleared.until < late)
+    }
+
+    /// A content file exists now. Gives those that must go for it.
+    pub(super) fn hold(&self, unit: Unit, held: Held) -> Vec<Unit> {
+        let weight = disk_bytes(held.len);
+        if let Some(blocks) = &held.blocks {
+            for (index, hash) in (0..).zip(blocks.iter()) {
+                self.inside.insert(*hash, (unit.name, index));
+            }
+        }
+        let mut gone = Vec::new();
+        let admitted = self
+            .units
+            .insert_evicting(unit, held, weight, |unit, held| {
+                self.let_go(&unit, &held);
+                gone.push(unit);
+            });
+        if !admitted {
+            gone.push(unit);
+        }
+        gone
+    }
+
+    /// Takes what is to be evicted so that all content files take at most `bytes`, open ones that were
+    /// evicted before included.
+    pub(super) fn shrink_to(&self, bytes: u64) -> Vec<Unit> {
+        let mut gone = Vec::new();
+        let held = bytes.saturating_sub(self.lingering_bytes());
+        self.units.shrink_to(held, |unit, held| {
+            self.let_go(&unit, &held);
+            gone.push(unit);
+        });
+        gone
+    }
+
+    /// Forgets a content file.
+    pub(super) fn forget(&self, unit: &Unit) {
+        if let Some(held) = self.units.take(unit) {
+            self.let_go(unit, &held);
+        }
+    }
+
+    fn let_go(&self, unit: &Unit, held: &Held) {
+        for hash in held.blocks.iter().flat_map(|blocks| blocks.iter()) {
+            self.inside
+                .remove_if(hash, |_, (whole, _)| *whole == unit.name);
+        }
+        if let Some(open) = &held.open {
+            let entry = (Arc::downgrade(open), disk_bytes(held.len));
+            self.lock_lingering().push(entry);
+        }
+    }
+
+    /// Disk taken by evicted files that are still open.
+    pub(super) fn lingering_bytes(&self) -> u64 {
+        let mut lingering = self.lock_lingering();
+        lingering.retain(|(open, _)| open.strong_count() > 0);
+        lingering.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn lock_lingering(&self) -> MutexGuard<'_, Vec<(Weak<OwnedFd>, u64)>> {
+        self.lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The content file that holds all of `file`.
+    pub(super) fn whole_of(&self, file: &FileRef) -> Option<(Unit, Held)> {
+        let record = self.files.get(&file.id())?;
+        let unit = Unit::whole(record.whole?);
+        let moment = record.moment;
+        drop(record);
+        if self.is_void(&file.path, moment) {
+            return None;
+        }
+        let held = self.units.get(&unit)?;
+        (held.len == file.size).then_some((unit, held))
+    }
+
+    /// `file` lies whole in the content file `name`, whose blocks are `blocks`.
+    pub(super) fn note_whole(
+        &self,
+        file: FileId,
+        moment: u64,
+        name: ContentHash,
+        blocks: &[ContentHash],
+    ) {
+        for (index, hash) in (0..).zip(blocks) {
+            self.note(file, moment, index, *hash);
+        }
+        if let Some(mut record) = self.files.get_mut(&file) {
+            record.whole = Some(name);
+        }
+    }
+
+    /// Everything that must be known again after a restart, content before what refers to it. File
+    /// versions none of whose content is here are forgotten.
+    pub(super) fn for_each_record(&self, mut each: impl FnMut(&Record)) {
+        for Cleared { path, until } in self.clears() {
+            each(&Record::Cleared { path, until });
+        }
+        self.units.for_each(|unit, held| {
+            if let (Kind::Block, Ok(len)) = (unit.kind, u32::try_from(held.len)) {
+                let hash = unit.name;
+                each(&Record::Content { hash, len });
+            }
+        });
+        self.files.retain(|id, known| {
+            let (file, moment) = (*id.as_bytes(), known.moment);
+            let here = known.blocks.iter().any(|(_, hash)| self.has_content(hash));
+            if !here || self.is_void_everywhere(moment) {
+                return false;
+            }
+            let whole = known.whole.and_then(|name| {
+                let held = self.units.peek(&Unit::whole(name))?;
+                Some((name, held.len, held.blocks?.to_vec()))
+            });
+            if let Some((name, len, blocks)) = whole {
+                each(&Record::Whole {
+                    file,
+                    moment,
+                    name,
+                    len,
+                    blocks,
+                });
+                return true;
+            }
+            for (index, hash) in known.blocks.iter() {
+                each(&Record::Block {
+                    file,
+                    moment,
+                    index,
+                    hash,
+                });
+            }
+            true
+        });
+    }
+
+    /// Puts what is known of a content file anew, if it is held.
+    pub(super) fn replace(&self, unit: Unit, held: Held) {
+        self.units.update(&unit, |known| *known = held);
+    }
+
+    /// All content files.
+    pub(super) fn units(&self) -> Vec<Unit> {
+        let mut all = Vec::new();
+        self.units.for_each(|unit, _| all.push(*unit));
+        all
+    }
+
+    pub(super) fn stats(&self) -> CacheStats {
+        self.units.stats()
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.units.capacity_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_overlay::Version;
+
+    fn hash(byte: u8) -> ContentHash {
+        ContentHash([byte; 32])
+    }
+
+    fn file(path: &str) -> FileRef {
+        let path = ItemPath::parse(path.as_bytes()).unwrap();
+        FileRef::new(path, Version([0; 16]), 100, None)
+    }
+
+    fn catalog() -> Catalog {
+        Catalog::new(EvictionPolicy::Lru, 10 * DISK_BLOCK)
+    }
+
+    fn put(catalog: &Catalog, file: &FileRef, byte: u8) {
+        let moment = catalog.moment();
+        catalog.hold(Unit::block(hash(byte)), Held::block(100));
+        catalog.note(file.id(), moment, 0, hash(byte));
+    }
+
+    #[test]
+    fn a_clear_hides_what_lies_below_and_nothing_else() {
+        let catalog = catalog();
+        let (a, b) = (file("/x/a"), file("/y/b"));
+        put(&catalog, &a, 1);
+        put(&catalog, &b, 2);
+        catalog.clear(&ItemPath::parse(b"/x").unwrap());
+        assert_eq!(catalog.find(&a, 0), None);
+        assert!(catalog.find(&b, 0).is_some());
+        put(&catalog, &a, 1);
+        assert!(catalog.find(&a, 0).is_some(), "asked for after the clear");
+    }
+
+    #[test]
+    fn what_was_asked_for_before_a_clear_and_arrives_after_it_stays_hidden() {
+        let catalog = catalog();
+        let a = file("/x/a");
+        let moment = catalog.moment();
+        catalog.clear(&ItemPath::root());
+        catalog.hold(Unit::block(hash(1)), Held::block(100));
+        catalog.note(a.id(), moment, 0, hash(1));
+        assert_eq!(catalog.find(&a, 0), None);
+    }
+
+    #[test]
+    fn blocks_of_before_a_clear_do_not_come_back_with_one_of_after_it() {
+        let catalog = catalog();
+        let path = ItemPath::parse(b"/x/a").unwrap();
+        let a = FileRef::new(path.clone(), Version([0; 16]), 2 << 20, None);
+        for (index, byte) in [(0, 1), (1, 2)] {
+            catalog.hold(Unit::block(hash(byte)), Held::block(1 << 20));
+            catalog.note(a.id(), catalog.moment(), index, hash(byte));
+        }
+        catalog.clear(&path);
+        catalog.note(a.id(), catalog.moment(), 0, hash(3));
+        assert_eq!(catalog.find(&a, 1), None);
+        // One that was asked for before the clear comes late.
+        catalog.note(a.id(), 1, 1, hash(2));
+        assert_eq!(catalog.find(&a, 1), None);
+    }
+
+    #[test]
+    fn very_many_clears_hide_more_and_never_less() {
+        let catalog = catalog();
+        let a = file("/x0/a");
+        put(&catalog, &a, 1);
+        for number in 0..2 * CLEARS_MAX {
+            let path = ItemPath::parse(format!("/x{number}").as_bytes()).unwrap();
+            catalog.clear(&path);
+        }
+        assert_eq!(catalog.find(&a, 0), None);
+        assert!(catalog.clears().len() <= CLEARS_MAX + 1);
+        put(&catalog, &a, 1);
+        assert!(catalog.find(&a, 0).is_some());
+    }
+
+    #[test]
+    fn equal_bytes_are_one_content_file_and_go_for_all_at_once() {
+        let catalog = catalog();
+        let (a, b) = (file("/x/a"), file("/y/b"));
+        put(&catalog, &a, 1);
+        put(&catalog, &b, 1);
+        assert_eq!(catalog.stats().entries, 1);
+        catalog.forget(&Unit::block(hash(1)));
+        assert_eq!((catalog.find(&a, 0), catalog.find(&b, 0)), (None, None));
+    }
+
+    #[test]
+    fn a_full_store_evicts_and_an_evicted_open_file_counts_until_it_is_closed() {
+        let catalog = catalog();
+        let open = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let whole = Held {
+            len: 4 * DISK_BLOCK,
+            open: Some(Arc::clone(&open)),
+            blocks: Some(Arc::from([hash(9)])),
+        };
+        assert_eq!(catalog.hold(Unit::whole(hash(8)), whole), []);
+        assert!(catalog.has_content(hash(9)));
+        assert_eq!(catalog.shrink_to(0), [Unit::whole(hash(8))]);
+        assert!(!catalog.has_content(hash(9)));
+        assert_eq!(catalog.lingering_bytes(), 4 * DISK_BLOCK);
+        drop(open);
+        assert_eq!(catalog.lingering_bytes(), 0);
+    }
+}

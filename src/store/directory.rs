@@ -1,0 +1,333 @@
+//! A store's directory: whose it is, which format it has, and where things lie in it.
+
+use super::catalog::{Kind, Unit};
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, unlinkat,
+};
+use rustix::io::{Errno, pread, pwrite};
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Version of what lies on disk, as `docs/format.md` describes it.
+pub(super) const FORMAT: u32 = 1;
+
+/// The file that makes a directory a store. It is locked by the daemon that uses it.
+const IDENTITY: &str = "copperfs-store";
+const TITLE: &str = "copperfs store";
+/// More of the identity file than this is never read.
+const IDENTITY_BYTES_MAX: usize = 256;
+
+pub(super) const INDEX: &str = "index.log";
+const CONTENT: &str = "content";
+const WHOLE: &str = "whole";
+const TEMPORARY: &str = "tmp";
+const METADATA: &str = "meta";
+
+/// Content files lie in as many directories as a byte has values: some thousand in each of a large
+/// store.
+pub(super) const FANS: u16 = 256;
+
+/// Why a store cannot be used. The message says what to try.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Something about the directory failed.
+    #[error("cannot {action} the store {}: {source}. Name a directory of a local disk that this user may write", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The directory holds something else.
+    #[error("{} is not empty and holds no store of copperfs: nothing in it is touched. Name an empty or a new directory", .0.display())]
+    Foreign(PathBuf),
+    /// Others could put things into it.
+    #[error("{} belongs to another user, or others may write to it: a store must be this user's own (chmod 700)", .0.display())]
+    NotOwned(PathBuf),
+    /// Another daemon has it.
+    #[error("the store {} is in use by {holder}. Give each mount of this node a directory of its own", .path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// Who has it.
+        holder: String,
+    },
+    /// A later release made it.
+    #[error("the store {} has format {found}, and this release knows format {FORMAT}: use the later release, or remove the directory", .path.display())]
+    Newer {
+        /// The directory.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+}
+
+/// An open and locked store directory.
+pub(super) struct Directory {
+    path: PathBuf,
+    root: OwnedFd,
+    content: OwnedFd,
+    whole: OwnedFd,
+    temporary: OwnedFd,
+    /// Holds the lock.
+    _identity: OwnedFd,
+    names: AtomicU64,
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
+    }
+}
+
+fn directory_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
+}
+
+impl Directory {
+    /// Opens, makes or takes over `path`.
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        let failed = |action| {
+            move |errno: Errno| StoreError::Io {
+                action,
+                path: path.to_owned(),
+                source: errno.into(),
+            }
+        };
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed("make")(errno)),
+        }
+        let root = open(path, directory_flags(), Mode::empty()).map_err(failed("open"))?;
+        let status = fstat(&root).map_err(failed("look at"))?;
+        let foreign = status.st_uid != rustix::process::geteuid().as_raw();
+        if foreign || status.st_mode & 0o022 != 0 {
+            return Err(StoreError::NotOwned(path.to_owned()));
+        }
+        let identity = claim(path, &root)?;
+        for name in [CONTENT, WHOLE, TEMPORARY, METADATA] {
+            make(&root, name).map_err(failed("make a directory of"))?;
+        }
+        let below = |name: &str| openat(&root, name, directory_flags(), Mode::empty());
+        let this = Self {
+            content: below(CONTENT).map_err(failed("open"))?,
+            whole: below(WHOLE).map_err(failed("open"))?,
+            temporary: below(TEMPORARY).map_err(failed("open"))?,
+            path: path.to_owned(),
+            root,
+            _identity: identity,
+            names: AtomicU64::new(0),
+        };
+        for fan in 0..FANS {
+            let name = format!("{fan:02x}");
+            make(&this.content, &name).map_err(failed("make a directory of"))?;
+        }
+        // What another process was writing when it ended.
+        remove_files(&this.path.join(TEMPORARY)).map_err(failed("clean"))?;
+        Ok(this)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// So many per cent of the whole filesystem, in bytes.
+    pub(super) fn share(&self, percent: f64) -> Result<u64, StoreError> {
+        let usage = rustix::fs::fstatvfs(&self.root).map_err(|errno| StoreError::Io {
+            action: "see the size of",
+            path: self.path.clone(),
+            source: errno.into(),
+        })?;
+        let total = usage.f_blocks.saturating_mul(usage.f_frsize);
+        Ok(crate::config::units::share(total, percent))
+    }
+
+    pub(super) fn metadata(&self) -> PathBuf {
+        self.path.join(METADATA)
+    }
+
+    pub(super) fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    pub(super) fn content_fan(&self, fan: u16) -> PathBuf {
+        self.path.join(CONTENT).join(format!("{fan:02x}"))
+    }
+
+    pub(super) fn wholes(&self) -> PathBuf {
+        self.path.join(WHOLE)
+    }
+
+    /// The directory and name of a content file.
+    fn place(&self, unit: &Unit) -> (&OwnedFd, String) {
+        let name = unit.to_string();
+        match unit.kind {
+            Kind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
+            Kind::Whole => (&self.whole, name),
+        }
+    }
+
+    /// Opens a content file for reading.
+    pub(super) fn open_content(&self, unit: &Unit) -> Result<OwnedFd, Errno> {
+        let (directory, name) = self.place(unit);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(directory, name, flags, Mode::empty())
+    }
+
+    /// A new file to be written, and its name for [`Directory::publish`].
+    pub(super) fn create(&self) -> Result<(OwnedFd, String), Errno> {
+        let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.temporary, &name, flags, Mode::RUSR | Mode::WUSR)?;
+        Ok((file, name))
+    }
+
+    /// Opens a written file for reading only.
+    pub(super) fn open_temporary(&self, temporary: &str) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&self.temporary, temporary, flags, Mode::empty())
+    }
+
+    /// Gives a written file its place; from here on it is never written again.
+    pub(super) fn publish(&self, temporary: &str, unit: &Unit) -> Result<(), Errno> {
+        let (directory, name) = self.place(unit);
+        rustix::fs::renameat(&self.temporary, temporary, directory, name)
+    }
+
+    /// Puts a written file in place of the index.
+    pub(super) fn publish_index(&self, temporary: &str) -> Result<(), Errno> {
+        rustix::fs::renameat(&self.temporary, temporary, &self.root, INDEX)
+    }
+
+    /// Gives up a file that was being written.
+    pub(super) fn discard(&self, temporary: &str) {
+        unlinkat(&self.temporary, temporary, AtFlags::empty()).ok();
+    }
+
+    /// Removes a content file. Who has it open keeps its bytes.
+    pub(super) fn remove(&self, unit: &Unit) {
+        let (directory, name) = self.place(unit);
+        unlinkat(directory, name, AtFlags::empty()).ok();
+    }
+
+    /// Whether a content file is there.
+    pub(super) fn exists(&self, unit: &Unit) -> bool {
+        let (directory, name) = self.place(unit);
+        rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+}
+
+fn make(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes the files of a directory, and directories of an older format that were put there.
+fn remove_files(path: &Path) -> Result<(), Errno> {
+    let entries = std::fs::read_dir(path).map_err(|error| errno_of(&error))?;
+    for entry in entries.flatten() {
+        let removed = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
+            _ => std::fs::remove_file(entry.path()),
+        };
+        removed.map_err(|error| errno_of(&error))?;
+    }
+    Ok(())
+}
+
+pub(super) fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// Locks the directory and makes sure that it is a store of this format.
+fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
+    let failed = |action| {
+        move |errno: Errno| StoreError::Io {
+            action,
+            path: path.to_owned(),
+            source: errno.into(),
+        }
+    };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let identity = match openat(root, IDENTITY, flags, Mode::empty()) {
+        Ok(identity) => identity,
+        Err(Errno::NOENT) => {
+            let mut entries =
+                std::fs::read_dir(path).map_err(|error| failed("look into")(errno_of(&error)))?;
+            // A filesystem of its own has a directory for what it finds after a crash.
+            if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
+                return Err(StoreError::Foreign(path.to_owned()));
+            }
+            openat(
+                root,
+                IDENTITY,
+                flags | OFlags::CREATE,
+                Mode::RUSR | Mode::WUSR,
+            )
+            .map_err(failed("write to"))?
+        }
+        Err(errno) => return Err(failed("open")(errno)),
+    };
+    let mut text = [0; IDENTITY_BYTES_MAX];
+    let read = pread(&identity, &mut text, 0).map_err(failed("read"))?;
+    let text = String::from_utf8_lossy(&text[..read]).into_owned();
+    let mut lines = text.lines();
+    let titled = lines.next() == Some(TITLE);
+    let word = |line: Option<&str>, key: &str| Some(line?.strip_prefix(key)?.trim().to_owned());
+    let format = word(lines.next(), "format").and_then(|number| number.parse::<u32>().ok());
+    let holder = word(lines.next(), "pid");
+    match flock(&identity, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            return Err(StoreError::InUse {
+                path: path.to_owned(),
+                holder: holder
+                    .map_or_else(|| "another daemon".into(), |pid| format!("process {pid}")),
+            });
+        }
+        Err(errno) => return Err(failed("lock")(errno)),
+    }
+    match format.filter(|_| titled) {
+        Some(found) if found > FORMAT => {
+            return Err(StoreError::Newer {
+                path: path.to_owned(),
+                found,
+            });
+        }
+        Some(FORMAT) => {}
+        // An older format, or an identity that was torn: the content cannot be trusted to be where this
+        // release looks for it.
+        Some(_) | None if !text.is_empty() => {
+            tracing::info!(store = %path.display(), "a store of an older format: its content is discarded");
+            set_aside(path).map_err(failed("discard the old content of"))?;
+        }
+        _ => {}
+    }
+    let text = format!("{TITLE}\nformat {FORMAT}\npid {}\n", std::process::id());
+    rustix::fs::ftruncate(&identity, 0).map_err(failed("write to"))?;
+    pwrite(&identity, text.as_bytes(), 0).map_err(failed("write to"))?;
+    Ok(identity)
+}
+
+/// Moves everything but the identity to where it is removed.
+fn set_aside(path: &Path) -> Result<(), Errno> {
+    let temporary = path.join(TEMPORARY);
+    let made = std::fs::create_dir_all(&temporary);
+    made.map_err(|error| errno_of(&error))?;
+    let entries = std::fs::read_dir(path).map_err(|error| errno_of(&error))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name != IDENTITY && name != TEMPORARY && name != "lost+found" {
+            let aside = temporary.join(name);
+            std::fs::rename(entry.path(), aside).map_err(|error| errno_of(&error))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,385 @@
+//! A store in front of a source of files: blocks that are here come from here, the others from the
+//! source, and what passes by is kept.
+
+use super::catalog::Place;
+use super::writer::Put;
+use super::{Store, count};
+use crate::num::to_usize;
+use crate::read::FileRef;
+use bytes::Bytes;
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
+    FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
+};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+/// Blocks read from the disk ahead of the one that is handed on.
+const DISK_AHEAD: usize = 4;
+/// Small files read from the disk at the same time for one bundle.
+const BUNDLE_AHEAD: usize = 8;
+
+/// See the module.
+#[derive(Clone)]
+pub struct Stored {
+    store: Store,
+    source: Arc<dyn Files>,
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+impl Stored {
+    /// `store` in front of `source`.
+    #[must_use]
+    pub fn new(store: Store, source: Arc<dyn Files>) -> Self {
+        Self { store, source }
+    }
+}
+
+impl Files for Stored {
+    fn list(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        self.source.list(path, cursor, limit)
+    }
+
+    fn list_parts(
+        &self,
+        path: ItemPath,
+        cursor: Option<Cursor>,
+        limit: usize,
+        known: Option<ListingDigest>,
+    ) -> BoxFuture<'static, Result<Listed, Failure>> {
+        self.source.list_parts(path, cursor, limit, known)
+    }
+
+    fn stat(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        self.source.stat(parent, names)
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
+        let file = FileRef::new(request.path, request.version, request.size, request.content);
+        let mut feed = Feed {
+            moment: self.store.moment(),
+            layer: self.clone(),
+            looked: blocks.start,
+            blocks,
+            file,
+            ahead: VecDeque::new(),
+            passing: None,
+            due: None,
+            failed: false,
+        };
+        async move {
+            // A source that refuses is refused at once, not in mid-stream.
+            let first = feed.next().await;
+            let Some(first) = first.transpose()? else {
+                return Ok(stream::empty().boxed());
+            };
+            let rest = stream::unfold(feed, |mut feed| async move {
+                let part = feed.next().await?;
+                Some((part, feed))
+            });
+            Ok(stream::iter([Ok(first)]).chain(rest).boxed())
+        }
+        .boxed()
+    }
+
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let this = self.clone();
+        async move {
+            if let Some(fault) = request.fault() {
+                let detail = format!("{}: {fault}", request.path);
+                return Err(Failure::new(FailureKind::Corrupt, detail));
+            }
+            match this.cut(&request).await {
+                Some(bytes) => Ok(RangeAnswer::of(bytes)),
+                None => this.source.read_range(request).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        let this = self.clone();
+        async move { this.give_bundle(request).await }.boxed()
+    }
+
+    fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+        self.source.xattrs(path)
+    }
+
+    fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        self.source.usage(path)
+    }
+}
+
+/// A run of blocks on its way to one asker.
+struct Feed {
+    layer: Stored,
+    file: FileRef,
+    /// When it was asked for.
+    moment: u64,
+    /// What is still to be given.
+    blocks: Range<u64>,
+    /// The block up to which the store was looked into.
+    looked: u64,
+    /// Blocks that are being read from the disk, in order from `blocks.start` on.
+    ahead: VecDeque<(ContentHash, JoinHandle<Option<Bytes>>)>,
+    /// The source's answer for the next blocks, up to this one.
+    passing: Option<(ReadStream, u64, Vec<Bytes>)>,
+    /// The bytes of a block are given, and its hash is due.
+    due: Option<ContentHash>,
+    failed: bool,
+}
+
+impl Feed {
+    async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
+        loop {
+            if self.failed || self.blocks.is_empty() {
+                return None;
+            }
+            if let Some(hash) = self.due.take() {
+                self.blocks.start += 1;
+                return Some(Ok(BlockPart::End(hash)));
+            }
+            if self.passing.is_some() {
+                match self.pass_on().await {
+                    Some(part) => return Some(part),
+                    None => continue,
+                }
+            }
+            self.read_ahead();
+            let from_disk = match self.ahead.pop_front() {
+                Some((hash, reading)) => reading.await.ok().flatten().map(|bytes| (hash, bytes)),
+                None => None,
+            };
+            if let Some((hash, bytes)) = from_disk {
+                self.due = Some(hash);
+                return Some(Ok(BlockPart::Bytes(bytes)));
+            }
+            if let Err(failure) = self.ask_source().await {
+                self.failed = true;
+                return Some(Err(failure));
+            }
+        }
+    }
+
+    fn find(&self, index: u64) -> Option<Place> {
+        self.layer.store.find(&self.file, index)
+    }
+
+    /// Starts to read the next blocks that are on the disk.
+    fn read_ahead(&mut self) {
+        if self.ahead.is_empty() {
+            self.looked = self.blocks.start;
+        }
+        while self.ahead.len() < DISK_AHEAD && self.looked < self.blocks.end {
+            let Some(place) = self.find(self.looked) else {
+                return;
+            };
+            let (store, hash) = (self.layer.store.clone(), place.hash);
+            let reading = tokio::spawn(async move { store.load(place).await });
+            self.ahead.push_back((hash, reading));
+            self.looked += 1;
+        }
+    }
+
+    /// Asks the source for the next blocks, up to the first one that is on the disk.
+    async fn ask_source(&mut self) -> Result<(), Failure> {
+        let start = self.blocks.start;
+        // The next one itself is not here, or turned out to be damaged. What was read ahead behind it is
+        // read again when its turn comes.
+        self.ahead.clear();
+        let missing = (start + 1..self.blocks.end).find(|index| self.find(*index).is_some());
+        let end = missing.unwrap_or(self.blocks.end);
+        for _ in start..end {
+            count(&self.layer.store.0.shared.counters.misses);
+        }
+        let request = ReadRequest {
+            path: self.file.path.clone(),
+            version: self.file.version,
+            size: self.file.size,
+            first_block: start,
+            block_count: end - start,
+            content: self.file.content,
+        };
+        let stream = self.layer.source.read(request).await?;
+        self.passing = Some((stream, end, Vec::new()));
+        Ok(())
+    }
+
+    /// Hands on what the source gives, and keeps each block once it is complete. `None`: the source has
+    /// given what it was asked for.
+    async fn pass_on(&mut self) -> Option<Result<BlockPart, Failure>> {
+        let (stream, end, pieces) = self.passing.as_mut()?;
+        if self.blocks.start >= *end {
+            self.passing = None;
+            return None;
+        }
+        match stream.next().await {
+            Some(Ok(BlockPart::Bytes(bytes))) => {
+                pieces.push(bytes.clone());
+                Some(Ok(BlockPart::Bytes(bytes)))
+            }
+            Some(Ok(BlockPart::Restart)) => {
+                pieces.clear();
+                Some(Ok(BlockPart::Restart))
+            }
+            Some(Ok(BlockPart::End(hash))) => {
+                let put = Put {
+                    file: self.file.id(),
+                    moment: self.moment,
+                    index: self.blocks.start,
+                    hash,
+                    pieces: std::mem::take(pieces),
+                };
+                self.blocks.start += 1;
+                self.layer.store.keep(put).await;
+                Some(Ok(BlockPart::End(hash)))
+            }
+            Some(Err(failure)) => {
+                self.failed = true;
+                Some(Err(failure))
+            }
+            None => {
+                self.failed = true;
+                None
+            }
+        }
+    }
+}
+
+impl Stored {
+    /// The bytes of a range whose block is here. The whole block is read: only so can it be checked.
+    async fn cut(&self, range: &RangeRequest) -> Option<Bytes> {
+        let file = FileRef::new(range.path.clone(), range.version, range.size, range.content);
+        let place = self.store.find(&file, range.block())?;
+        let block = self.store.load(place).await?;
+        let from = to_usize(range.offset % BLOCK_BYTES);
+        Some(block.slice(from..from + to_usize(range.len)))
+    }
+
+    /// The files that are here from here, the others from the source, in the request's order.
+    async fn give_bundle(self, request: BundleRequest) -> Result<BundleStream, Failure> {
+        let moment = self.store.moment();
+        let mut here = Vec::new();
+        let mut elsewhere = Vec::new();
+        let mut asked = BundleRequest {
+            directory: request.directory.clone(),
+            files: Vec::new(),
+        };
+        for (index, file) in request.files.into_iter().enumerate() {
+            let Ok(path) = request.directory.join(&file.name) else {
+                continue;
+            };
+            let known = FileRef::new(path, file.version, file.size, file.content);
+            match self.store.find(&known, 0) {
+                Some(place) => here.push((index, file, place)),
+                None => {
+                    elsewhere.push((index, known));
+                    asked.files.push(file);
+                }
+            }
+        }
+        let misses = &self.store.0.shared.counters.misses;
+        elsewhere.iter().for_each(|_| count(misses));
+        if here.is_empty() {
+            return self.kept(asked, elsewhere, moment).await;
+        }
+        let store = self.store.clone();
+        let from_disk = stream::iter(here)
+            .map(move |(index, _, place)| {
+                let (store, hash) = (store.clone(), place.hash);
+                async move {
+                    let bytes = store.load(place).await?;
+                    Some(Ok(BundleItem { index, bytes, hash }))
+                }
+            })
+            .buffered(BUNDLE_AHEAD)
+            // What is damaged is left out: who needs it asks for it by itself.
+            .filter_map(std::future::ready)
+            .boxed();
+        if asked.files.is_empty() {
+            return Ok(from_disk);
+        }
+        let from_source = self.kept(asked, elsewhere, moment).await?;
+        Ok(merged(from_disk, from_source))
+    }
+
+    /// A bundle of the source, whose items are kept; `files` says what each item is.
+    async fn kept(
+        self,
+        asked: BundleRequest,
+        files: Vec<(usize, FileRef)>,
+        moment: u64,
+    ) -> Result<BundleStream, Failure> {
+        let items = self.source.bundle(asked).await?;
+        let files = Arc::new(files);
+        let kept = items.then(move |item| {
+            let (store, files) = (self.store.clone(), Arc::clone(&files));
+            async move {
+                let mut item = item?;
+                if let Some((index, file)) = files.get(item.index) {
+                    item.index = *index;
+                    let put = Put {
+                        file: file.id(),
+                        moment,
+                        index: 0,
+                        hash: item.hash,
+                        pieces: vec![item.bytes.clone()],
+                    };
+                    store.keep(put).await;
+                }
+                Ok(item)
+            }
+        });
+        Ok(kept.boxed())
+    }
+}
+
+/// Two bundles' items, in the order of their indices.
+fn merged(left: BundleStream, right: BundleStream) -> BundleStream {
+    let both = (left.peekable(), right.peekable());
+    stream::unfold(both, |(mut left, mut right)| async move {
+        let from_left = {
+            let (first, second) = tokio::join!(
+                std::pin::Pin::new(&mut left).peek(),
+                std::pin::Pin::new(&mut right).peek()
+            );
+            match (first, second) {
+                (Some(Ok(first)), Some(Ok(second))) => first.index < second.index,
+                (Some(_), None | Some(Ok(_))) => true,
+                _ => false,
+            }
+        };
+        let item = if from_left {
+            left.next().await
+        } else {
+            right.next().await
+        };
+        item.map(|item| (item, (left, right)))
+    })
+    .boxed()
+}

@@ -1,0 +1,520 @@
+//! A store on a real directory, in front of a source in memory that counts what it is asked for.
+
+use super::*;
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,
+    FailureKind, Files, FilesystemUsage, Leased, Listing, RangeRequest, ReadRequest, ReadStream,
+    StatAnswers, Version, XattrList,
+};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+#[derive(Default)]
+struct Source {
+    files: BTreeMap<ItemPath, Vec<u8>>,
+    reads: Mutex<Vec<ReadRequest>>,
+    bundled: Mutex<Vec<usize>>,
+}
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).unwrap()
+}
+
+fn content(seed: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(len).unwrap()];
+    let mut reader = blake3::Hasher::new();
+    reader.update(&seed.to_le_bytes());
+    reader.finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+impl Source {
+    fn of(files: &[(&str, u64, u64)]) -> Arc<Self> {
+        let files = files
+            .iter()
+            .map(|&(name, seed, len)| (path(name), content(seed, len)))
+            .collect();
+        Arc::new(Self {
+            files,
+            ..Self::default()
+        })
+    }
+
+    fn blocks_read(&self) -> u64 {
+        let reads = self.reads.lock().unwrap();
+        reads.iter().map(|request| request.block_count).sum()
+    }
+}
+
+struct Counted(Arc<Source>);
+
+fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+    let failure = Failure::new(FailureKind::Unsupported, "not part of these tests");
+    std::future::ready(Err(failure)).boxed()
+}
+
+impl Files for Counted {
+    fn list(
+        &self,
+        _path: ItemPath,
+        _cursor: Option<Cursor>,
+        _limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        unsupported()
+    }
+
+    fn stat(
+        &self,
+        _parent: ItemPath,
+        _names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        unsupported()
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        self.0.reads.lock().unwrap().push(request.clone());
+        let whole = Bytes::from(self.0.files[&request.path].clone());
+        let blocks = request.first_block..request.first_block + request.block_count;
+        let parts = blocks.flat_map(move |index| {
+            let len = ReadRequest::block_len(request.size, index);
+            let start = usize::try_from(index * BLOCK_BYTES).unwrap();
+            let block = whole.slice(start..start + usize::try_from(len).unwrap());
+            let hash = ContentHash(*blake3::hash(&block).as_bytes());
+            let middle = block.len() / 3;
+            let (first, second) = (block.slice(..middle), block.slice(middle..));
+            // A false start: what came before a restart must not be kept.
+            [
+                BlockPart::Bytes(second.clone()),
+                BlockPart::Restart,
+                BlockPart::Bytes(first),
+                BlockPart::Bytes(second),
+                BlockPart::End(hash),
+            ]
+        });
+        std::future::ready(Ok(stream::iter(parts.map(Ok)).boxed())).boxed()
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
+        self.0.bundled.lock().unwrap().push(request.files.len());
+        let items: Vec<_> = request
+            .files
+            .iter()
+            .enumerate()
+            .map(|(index, file)| {
+                let path = request.directory.join(&file.name).unwrap();
+                let bytes = Bytes::from(self.0.files[&path].clone());
+                let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+                Ok(BundleItem { index, bytes, hash })
+            })
+            .collect();
+        std::future::ready(Ok(stream::iter(items).boxed())).boxed()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+        unsupported()
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        unsupported()
+    }
+}
+
+fn options(directory: &Path, bytes: u64) -> StoreOptions {
+    StoreOptions {
+        directory: directory.to_owned(),
+        capacity: Size::Bytes(bytes),
+        reserve_percent: 1,
+        policy: EvictionPolicy::Lru,
+    }
+}
+
+fn open(directory: &Path) -> Store {
+    Store::open(&options(directory, 1 << 30)).unwrap()
+}
+
+fn layer(store: &Store, source: &Arc<Source>) -> Stored {
+    Stored::new(store.clone(), Arc::new(Counted(Arc::clone(source))))
+}
+
+fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
+    ReadRequest {
+        path: path(name),
+        version: Version([7; 16]),
+        size,
+        first_block: blocks.start,
+        block_count: blocks.end - blocks.start,
+        content: None,
+    }
+}
+
+/// Reads as a read path does, and checks every hash.
+async fn read(files: &Stored, request: ReadRequest) -> Vec<u8> {
+    let mut parts = files.read(request).await.unwrap();
+    let (mut whole, mut block) = (Vec::new(), Vec::new());
+    while let Some(part) = parts.next().await {
+        match part.unwrap() {
+            BlockPart::Bytes(bytes) => block.extend_from_slice(&bytes),
+            BlockPart::Restart => block.clear(),
+            BlockPart::End(hash) => {
+                assert_eq!(blake3::hash(&block).as_bytes(), &hash.0);
+                whole.append(&mut block);
+            }
+        }
+    }
+    assert!(block.is_empty(), "a block without its hash");
+    whole
+}
+
+async fn whole(files: &Stored, source: &Source, name: &str) {
+    let expected = &source.files[&path(name)];
+    let size = expected.len() as u64;
+    let got = read(files, request(name, size, 0..size.div_ceil(BLOCK_BYTES))).await;
+    assert!(got == *expected, "wrong bytes of {name}");
+}
+
+/// All content files below a store's directory.
+fn contents(directory: &Path) -> Vec<PathBuf> {
+    let fans = std::fs::read_dir(directory.join("content")).unwrap();
+    fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap())
+        .map(|file| file.unwrap().path())
+        .collect()
+}
+
+/// Waits for the comparison of index and directory, which ends with the writer's queue empty.
+fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !done(store) {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the store did not settle: {:?}",
+            store.stats()
+        );
+        store.flush();
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_read_once_comes_from_the_disk_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 5 * BLOCK_BYTES + 17), ("/b", 2, 100)]);
+    let store = open(directory.path());
+    for name in ["/a", "/b", "/a", "/b"] {
+        whole(&layer(&store, &source), &source, name).await;
+        store.flush();
+    }
+    assert_eq!(source.blocks_read(), 7);
+    drop(store);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    whole(&layer(&store, &source), &source, "/b").await;
+    assert_eq!(source.blocks_read(), 7, "nothing was fetched again");
+    assert_eq!((store.stats().hits, store.stats().damaged), (7, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_missing_runs_are_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 10 * BLOCK_BYTES;
+    let source = Source::of(&[("/a", 1, size)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    for blocks in [2..4, 7..8] {
+        read(&files, request("/a", size, blocks)).await;
+    }
+    store.flush();
+    whole(&files, &source, "/a").await;
+    let reads = source.reads.lock().unwrap().clone();
+    let runs: Vec<_> = reads
+        .iter()
+        .map(|r| (r.first_block, r.block_count))
+        .collect();
+    assert_eq!(runs, [(2, 2), (7, 1), (0, 2), (4, 3), (8, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_is_cut_from_a_block_that_is_here() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 2 * BLOCK_BYTES;
+    let source = Source::of(&[("/a", 1, size)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    read(&files, request("/a", size, 1..2)).await;
+    store.flush();
+    for (offset, asked) in [(BLOCK_BYTES + 8192, 1), (8192, 2)] {
+        let range = RangeRequest {
+            path: path("/a"),
+            version: Version([7; 16]),
+            size,
+            offset,
+            len: 4096,
+            content: None,
+        };
+        let answer = files.read_range(range).await.unwrap();
+        let start = usize::try_from(offset).unwrap();
+        assert!(answer.bytes == source.files[&path("/a")][start..start + 4096]);
+        assert_eq!(source.blocks_read(), asked);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_bytes_lie_there_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 3 * BLOCK_BYTES), ("/b", 1, 3 * BLOCK_BYTES)]);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    whole(&layer(&store, &source), &source, "/b").await;
+    store.flush();
+    assert_eq!((store.stats().entries, store.stats().shared), (3, 3));
+    assert_eq!(contents(directory.path()).len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 30 * BLOCK_BYTES)]);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    drop(store);
+    let files = contents(directory.path());
+    for (number, file) in files.iter().enumerate() {
+        match number % 10 {
+            0 => {
+                let mut bytes = std::fs::read(file).unwrap();
+                bytes[12345] ^= 0x10;
+                std::fs::write(file, bytes).unwrap();
+            }
+            1 => std::fs::write(file, b"torn").unwrap(),
+            2 => std::fs::remove_file(file).unwrap(),
+            _ => {}
+        }
+    }
+    let store = open(directory.path());
+    let before = source.blocks_read();
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert_eq!(source.blocks_read() - before, 9);
+    // What was removed may have been noticed by the sweep before it was read.
+    let damaged = store.stats().damaged;
+    assert!((6..=9).contains(&damaged), "{damaged}");
+    store.flush();
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert_eq!(
+        source.blocks_read() - before,
+        9,
+        "what was mended is here again"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_index_is_made_again_from_the_content() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 9 * BLOCK_BYTES), ("/b", 2, 77)]);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    whole(&layer(&store, &source), &source, "/b").await;
+    drop(store);
+    std::fs::remove_file(directory.path().join("index.log")).unwrap();
+    let store = open(directory.path());
+    settled(&store, |store| store.stats().entries == 10);
+    whole(&layer(&store, &source), &source, "/a").await;
+    whole(&layer(&store, &source), &source, "/b").await;
+    assert_eq!(source.blocks_read(), 10, "nothing was fetched again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_torn_index_costs_its_end_at_most() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 9 * BLOCK_BYTES)]);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    drop(store);
+    let index = directory.path().join("index.log");
+    let bytes = std::fs::read(&index).unwrap();
+    for cut in [0, 3, 16, 20, bytes.len() / 2, bytes.len() - 1] {
+        let mut torn = bytes[..cut].to_vec();
+        torn.extend_from_slice(&[0xAA; 100]);
+        std::fs::write(&index, torn).unwrap();
+        let store = open(directory.path());
+        whole(&layer(&store, &source), &source, "/a").await;
+        assert_eq!(store.stats().damaged, 0, "cut at {cut}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_stays_within_its_size_and_its_index_does_not_grow_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 40 * BLOCK_BYTES)]);
+    let store = Store::open(&options(directory.path(), 16 * BLOCK_BYTES)).unwrap();
+    for _ in 0..3 {
+        whole(&layer(&store, &source), &source, "/a").await;
+        store.flush();
+    }
+    let stats = store.stats();
+    assert!(
+        stats.bytes <= 16 * BLOCK_BYTES && stats.evictions > 0,
+        "{stats:?}"
+    );
+    assert!(contents(directory.path()).len() <= 16);
+    drop(store);
+    let smaller = Store::open(&options(directory.path(), 5 * BLOCK_BYTES)).unwrap();
+    assert!(smaller.stats().bytes <= 5 * BLOCK_BYTES);
+    assert!(contents(directory.path()).len() <= 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clear_holds_and_outlives_the_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/x/a", 1, 100), ("/y/b", 2, 100)]);
+    let store = open(directory.path());
+    for name in ["/x/a", "/y/b"] {
+        whole(&layer(&store, &source), &source, name).await;
+    }
+    store.flush();
+    store.clear(&path("/x"));
+    drop(store);
+    let store = open(directory.path());
+    for name in ["/x/a", "/y/b"] {
+        whole(&layer(&store, &source), &source, name).await;
+    }
+    assert_eq!(
+        source.blocks_read(),
+        3,
+        "only what was cleared is fetched again"
+    );
+    store.flush();
+    whole(&layer(&store, &source), &source, "/x/a").await;
+    assert_eq!(source.blocks_read(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bundles_bring_only_what_is_not_here_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let names = ["/d/0", "/d/1", "/d/2", "/d/3", "/d/4"];
+    let files: Vec<_> = (0..)
+        .zip(names)
+        .map(|(seed, name)| (name, seed, 1000))
+        .collect();
+    let source = Source::of(&files);
+    let store = open(directory.path());
+    let layer = layer(&store, &source);
+    for name in ["/d/1", "/d/3"] {
+        whole(&layer, &source, name).await;
+    }
+    store.flush();
+    let wanted = names.map(|name| BundleFile {
+        name: Bytes::copy_from_slice(&name.as_bytes()[3..]),
+        version: Version([7; 16]),
+        size: 1000,
+        content: None,
+    });
+    for asked in [3, 0] {
+        source.bundled.lock().unwrap().clear();
+        let request = BundleRequest {
+            directory: path("/d"),
+            files: wanted.to_vec(),
+        };
+        let mut items = layer.bundle(request).await.unwrap();
+        for (index, name) in names.iter().enumerate() {
+            let item = items.next().await.unwrap().unwrap();
+            assert_eq!(item.index, index);
+            assert!(item.bytes == source.files[&path(name)]);
+        }
+        assert!(items.next().await.is_none());
+        assert_eq!(source.bundled.lock().unwrap().iter().sum::<usize>(), asked);
+        store.flush();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 4 * BLOCK_BYTES + 9;
+    let source = Source::of(&[("/a", 1, size)]);
+    let file = FileRef::new(path("/a"), Version([7; 16]), size, None);
+    let bytes = Bytes::from(source.files[&path("/a")].clone());
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert!(matches!(store.whole(&file), Whole::Absent));
+    let mut writer = store.begin_whole().unwrap();
+    for start in (0..bytes.len()).step_by(1 << 20) {
+        let end = bytes.len().min(start + (1 << 20));
+        writer.append(&bytes.slice(start..end)).unwrap();
+    }
+    writer.finish(&file).unwrap();
+    assert!(matches!(store.whole(&file), Whole::Ready(_)));
+    assert_eq!(contents(directory.path()).len(), 0, "its blocks lie in it");
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert_eq!(source.blocks_read(), 5);
+    drop(store);
+
+    let store = open(directory.path());
+    assert!(matches!(store.whole(&file), Whole::Unverified));
+    assert!(store.verify_whole(&file).is_some());
+    assert!(matches!(store.whole(&file), Whole::Ready(_)));
+    drop(store);
+
+    let wholes = std::fs::read_dir(directory.path().join("whole")).unwrap();
+    let held = wholes.map(|entry| entry.unwrap().path()).next().unwrap();
+    let mut damaged = std::fs::read(&held).unwrap();
+    damaged[3 << 20] ^= 1;
+    std::fs::write(&held, damaged).unwrap();
+    let store = open(directory.path());
+    assert!(
+        store.verify_whole(&file).is_none(),
+        "never handed to the kernel"
+    );
+    assert!(matches!(store.whole(&file), Whole::Absent));
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert_eq!(source.blocks_read(), 10);
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_what_is_no_store_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = open(directory.path());
+    let refused = Store::open(&options(directory.path(), 1 << 30)).unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    drop(held);
+    open(directory.path());
+
+    let foreign = tempfile::tempdir().unwrap();
+    std::fs::write(foreign.path().join("thesis.tex"), "precious").unwrap();
+    let refused = Store::open(&options(foreign.path(), 1 << 30)).unwrap_err();
+    assert!(matches!(refused, StoreError::Foreign(_)), "{refused}");
+    assert_eq!(std::fs::read_dir(foreign.path()).unwrap().count(), 1);
+
+    let shared = tempfile::tempdir().unwrap();
+    let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(shared.path(), open_to_all).unwrap();
+    let refused = Store::open(&options(shared.path(), 1 << 30)).unwrap_err();
+    assert!(matches!(refused, StoreError::NotOwned(_)), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_format_is_discarded_and_a_newer_one_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, 100)]);
+    let store = open(directory.path());
+    whole(&layer(&store, &source), &source, "/a").await;
+    drop(store);
+    let identity = directory.path().join("copperfs-store");
+    std::fs::write(&identity, "copperfs store\nformat 99\n").unwrap();
+    let refused = Store::open(&options(directory.path(), 1 << 30)).unwrap_err();
+    assert!(
+        matches!(refused, StoreError::Newer { found: 99, .. }),
+        "{refused}"
+    );
+    std::fs::write(&identity, "copperfs store\nformat 0\n").unwrap();
+    let store = open(directory.path());
+    assert_eq!(store.stats().entries, 0);
+    assert_eq!(contents(directory.path()).len(), 0);
+    whole(&layer(&store, &source), &source, "/a").await;
+    assert_eq!(source.blocks_read(), 2);
+}

@@ -1,0 +1,173 @@
+//! Whole files for passthrough opens: the kernel reads the store's own file.
+//!
+//! Such a file is written from verified blocks, once, and has the hash of their hashes as its name. After
+//! a restart it is read and checked before it is handed to the kernel for the first time.
+
+use super::catalog::{Held, Kind, Place, Unit};
+use super::content;
+use super::writer::PutWhole;
+use super::{Store, count};
+use crate::read::FileRef;
+use bytes::Bytes;
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, ReadRequest};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// How a file version is held for passthrough.
+#[derive(Debug)]
+pub enum Whole {
+    /// Complete and verified; it can only be read.
+    Ready(Arc<OwnedFd>),
+    /// From before this process: [`Store::verify_whole`] it first.
+    Unverified,
+    /// Not at all.
+    Absent,
+}
+
+/// A whole file that is being written.
+#[derive(Debug)]
+pub struct WholeWriter {
+    file: OwnedFd,
+    temporary: Option<String>,
+    len: u64,
+    hashes: Vec<ContentHash>,
+    moment: u64,
+    store: Store,
+}
+
+impl Store {
+    /// How `file` is held.
+    #[must_use]
+    pub fn whole(&self, file: &FileRef) -> Whole {
+        match self.0.shared.catalog.whole_of(file) {
+            Some((
+                _,
+                Held {
+                    open: Some(open), ..
+                },
+            )) => Whole::Ready(open),
+            Some(_) => Whole::Unverified,
+            None => Whole::Absent,
+        }
+    }
+
+    /// The largest file that may be kept whole, in bytes.
+    #[must_use]
+    pub fn whole_bytes_max(&self) -> u64 {
+        self.0.shared.catalog.capacity_bytes() / 2
+    }
+
+    /// Reads a whole file that an earlier process has written, and checks every block. Blocks.
+    #[must_use]
+    pub fn verify_whole(&self, file: &FileRef) -> Option<Arc<OwnedFd>> {
+        let shared = &self.0.shared;
+        let (unit, mut held) = shared.catalog.whole_of(file)?;
+        let blocks = held.blocks.clone()?;
+        let opened = shared.directory.open_content(&unit);
+        let right =
+            opened.and_then(|open| check(&open, file.size, &blocks).map(|right| (open, right)));
+        match right {
+            Ok((open, true)) => {
+                let open = Arc::new(open);
+                held.open = Some(Arc::clone(&open));
+                shared.catalog.replace(unit, held);
+                Some(open)
+            }
+            Ok((_, false)) | Err(_) => {
+                count(&shared.counters.damaged);
+                tracing::warn!(path = %file.path, "a damaged file in the store: dropped, and fetched anew");
+                self.0.writer.forget(Place {
+                    unit,
+                    offset: 0,
+                    len: 0,
+                    hash: unit.name,
+                });
+                None
+            }
+        }
+    }
+
+    /// Begins to write a file whole.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn begin_whole(&self) -> Result<WholeWriter, Errno> {
+        let (file, temporary) = self.0.shared.directory.create()?;
+        Ok(WholeWriter {
+            file,
+            temporary: Some(temporary),
+            len: 0,
+            hashes: Vec::new(),
+            moment: self.moment(),
+            store: self.clone(),
+        })
+    }
+}
+
+fn check(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errno> {
+    if content::inspect(open)?.0 != size || blocks.len() as u64 != size.div_ceil(BLOCK_BYTES) {
+        return Ok(false);
+    }
+    for (index, hash) in (0..).zip(blocks) {
+        let len = ReadRequest::block_len(size, index);
+        let bytes = content::read_exactly(open, index * BLOCK_BYTES, len)?;
+        let right = bytes.is_some_and(|bytes| blake3::hash(&bytes).as_bytes() == &hash.0);
+        if !right {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl WholeWriter {
+    /// Appends the next block, verified. All but the last are [`BLOCK_BYTES`] long. Blocks.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn append(&mut self, block: &Bytes) -> Result<(), Errno> {
+        content::write_pieces(&self.file, self.len, std::slice::from_ref(block))?;
+        self.len += block.len() as u64;
+        self.hashes
+            .push(ContentHash(*blake3::hash(block).as_bytes()));
+        Ok(())
+    }
+
+    /// Gives the complete file its place among the content of `file`. Blocks.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn finish(mut self, file: &FileRef) -> Result<Arc<OwnedFd>, Errno> {
+        let Some(temporary) = self.temporary.take() else {
+            return Err(Errno::INVAL);
+        };
+        let mut hasher = blake3::Hasher::new();
+        for hash in &self.hashes {
+            hasher.update(&hash.0);
+        }
+        let name = ContentHash(*hasher.finalize().as_bytes());
+        let shared = &self.store.0.shared;
+        let open = Arc::new(shared.directory.open_temporary(&temporary)?);
+        self.store.0.writer.whole(PutWhole {
+            file: file.id(),
+            moment: self.moment,
+            name,
+            held: Held {
+                len: self.len,
+                open: Some(Arc::clone(&open)),
+                blocks: Some(std::mem::take(&mut self.hashes).into()),
+            },
+            temporary,
+        });
+        debug_assert!(matches!(Unit::whole(name).kind, Kind::Whole));
+        Ok(open)
+    }
+}
+
+impl Drop for WholeWriter {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            self.store.0.shared.directory.discard(temporary);
+        }
+    }
+}

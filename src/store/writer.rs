@@ -1,0 +1,400 @@
+//! The one thread that changes a store: writes content, evicts, keeps the index.
+//!
+//! Readers hand it verified blocks through a queue that is bounded in bytes. When the disk does not
+//! keep up they wait for a moment, and when that does not help blocks are not kept: a slow disk costs
+//! hits, not time.
+
+use super::catalog::{Held, Place, Unit, disk_bytes};
+use super::content::{self, Origin};
+use super::log::{Log, Record};
+use super::sweep;
+use super::{Shared, StoreError, count};
+use crate::num::to_usize;
+use crate::read::FileId;
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, ItemPath};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bytes that may wait to be written. They are part of what a daemon takes above its caches.
+const QUEUE_BYTES_MAX: u64 = 16 << 20;
+/// Jobs that may wait; with small blocks this bound comes first.
+const QUEUE_JOBS_MAX: usize = 4096;
+/// The unit in which the queue's bytes are counted.
+const QUEUE_UNIT: u64 = 4096;
+/// How long a block waits for room in the queue. After one that waited in vain none waits until the
+/// queue moves again.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A verified block to keep.
+#[derive(Debug)]
+pub(super) struct Put {
+    pub(super) file: FileId,
+    /// When it was asked for.
+    pub(super) moment: u64,
+    pub(super) index: u64,
+    pub(super) hash: ContentHash,
+    /// Its bytes, in order.
+    pub(super) pieces: Vec<Bytes>,
+}
+
+impl Put {
+    fn len(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len() as u64).sum()
+    }
+}
+
+/// A finished file to keep for passthrough, and what it is.
+#[derive(Debug)]
+pub(super) struct PutWhole {
+    pub(super) file: FileId,
+    pub(super) moment: u64,
+    pub(super) name: ContentHash,
+    pub(super) held: Held,
+    /// Where it was written.
+    pub(super) temporary: String,
+}
+
+/// What the thread is asked to do.
+pub(super) enum Job {
+    Put(Put, OwnedSemaphorePermit),
+    Whole(PutWhole, mpsc::SyncSender<()>),
+    /// A content file that is not what it should be.
+    Forget(Place),
+    /// A content file that the sweep found and the index does not know.
+    Adopt(Unit, u64, Option<Origin>),
+    /// A content file that the index knows and the sweep did not find.
+    Missing(Unit),
+    Cleared(ItemPath, u64, mpsc::SyncSender<()>),
+    Flush(mpsc::SyncSender<()>),
+    Stop,
+}
+
+/// A handle on the thread. Dropping it ends the thread, when what is queued is written.
+pub(super) struct Writer {
+    jobs: mpsc::SyncSender<Job>,
+    room: Arc<Semaphore>,
+    /// The queue did not move when it was last full.
+    stuck: AtomicBool,
+    shared: Arc<Shared>,
+    /// The writing thread, and the one that sweeps.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Writer {
+    pub(super) fn start(shared: Arc<Shared>, log: Log) -> Result<Self, StoreError> {
+        let (jobs, queue) = mpsc::sync_channel(QUEUE_JOBS_MAX);
+        let writing = Writing {
+            shared: Arc::clone(&shared),
+            log,
+        };
+        let thread = std::thread::Builder::new()
+            .name("copperfs-store".into())
+            .spawn(move || writing.run(&queue))
+            .map_err(|source| StoreError::Io {
+                action: "start the thread of",
+                path: shared.directory.path().to_owned(),
+                source,
+            })?;
+        Ok(Self {
+            jobs,
+            room: Arc::new(Semaphore::new(to_usize(QUEUE_BYTES_MAX / QUEUE_UNIT))),
+            stuck: AtomicBool::new(false),
+            shared,
+            threads: Mutex::new(vec![thread]),
+        })
+    }
+
+    /// Queues a block; says whether there was room.
+    pub(super) async fn put(&self, put: Put) -> bool {
+        if !self.shared.health.may_write() {
+            return false;
+        }
+        let units = u32::try_from(put.len().div_ceil(QUEUE_UNIT).max(1)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room);
+        let permit = match Arc::clone(&room).try_acquire_many_owned(units) {
+            Ok(permit) => permit,
+            Err(_) if self.stuck.load(Ordering::Relaxed) => return false,
+            Err(_) => {
+                let waited = tokio::time::timeout(PATIENCE, room.acquire_many_owned(units)).await;
+                let Ok(Ok(permit)) = waited else {
+                    self.stuck.store(true, Ordering::Relaxed);
+                    return false;
+                };
+                permit
+            }
+        };
+        self.stuck.store(false, Ordering::Relaxed);
+        self.jobs.try_send(Job::Put(put, permit)).is_ok()
+    }
+
+    /// Content that was not what it should be.
+    pub(super) fn forget(&self, place: Place) {
+        self.shared.catalog.forget(&place.unit);
+        // The sweep of the next start finds it otherwise.
+        drop(self.jobs.try_send(Job::Forget(place)));
+    }
+
+    /// Waits until a clear is on the disk.
+    pub(super) fn cleared(&self, path: ItemPath, until: u64) {
+        self.ask(|done| Job::Cleared(path, until, done));
+    }
+
+    /// Waits until everything queued before is written.
+    pub(super) fn flush(&self) {
+        self.ask(Job::Flush);
+    }
+
+    /// Waits until a whole file has its place.
+    pub(super) fn whole(&self, whole: PutWhole) {
+        self.ask(|done| Job::Whole(whole, done));
+    }
+
+    fn ask(&self, job: impl FnOnce(mpsc::SyncSender<()>) -> Job) {
+        let (done, answer) = mpsc::sync_channel(1);
+        if self.jobs.send(job(done)).is_ok() {
+            answer.recv().ok();
+        }
+    }
+
+    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares the index with the directory, on a thread of its own.
+    pub(super) fn sweep(&self) {
+        let (shared, jobs) = (Arc::clone(&self.shared), self.jobs.clone());
+        let sweeping = std::thread::Builder::new()
+            .name("copperfs-sweep".into())
+            .spawn(move || sweep::sweep(&shared, &jobs));
+        match sweeping {
+            Ok(thread) => self.lock_threads().push(thread),
+            Err(error) => {
+                tracing::warn!(%error, "the store's directory is not compared with its index");
+            }
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        drop(self.jobs.send(Job::Stop));
+        for thread in std::mem::take(&mut *self.lock_threads()) {
+            drop(thread.join());
+        }
+    }
+}
+
+/// The thread's own.
+struct Writing {
+    shared: Arc<Shared>,
+    log: Log,
+}
+
+impl Writing {
+    fn run(mut self, queue: &mpsc::Receiver<Job>) {
+        loop {
+            let job = match queue.try_recv() {
+                Ok(job) => job,
+                Err(mpsc::TryRecvError::Empty) => {
+                    self.rest();
+                    match queue.recv() {
+                        Ok(job) => job,
+                        Err(mpsc::RecvError) => break,
+                    }
+                }
+                Err(mpsc::TryRecvError::Disconnected) => break,
+            };
+            if matches!(job, Job::Stop) {
+                break;
+            }
+            self.carry_out(job);
+        }
+        self.rest();
+    }
+
+    /// Nothing waits: what was added to the index is handed on.
+    fn rest(&mut self) {
+        self.log.flush();
+        if self.log.wants_compaction() && self.shared.health.may_write() {
+            let Shared {
+                directory, catalog, ..
+            } = &*self.shared;
+            if let Err(errno) = self.log.compact(directory, catalog) {
+                self.shared.health.write_failed(errno);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, job: Job) {
+        match job {
+            Job::Put(put, permit) => {
+                self.put(&put);
+                drop((put, permit));
+            }
+            Job::Whole(whole, done) => {
+                self.put_whole(whole);
+                done.try_send(()).ok();
+            }
+            Job::Forget(place) => {
+                if !self.shared.catalog.holds_unit(&place.unit) {
+                    self.remove(&place.unit);
+                }
+            }
+            Job::Adopt(unit, len, origin) => self.adopt(unit, len, origin),
+            Job::Missing(unit) => {
+                if !self.shared.directory.exists(&unit) {
+                    self.shared.catalog.forget(&unit);
+                    self.log.append(&Record::gone(&unit));
+                }
+            }
+            Job::Cleared(path, until, done) => {
+                self.log.append(&Record::Cleared { path, until });
+                self.log.sync();
+                done.try_send(()).ok();
+            }
+            Job::Flush(done) => {
+                self.rest();
+                done.try_send(()).ok();
+            }
+            Job::Stop => {}
+        }
+    }
+
+    fn put(&mut self, put: &Put) {
+        let (shared, hash) = (Arc::clone(&self.shared), put.hash);
+        if shared.catalog.has_content(hash) {
+            count(&shared.counters.shared);
+        } else {
+            let len = put.len();
+            let origin = Origin {
+                file: *put.file.as_bytes(),
+                moment: put.moment,
+                index: put.index,
+            };
+            let written = self
+                .make_room(len)
+                .and_then(|()| content::write(&shared.directory, hash, &put.pieces, &origin));
+            if let Err(errno) = written {
+                shared.health.write_failed(errno);
+                count(&shared.counters.dropped);
+                return;
+            }
+            shared.health.wrote_well();
+            self.hold(Unit::block(hash), Held::block(len));
+            if let Ok(len) = u32::try_from(len) {
+                self.log.append(&Record::Content { hash, len });
+            }
+        }
+        shared.catalog.note(put.file, put.moment, put.index, hash);
+        self.log.append(&Record::Block {
+            file: *put.file.as_bytes(),
+            moment: put.moment,
+            index: put.index,
+            hash,
+        });
+    }
+
+    fn put_whole(&mut self, whole: PutWhole) {
+        let shared = Arc::clone(&self.shared);
+        let unit = Unit::whole(whole.name);
+        let blocks = whole.held.blocks.clone().unwrap_or_default();
+        let len = whole.held.len;
+        let published = self
+            .make_room(0)
+            .and_then(|()| shared.directory.publish(&whole.temporary, &unit));
+        if let Err(errno) = published {
+            shared.directory.discard(&whole.temporary);
+            shared.health.write_failed(errno);
+            return;
+        }
+        self.hold(unit, whole.held);
+        shared
+            .catalog
+            .note_whole(whole.file, whole.moment, whole.name, &blocks);
+        self.log.append(&Record::Whole {
+            file: *whole.file.as_bytes(),
+            moment: whole.moment,
+            name: whole.name,
+            len,
+            blocks: blocks.to_vec(),
+        });
+        // Its blocks lie in it now.
+        for hash in blocks.iter() {
+            let block = Unit::block(*hash);
+            if shared.catalog.holds_unit(&block) && shared.catalog.holds_unit(&unit) {
+                shared.catalog.forget(&block);
+                self.remove(&block);
+            }
+        }
+    }
+
+    fn adopt(&mut self, unit: Unit, len: u64, origin: Option<Origin>) {
+        let shared = Arc::clone(&self.shared);
+        if shared.catalog.holds_unit(&unit) {
+            return;
+        }
+        let Some(origin) = origin else {
+            // Nobody would find it, and a whole file cannot be told from a torn one.
+            self.remove(&unit);
+            return;
+        };
+        self.hold(unit, Held::block(len));
+        if let Ok(len) = u32::try_from(len) {
+            self.log.append(&Record::Content {
+                hash: unit.name,
+                len,
+            });
+        }
+        let (file, hash) = (FileId::of(origin.file), unit.name);
+        shared.catalog.reach(origin.moment);
+        shared.catalog.note(file, origin.moment, origin.index, hash);
+        self.log.append(&Record::Block {
+            file: origin.file,
+            moment: origin.moment,
+            index: origin.index,
+            hash,
+        });
+    }
+
+    fn hold(&mut self, unit: Unit, held: Held) {
+        for gone in self.shared.catalog.hold(unit, held) {
+            self.remove(&gone);
+        }
+    }
+
+    /// Evicts until `incoming` bytes fit into the store and its filesystem.
+    fn make_room(&mut self, incoming: u64) -> Result<(), Errno> {
+        let shared = Arc::clone(&self.shared);
+        let Shared {
+            directory,
+            catalog,
+            health,
+            ..
+        } = &*shared;
+        let incoming = disk_bytes(incoming);
+        let mut target = catalog.capacity_bytes().saturating_sub(incoming);
+        let shortage = health.shortage(directory, incoming)?;
+        if shortage > 0 {
+            let held = catalog.stats().bytes + catalog.lingering_bytes();
+            if held < shortage {
+                return Err(Errno::NOSPC);
+            }
+            target = target.min(held - shortage);
+        }
+        for gone in catalog.shrink_to(target) {
+            self.remove(&gone);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, unit: &Unit) {
+        self.shared.directory.remove(unit);
+        self.log.append(&Record::gone(unit));
+    }
+}
