@@ -1,7 +1,7 @@
 //! Readers that take the files of a large directory in no order: a shuffled epoch, a loader's workers.
 //!
-//! Nothing says which file is next, and each costs a round trip to storage. But who has read dozens of
-//! files of one directory reads many more of it, so it is brought in steps that grow with the evidence:
+//! Nothing says which file is next, and each costs a round trip to storage. But who has read a few
+//! dozen files of one directory reads many more of it, so it is brought in steps that grow with the evidence:
 //! [`STEPS`]. A program that picks a few dozen files and stops has wasted the steps that it came to;
 //! bytes of which nobody knows whether they are of use are never more than [`UNPROVEN_BYTES`] and a
 //! quarter of the data cache.
@@ -12,7 +12,7 @@ use copperfs_overlay::ItemPath;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Files read in no order, and bytes to bring then.
-const STEPS: [(u32, u64); 3] = [(16, 8 << 20), (32, 32 << 20), (48, u64::MAX)];
+const STEPS: [(u32, u64); 3] = [(8, 8 << 20), (16, 32 << 20), (32, u64::MAX)];
 /// Behind the last step, the next bytes of a directory that was too large are looked at after each so
 /// many reads.
 const MORE_EVERY: u32 = 64;
@@ -99,9 +99,9 @@ mod tests {
             .collect();
         let rest = u64::MAX;
         let expected = [
-            (16, 8 << 20),
-            (32, 32 << 20),
-            (48, rest),
+            (8, 8 << 20),
+            (16, 32 << 20),
+            (32, rest),
             (64, rest),
             (128, rest),
             (192, rest),
