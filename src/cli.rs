@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod doctor;
 pub mod flags;
+pub mod index;
 pub mod launch;
 pub mod mount;
 pub mod record;
@@ -24,6 +25,7 @@ use crate::config::Machine;
 use crate::warm::touch;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
+use index::IndexArgs;
 use launch::LaunchArgs;
 use recording::RecordArgs;
 use secret::SecretArgs;
@@ -162,15 +164,23 @@ enum Command {
             Ends with 1 if a node is not warm, which it names, and with 130 when it is interrupted, on\n\
             all nodes. Warm nodes are left as they are. The keys of the JSON lines: docs/profiles.md")]
     Warm(WarmArgs),
+    /// Write down a tree's names and attributes once, so that mounts need not list it
+    #[command(after_help = "Examples:\n  \
+            copperfs index s3://bucket/train -o train.index --hash\n  \
+            copperfs index /lus/data -o /lus/data/.index\n  \
+            copperfs index --show train.index --json | jq .files\n\n\
+            For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
+            state is FILE.partial. Ends with 1 if directories cannot be listed.")]
+    Index(IndexArgs),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
+            copperfs doctor --origin /data=az://container/prefix\n  \
             copperfs doctor --json | jq '.[] | select(.verdict != \"ok\")'\n\n\
             Ends with 1 if a mount cannot work here.")]
     Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        args: doctor::DoctorArgs,
     },
     /// Model a start on many nodes before there are any
     #[command(
@@ -237,9 +247,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     };
     match command {
         Command::Status(args) => return status::status(&args).map(answer),
-        Command::Doctor { json } => return doctor::doctor(json).map(answer),
+        Command::Doctor { args } => return doctor::doctor(args).map(answer),
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
+        Command::Index(args) => return index::index(&args),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),

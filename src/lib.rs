@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod index;
 pub mod namespace;
 pub mod node;
 pub mod num;

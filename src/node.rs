@@ -10,13 +10,16 @@ mod cluster;
 mod directory;
 mod errors;
 mod front;
+mod indexed;
 mod ladder;
+mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{Settings, Toggle};
+use crate::config::{Freshness, Settings, Toggle};
 use crate::control::{Command, ControlSocket, Talk};
+use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
 use crate::read::ReadPath;
 use crate::report::Report;
@@ -29,6 +32,7 @@ use copperfs_overlay::{
     Secret, SecretError,
 };
 use front::{Front, Promises};
+use indexed::Indexes;
 use service::NodeService;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -84,6 +88,9 @@ pub enum NodeError {
         /// Which other root.
         other: String,
     },
+    /// An index cannot be used.
+    #[error("--index: {0}")]
+    Index(#[from] IndexError),
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
@@ -142,17 +149,19 @@ impl Node {
         let mut parts = None;
         let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
         let overlay = Overlay::start(overlay_config(&settings)?, storage, |upstream| {
+            let indexes = Indexes::new(&settings, &origin_options(&settings), &upstream);
             let below = ladder::Below {
                 origins: origins.as_ref(),
                 store: store.as_ref(),
                 upstream: &upstream,
+                indexes: &indexes,
             };
             let views = ladder::views(&settings, &below, &runtime);
             let read = views[0].clone();
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            parts = Some((read, cluster.clone(), warmer.clone()));
+            parts = Some((read, cluster.clone(), warmer.clone(), indexes));
             Arc::new(NodeService {
                 views,
                 cluster,
@@ -163,7 +172,7 @@ impl Node {
             })
         })?;
         let overlay = Arc::new(overlay);
-        let Some((read, cluster, warmer)) = parts else {
+        let Some((read, cluster, warmer, indexes)) = parts else {
             return Err(OverlayError::Config("the overlay made no service".into()).into());
         };
         cluster.joined(Arc::clone(&overlay));
@@ -171,7 +180,7 @@ impl Node {
         if let Some(origins) = &origins {
             compare_origins(&overlay, origins).await?;
         }
-        let root = root_attributes(&settings, &overlay, &read).await?;
+        let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
         let backings = ladder::backings(&settings, store.as_ref(), &runtime);
         let this = Front::new(read, root, promises(&settings), backings, store);
         drop(this.cluster.set(cluster.clone()));
@@ -258,6 +267,12 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     if !settings.is_root() && !alone {
         return Ok(None);
     }
+    let origins = Origins::open(&settings.origins, &origin_options(settings))?;
+    origins.check().await?;
+    Ok(Some(Arc::new(origins)))
+}
+
+fn origin_options(settings: &Settings) -> OriginOptions {
     let excluded = settings
         .exclude
         .iter()
@@ -266,7 +281,7 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
     let patience = settings.request_timeout.mul_f64(0.8);
-    let options = OriginOptions {
+    OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
         symlinks: settings.symlinks,
@@ -280,10 +295,7 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
             ..Retries::default()
         },
         ..OriginOptions::default()
-    };
-    let origins = Origins::open(&settings.origins, &options)?;
-    origins.check().await?;
-    Ok(Some(Arc::new(origins)))
+    }
 }
 
 /// A path of the host as the namespace writes it. One that cannot be written so (with `..` in it, say)
@@ -382,10 +394,12 @@ async fn root_attributes(
     settings: &Settings,
     overlay: &Overlay,
     read: &ReadPath,
+    indexes: &Indexes,
 ) -> Result<Attributes, NodeError> {
     let connected = overlay.upstream().first_connected();
     // A parent that never came answers below, with its reason.
     drop(tokio::time::timeout(settings.request_timeout, connected).await);
+    indexes.open(read).await?;
     let attributes = read.attributes_of(&ItemPath::root()).await;
     let roster = overlay.roster();
     let parent = roster.ancestors(0).first().copied();
@@ -398,6 +412,7 @@ fn promises(settings: &Settings) -> Promises {
     Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
+        lease: settings.freshness.lease(),
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
     }
 }
@@ -413,6 +428,7 @@ fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::Mo
             Toggle::Off => false,
         },
         threads: settings.fuse_threads,
+        see_directories: settings.freshness != Freshness::Job,
         max_background: settings.max_background,
         push: fuse::PushLimits {
             enabled: settings.push.enabled,

@@ -27,16 +27,17 @@ mod router;
 
 pub use counters::{OriginCounters, OriginSnapshot};
 pub use error::OriginError;
+pub use error::redacted;
 pub use failure::{failure_of_errno, failure_of_status};
-pub use object::ObjectOrigin;
+pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
 pub use posix::PosixOrigin;
-pub use router::Origins;
+pub use router::{Finding, NamespaceRules, Origins, Outcome};
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
-    Version, XattrList,
+    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Failure, FilesystemUsage,
+    ItemPath, Listing, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -59,6 +60,10 @@ pub struct ByteRange {
 /// Exactly the bytes of a [`ByteRange`] in order, in pieces of any size; after an error nothing more
 /// comes. Dropping the stream ends the read.
 pub type ByteStream = BoxStream<'static, Result<Bytes, Failure>>;
+
+/// Whole blocks in order, the last of a file shorter, each with its hash. Dropping the stream ends the
+/// read.
+pub type HashedStream = BoxStream<'static, Result<(Bytes, ContentHash), Failure>>;
 
 /// One answer per name, in the order of the names.
 pub type StatAnswers = Vec<Result<Attributes, Failure>>;
@@ -94,6 +99,18 @@ pub trait Origin: Send + Sync + 'static {
     /// `Stale` when the file is of another version or gone, also in mid-stream; `IsADirectory`;
     /// `Unsupported` for special files and links; faults.
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
+
+    /// The blocks of a range that begins with one, each with its hash; `None` where they come no faster
+    /// than by [`Origin::open`] and hashing what it streams.
+    ///
+    /// # Errors
+    /// As [`Origin::open`].
+    fn blocks(
+        &self,
+        _range: &ByteRange,
+    ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
+        None
+    }
 
     /// The whole content of small files of one directory, in the order of the request; what is of
     /// another version than wanted, or cannot be read, is left out.

@@ -22,45 +22,56 @@ mod blocks;
 mod bundle;
 mod directory;
 mod flight;
+mod lease;
 mod listings;
+mod persisted;
+mod pieces;
+mod room;
 mod scattered;
 mod serve;
 mod siblings;
 mod single_flight;
+mod streams;
 mod touched;
 mod urgent;
 mod walk;
 
 pub use attributes::Found;
-pub use blocks::{FileId, FileRef, ReadAhead};
+pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
-pub use directory::Directory;
+pub use directory::{Directory, Edition};
+pub use persisted::{PersistedListings, PersistedStats};
+pub use streams::ReadAhead;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
-use attributes::KnownAttributes;
+use attributes::{Known, KnownAttributes, KnownXattrs};
 use blocks::BlockKey;
 use bytes::Bytes;
-use copperfs_overlay::{ContentHash, Failure, Files, ItemPath, XattrList};
+use copperfs_overlay::{ContentHash, Failure, Files, ItemPath};
 use dashmap::DashMap;
 use listings::ListingKey;
+use room::Room;
 use single_flight::SingleFlight;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use streams::Pace;
 
 /// Bounds and choices of a [`ReadPath`].
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
     /// How full caches evict.
     pub policy: EvictionPolicy,
-    /// Bytes of file data held.
+    /// Bytes of file data held or under way.
     pub data_bytes_max: u64,
     /// Bytes of attributes held (estimated, with their paths).
     pub attributes_bytes_max: u64,
     /// Bytes of listings held (estimated).
     pub listings_bytes_max: u64,
-    /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1).
+    /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1), if the
+    /// cache has sixteen times as much room.
     pub whole_file_max: u64,
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
@@ -71,6 +82,11 @@ pub struct ReadOptions {
     pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
+    /// How long metadata may be used after storage was asked; `None`: until it is cleared. The same on
+    /// all nodes.
+    pub lease: Option<Duration>,
+    /// Where listings are kept for the next launch; `None`: nowhere.
+    pub metadata_dir: Option<PathBuf>,
 }
 
 /// A verified block of file data.
@@ -95,6 +111,8 @@ pub struct ReadStats {
     pub coalesced: u64,
     /// Bundles.
     pub bundles: BundleStats,
+    /// Listings of earlier launches.
+    pub persisted: PersistedStats,
 }
 
 /// See the module. Cheap to clone.
@@ -119,8 +137,16 @@ struct Inner {
     direct: Option<Arc<dyn Files>>,
     runtime: tokio::runtime::Handle,
 
+    /// Blocks of files, and pieces of blocks.
     data: Arc<Cache<BlockKey, Block>>,
     block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
+
+    /// What local reads have under way, in bytes.
+    room: Arc<Room>,
+    /// How far the readers of large files are, all together.
+    pace: Arc<Pace>,
+    /// Files up to this many bytes are fetched whole.
+    whole_file_max: u64,
 
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
     /// Listings on their way here, for children who take them as they come.
@@ -129,9 +155,11 @@ struct Inner {
     listings_ahead: AtomicUsize,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
-    attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
-    xattrs: Arc<Cache<ItemPath, Result<Arc<XattrList>, Failure>>>,
-    xattr_flights: SingleFlight<ItemPath, Result<Arc<XattrList>, Failure>>,
+    attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
+    xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
+    xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
+    /// Listings of earlier launches.
+    persisted: Option<PersistedListings>,
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: Arc<AtomicU64>,
 
@@ -142,6 +170,14 @@ struct Inner {
 
 /// How long attributes that might change without a trace are trusted.
 const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
+
+/// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
+/// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was
+/// fetched ahead is still there when its reader comes.
+const WINDOWS_SHARE: u64 = 16;
+
+/// A file that would fill more than one part in so many of the data cache is not fetched whole.
+const WHOLE_FILE_SHARE: u64 = 16;
 
 /// The share of the attributes' bound that extended attributes get.
 const XATTR_SHARE: u64 = 8;
@@ -158,18 +194,27 @@ impl ReadPath {
     ) -> Vec<Self> {
         let policy = options.policy;
         let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
-        let data = Arc::new(Cache::new(policy, options.data_bytes_max));
+        let reserve = room::reserve(options.data_bytes_max);
+        let data_bytes = options.data_bytes_max - reserve;
+        let data = Arc::new(Cache::new(policy, data_bytes));
+        let room = Arc::new(Room::new(reserve));
+        let pace = Arc::new(Pace::new(data_bytes / WINDOWS_SHARE));
         let listings = Arc::new(Cache::new(policy, options.listings_bytes_max));
         let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
         let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
         let xattrs = Arc::new(Cache::new(policy, xattr_bytes_max));
         let epoch = Arc::new(AtomicU64::new(0));
+        let metadata_dir = options.metadata_dir.as_deref();
+        let persisted = metadata_dir.and_then(PersistedListings::open);
         let views = Arc::new(OnceLock::new());
         let view = |source| {
             Self(Arc::new(Inner {
                 views: Arc::clone(&views),
                 data: Arc::clone(&data),
                 block_flights: DashMap::new(),
+                room: Arc::clone(&room),
+                pace: Arc::clone(&pace),
+                whole_file_max: options.whole_file_max.min(data_bytes / WHOLE_FILE_SHARE),
                 listings: Arc::clone(&listings),
                 arriving: DashMap::new(),
                 listings_ahead: AtomicUsize::new(0),
@@ -179,6 +224,7 @@ impl ReadPath {
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
                 epoch: Arc::clone(&epoch),
+                persisted: persisted.clone(),
                 bundles: bundle::Account::default(),
                 coalesced: AtomicU64::new(0),
                 options: options.clone(),
@@ -197,6 +243,7 @@ impl ReadPath {
     /// itself. Data in use elsewhere stays valid there: it belongs to its version.
     pub fn clear(&self, path: &ItemPath) {
         let inner = &self.0;
+        inner.source.forget(path);
         inner.forget_metadata_flights();
         let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
@@ -208,6 +255,9 @@ impl ReadPath {
         inner
             .listings
             .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
+        if let Some(persisted) = &inner.persisted {
+            persisted.clear(path);
+        }
     }
 
     /// The counters as they stand.
@@ -228,6 +278,7 @@ impl ReadPath {
                 + inner.attribute_flights.coalesced()
                 + inner.xattr_flights.coalesced(),
             bundles: inner.bundles.stats(),
+            persisted: (inner.persisted.as_ref()).map_or_else(Default::default, |it| it.stats()),
         }
     }
 }

@@ -331,6 +331,39 @@ fn doctor_speaks_json() {
 }
 
 #[test]
+fn doctor_looks_at_origins() {
+    let scene = Scene::new();
+    let full = scene.dir.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(full.join("file"), "x").unwrap();
+    let look = |origin: &str| {
+        let arguments = ["doctor", "--json", "--origin", origin];
+        let output = copperfs(scene.dir.path(), &arguments);
+        let checks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = checks.as_array().unwrap().clone();
+        let of_origin = |check: &serde_json::Value| {
+            let name = check["name"].as_str().unwrap_or_default();
+            name.starts_with("origin ")
+        };
+        checks.into_iter().find(of_origin).unwrap()
+    };
+    let found = look(&format!("/d=file://{}", full.display()));
+    assert_eq!(
+        (&found["name"], &found["verdict"]),
+        (&"origin list".into(), &"ok".into())
+    );
+    let found = look("/d=file:///no/such/directory");
+    assert_eq!(found["verdict"], "fail", "{found}");
+    assert_ne!(found["fix"], "", "{found}");
+    let found = look("/d=http://no-such-host.invalid/base");
+    assert_eq!(
+        (&found["name"], &found["verdict"]),
+        (&"origin reach".into(), &"fail".into())
+    );
+    assert!(found["fix"].as_str().unwrap().contains("DNS"), "{found}");
+}
+
+#[test]
 fn a_simulation_gives_the_same_twice_and_draws_it() {
     let dir = tempfile::tempdir().unwrap();
     let profile = dir.path().join("p.jsonl");

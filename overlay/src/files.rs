@@ -78,6 +78,7 @@ pub struct ListingHead {
 
 /// The answer to a question for a listing.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 pub enum Listed {
     /// It is the one that the asker knows: nothing of it is sent.
     Unchanged {
@@ -109,6 +110,7 @@ pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
 /// A piece of a listing that arrives.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 pub enum ListingPart {
     /// The next entries, in order.
     Entries(Vec<Entry>),
@@ -277,6 +279,12 @@ pub trait Files: Send + Sync + 'static {
     /// # Errors
     /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
+
+    /// What is known of `path` and below is out of date: whoever keeps something looks again when he is
+    /// asked next. Not passed on to other nodes.
+    fn forget(&self, path: &ItemPath) {
+        let _nothing_kept = path;
+    }
 
     /// A run of bytes within one block, with their hash. Where no shorter way is known the whole block
     /// is read for it.

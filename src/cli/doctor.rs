@@ -1,12 +1,15 @@
 //! `copperfs doctor`: what this machine offers and lacks, each with its fix.
 //!
 //! Every check is a function of a few facts; gathering the facts is apart, so that the judgement is
-//! tested without the machine.
+//! tested without the machine. Origins are looked at on request (`origins`).
+
+mod origins;
 
 use super::{say, wrapped};
 use crate::config::Machine;
 use crate::config::units::Bytes;
 use crate::daemon::runtime_dir;
+use clap::Args;
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,6 +22,20 @@ const FILES_WANTED: u64 = 4096;
 const KERNEL_WANTED: (u32, u32) = (5, 10);
 /// The kernel with FUSE passthrough.
 const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
+
+/// What to look at.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// Look at this origin too, as a mount with the same variables would; may be repeated
+    #[arg(long = "origin", value_name = "PREFIX=URI")]
+    origins: Vec<String>,
+    /// Look at the origins of this configuration file too
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -69,9 +86,14 @@ struct Facts {
 /// Prints every check; whether a mount can work.
 ///
 /// # Errors
-/// The output cannot be written as JSON.
-pub fn doctor(as_json: bool) -> anyhow::Result<bool> {
-    let checks = judge(&Facts::gather(&Machine::inspect()));
+/// The configuration cannot be understood; the output cannot be written as JSON.
+pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
+    let machine = Machine::inspect();
+    let as_json = args.json;
+    let mut checks = judge(&Facts::gather(&machine));
+    if !args.origins.is_empty() || args.config.is_some() {
+        checks.extend(origins::look(args, &machine)?);
+    }
     let worst = checks.iter().map(|check| check.verdict).max();
     if as_json {
         say(serde_json::to_string_pretty(&checks)?);

@@ -168,6 +168,19 @@ pub const KEYS: &[Key] = &[
     Key {
         form: Form::Many,
         ..key(
+            "index",
+            "[PREFIX=]FILE",
+            "",
+            Group::Namespace,
+            "Take the names and attributes below PREFIX from an index that copperfs index has made, \
+             without listing storage; may be repeated. A FILE below an origin's prefix is read through \
+             the tree by every node; any other, or file:///path, is read by the roots, on their hosts. \
+             PREFIX may be left out where there is one origin.",
+        )
+    },
+    Key {
+        form: Form::Many,
+        ..key(
             "exclude",
             "PATH",
             "",
@@ -320,8 +333,9 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "64MiB",
         Group::Caches,
-        "Bring files up to this size whole on their first read. Larger ones come in blocks of 1 MiB \
-         with read-ahead.",
+        "Bring files up to this size whole on their first read, if they fill no more than a sixteenth \
+         of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
+         read-ahead to those who go forward.",
     ),
     switch(
         "bundles",
@@ -405,18 +419,30 @@ pub const KEYS: &[Key] = &[
          batch, and more while the reader looks names up; push then reaches less.",
     ),
     key(
+        "freshness",
+        "job|ttl=DURATION",
+        "job",
+        Group::Caches,
+        "Until when names, attributes and listings may be used. job: what was true when it was first \
+         read stays true until clear. ttl=30s: for 30 s after storage was asked, on every node; then \
+         they are asked for again when they are used, and what has not changed costs one small \
+         message a directory. The same on all nodes.",
+    ),
+    key(
         "ttl",
         "DURATION",
         "1d",
         Group::Kernel,
-        "How long the kernel may use names and attributes unasked. clear invalidates them at once.",
+        "How long the kernel may use names and attributes unasked, within their freshness. clear \
+         invalidates them at once.",
     ),
     key(
         "negative_ttl",
         "DURATION",
         "1d",
         Group::Kernel,
-        "How long the kernel may remember that a name does not exist. clear invalidates it at once.",
+        "How long the kernel may remember that a name does not exist, within its freshness. clear \
+         invalidates it at once.",
     ),
     switch(
         "push",

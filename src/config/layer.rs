@@ -178,6 +178,10 @@ impl Layer {
             };
             let base = working_dir.join(base);
             for value in &mut given.values {
+                if *key == "index" {
+                    value.text = absolute_index(&value.text, &base);
+                    continue;
+                }
                 let names_file = PATHS.contains(key)
                     || (*key == "hosts" && names_host_file(&value.text) && {
                         value.text.contains('/') || base.join(&value.text).is_file()
@@ -189,6 +193,16 @@ impl Layer {
         }
         self
     }
+}
+
+/// `[PREFIX=]FILE` with an absolute path.
+fn absolute_index(text: &str, base: &Path) -> String {
+    let (prefix, file) = super::indexes::split(text);
+    if file.is_empty() || file.starts_with('/') || file.starts_with("file://") {
+        return text.to_owned();
+    }
+    let file = tidy(&base.join(file)).display().to_string();
+    prefix.map_or(file.clone(), |prefix| format!("{prefix}={file}"))
 }
 
 /// Whether `hosts` may be the name of a file: no list, and no launcher's word.

@@ -8,13 +8,13 @@ use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, LogSettings, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
     Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, share,
 };
-use super::{ConfigError, origins};
+use super::{ConfigError, indexes, origins};
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -64,6 +64,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
+    let indexes = reader.indexes(&origins)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
@@ -72,21 +73,14 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
-    let control_socket = runtime_dir.join("control.sock");
-    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!(
-            "{} is too long for a Unix socket in it; at most {} bytes",
-            runtime_dir.display(),
-            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
-        );
-        return Err(reader.wrong("runtime_dir", why));
-    }
+    let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
     Ok(Settings {
         origins,
+        indexes,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -117,6 +111,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         object_concurrency: reader.count("object_concurrency", 1)?,
         request_timeout: reader.positive_duration("request_timeout")?,
+        freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
         push: reader.push()?,
@@ -132,6 +127,36 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         foreground,
         mountpoint,
     })
+}
+
+fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
+    let path = runtime_dir.join("control.sock");
+    if path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+        return Ok(path);
+    }
+    let why = format!(
+        "{} is too long for a Unix socket in it; at most {} bytes",
+        runtime_dir.display(),
+        SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+    );
+    Err(reader.wrong("runtime_dir", why))
+}
+
+/// Shorter leases would be over before the answers that they come with are used.
+const LEASE_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+
+fn freshness(text: &str) -> Result<Freshness, String> {
+    if text == "job" {
+        return Ok(Freshness::Job);
+    }
+    let Some(length) = text.strip_prefix("ttl=") else {
+        return Err(format!("{text:?} is neither job nor ttl=30s, say"));
+    };
+    let length = parse_duration(length).map_err(|error| error.to_string())?;
+    if length < LEASE_MIN {
+        return Err(format!("ttl={length:?} is too short; at least 100ms"));
+    }
+    Ok(Freshness::Ttl(length))
 }
 
 /// The name of a mount's runtime directory: readable, and different for different mount points and
@@ -354,6 +379,28 @@ impl<'a> Reader<'a> {
             ));
         }
         Ok(origins)
+    }
+
+    fn indexes(self, origins: &[OriginSpec]) -> Result<Vec<IndexSpec>, ConfigError> {
+        let mut found: Vec<IndexSpec> = Vec::new();
+        for written in self
+            .layer
+            .get("index")
+            .into_iter()
+            .flat_map(|given| &given.values)
+        {
+            if written.text.is_empty() {
+                continue;
+            }
+            let spec = indexes::parse(&written.text, origins);
+            let spec = spec.map_err(|why| self.wrong("index", why))?;
+            if found.iter().any(|other| other.prefix == spec.prefix) {
+                let why = format!("two indexes for {}; name one", spec.prefix);
+                return Err(self.wrong("index", why));
+            }
+            found.push(spec);
+        }
+        Ok(found)
     }
 
     fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {

@@ -9,6 +9,7 @@ use super::units::Size;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
+use copperfs_overlay::ItemPath;
 pub use copperfs_overlay::{Member, Orphan, Seat};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,6 +24,8 @@ pub struct Settings {
     pub mountpoint: PathBuf,
     /// What is served, and where below the mount point. Prefixes are distinct; at least one.
     pub origins: Vec<OriginSpec>,
+    /// Prefixes whose names come from an index.
+    pub indexes: Vec<IndexSpec>,
     /// `object_store`'s usual variables (`AWS_*`, `AZURE_*`, `GOOGLE_*`, and proxies), read once,
     /// here. They hold credentials: [`Settings`]' `Debug` shows their names only.
     pub environment: BTreeMap<String, String>,
@@ -82,6 +85,8 @@ pub struct Settings {
     pub object_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
+    /// Until when names, attributes and listings may be used. The same on all nodes.
+    pub freshness: Freshness,
     /// How long the kernel may use names and attributes unasked.
     pub ttl: Duration,
     /// How long the kernel may remember that a name does not exist.
@@ -102,6 +107,47 @@ pub struct Settings {
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
     pub foreground: bool,
+}
+
+/// Until when names, attributes and listings may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Freshness {
+    /// Until they are cleared.
+    #[default]
+    Job,
+    /// For so long after storage was asked; not zero.
+    Ttl(Duration),
+}
+
+impl Freshness {
+    /// The length of a lease; `None`: it ends with a clear.
+    #[must_use]
+    pub const fn lease(self) -> Option<Duration> {
+        match self {
+            Self::Job => None,
+            Self::Ttl(length) => Some(length),
+        }
+    }
+}
+
+/// A prefix whose names come from an index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexSpec {
+    /// Where it answers.
+    pub prefix: ItemPath,
+    /// Its file.
+    pub file: IndexFile,
+    /// What is served at the prefix, and should have been indexed.
+    pub uri: String,
+}
+
+/// Where an index is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum IndexFile {
+    /// A file of the roots' hosts.
+    Local(PathBuf),
+    /// A file of the namespace: every node reads it through the tree.
+    Tree(ItemPath),
 }
 
 /// On, off, or what suits the other settings.

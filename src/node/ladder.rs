@@ -2,6 +2,7 @@
 
 use super::NodeError;
 use super::backing::Backings;
+use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
 use crate::origin::Origins;
 use crate::read::{ReadOptions, ReadPath};
@@ -17,6 +18,8 @@ pub(super) struct Below<'a> {
     pub(super) store: Option<&'a Store>,
     /// The other nodes.
     pub(super) upstream: &'a Upstream,
+    /// What answers for names without asking.
+    pub(super) indexes: &'a Indexes,
 }
 
 /// Opens the store that `settings` ask for.
@@ -47,12 +50,15 @@ pub(super) fn views(
     let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
     let sources = (0..positions).map(|attempt| {
         let upstream: Arc<dyn Files> = Arc::new(below.upstream.at(attempt));
-        match below.store {
+        let source: Arc<dyn Files> = match below.store {
             Some(store) => Arc::new(Stored::new(store.clone(), upstream)),
             None => upstream,
-        }
+        };
+        below.indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
+    // Storage lists all of a directory to say that it is unchanged: nothing would be saved.
+    let only_root = settings.is_root() && settings.roots.len() == 1;
     ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
@@ -64,6 +70,11 @@ pub(super) fn views(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
+            lease: settings.freshness.lease(),
+            metadata_dir: (!only_root)
+                .then_some(below.store)
+                .flatten()
+                .map(Store::metadata_directory),
         },
         sources.collect(),
         direct.as_ref(),

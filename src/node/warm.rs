@@ -221,10 +221,12 @@ impl Warmer {
         }
         let file = FileRef::of(path.clone(), &attributes);
         let ahead = ReadAhead::default();
+        // Whole blocks: a part of one would bring no more than itself.
+        let len = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
         for block in 0..attributes.size.div_ceil(BLOCK_BYTES) {
             let offset = block * BLOCK_BYTES;
-            if read.read_now(&file, offset, 1).is_none() {
-                read.read(&file, &ahead, offset, 1).await?;
+            if read.read_now(&file, offset, len).is_none() {
+                read.read(&file, &ahead, offset, len).await?;
             }
         }
         Ok(())

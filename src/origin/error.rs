@@ -60,7 +60,7 @@ pub enum OriginError {
         reason: String,
     },
     /// The store does not answer as it should. The failure names it.
-    #[error("{}; check the origin's options and its environment variables", .0.detail)]
+    #[error("{}", .0.detail)]
     Unreachable(Failure),
     /// The kernel lacks what safe path resolution needs.
     #[error("this kernel cannot confine paths to an origin ({call}: {source}); {hint}")]
@@ -75,7 +75,8 @@ pub enum OriginError {
 }
 
 /// `uri` without user information, query and fragment: each may hold a credential.
-pub(super) fn redacted(uri: &str) -> String {
+#[must_use]
+pub fn redacted(uri: &str) -> String {
     let end = uri.find(['?', '#']).unwrap_or(uri.len());
     let uri = &uri[..end];
     let Some((scheme, rest)) = uri.split_once("://") else {

@@ -10,11 +10,16 @@
 mod aimd;
 mod build;
 mod bundle;
+mod codes;
 mod error;
+mod examine;
 mod gate;
 mod http;
+mod listed_keys;
 mod listing;
 mod read;
+
+pub use examine::{ObjectTraits, VersionSource};
 
 use super::error::OriginError;
 use super::failure::worded;
@@ -35,7 +40,7 @@ use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// An object without a strong `ETag` that is younger may change again within the same second.
+/// An object without a sure version that is younger may change again within the same second.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
 /// What `stat` tells as the best size of a read, in bytes.
@@ -188,7 +193,15 @@ impl ObjectOrigin {
                 tracing::warn!(detail = failure.detail, "the server shows no top directory");
                 Ok(())
             }
-            Err(failure) => Err(OriginError::Unreachable(failure)),
+            Err(failure) => {
+                let bucket =
+                    failure.kind == FailureKind::NotFound && !failure.detail.contains("; ");
+                let hint = bucket.then_some(
+                    "; nothing is there: check the bucket or container, the account and the endpoint",
+                );
+                let detail = failure.detail + hint.unwrap_or_default();
+                Err(OriginError::Unreachable(Failure { detail, ..failure }))
+            }
         }
     }
 }
@@ -280,6 +293,12 @@ impl Inner {
         }
     }
 
+    /// Whether any change of the object of `meta` shows, also one while it is sent. A web server makes
+    /// its tags of a file's time and size, nginx of the whole second, and sends what is in the file.
+    fn has_sure_version(&self, meta: &ObjectMeta) -> bool {
+        has_strong_tag(meta) && !self.names.probed
+    }
+
     fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
@@ -292,7 +311,7 @@ impl Inner {
             size: meta.size,
             blocks: meta.size.div_ceil(512),
             version: version(meta),
-            provisional: !has_strong_tag(meta) && is_young(seconds),
+            provisional: !self.has_sure_version(meta) && is_young(seconds),
             ..self.attributes_at(time)
         }
     }

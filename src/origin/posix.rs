@@ -22,7 +22,7 @@ use super::error::OriginError;
 use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
-use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
@@ -320,6 +320,14 @@ impl Origin for PosixOrigin {
 
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
         Box::pin(read::open(Arc::clone(&self.shared), range))
+    }
+
+    fn blocks(
+        &self,
+        range: &ByteRange,
+    ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
+        let reading = read::blocks(Arc::clone(&self.shared), range.clone());
+        Some(Box::pin(reading))
     }
 
     fn bundle(&self, request: BundleRequest) -> BundleStream {

@@ -6,8 +6,12 @@
 
 mod blocks;
 mod bundle;
+mod examine;
 mod links;
 mod open;
+mod rules;
+
+pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
@@ -21,6 +25,7 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use links::Served;
+pub use rules::NamespaceRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -414,6 +419,10 @@ impl Shared {
         self.counters.opened();
         let (mount, below) = self.resolve(&request.path)?;
         let range = blocks::range_of(&request, below);
+        if let Some(blocks) = mount.origin.blocks(&range) {
+            let blocks = self.counted(blocks.await)?;
+            return Ok(blocks::counted(blocks, Arc::clone(&self.counters)));
+        }
         let length = range.length;
         let bytes = self.counted(mount.origin.open(range).await)?;
         let counters = Arc::clone(&self.counters);

@@ -1,18 +1,20 @@
 //! File data: blocks from the cache, from a flight, or fetched.
 
 use super::flight::{Flight, Progress};
+use super::streams::{Pattern, ReadAhead};
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, ItemPath, ReadRequest,
-    ReadStream, STRIPE_BLOCKS, Version,
+    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath,
+    ReadRequest, ReadStream, STRIPE_BLOCKS, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
+use futures_util::future::try_join_all;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Names what a file holds in the block cache: a hash of its content and size where its content is
 /// known, so that equal files are one, and of its path and version otherwise.
@@ -120,6 +122,16 @@ impl FileRef {
         BlockKey {
             file: self.id,
             index,
+            piece: WHOLE,
+        }
+    }
+
+    /// Of one piece of block `index`.
+    pub(super) fn piece_key(&self, index: u64, piece: u64) -> BlockKey {
+        BlockKey {
+            file: self.id,
+            index,
+            piece: u16::try_from(piece).unwrap_or(WHOLE),
         }
     }
 
@@ -132,39 +144,12 @@ impl FileRef {
 pub(super) struct BlockKey {
     file: FileId,
     index: u64,
+    /// Which piece of the block, or [`WHOLE`].
+    piece: u16,
 }
 
-/// Where the readers of one large file are, to see whether they go forward.
-#[derive(Debug, Default)]
-pub struct ReadAhead {
-    /// The block behind the one last read.
-    next: AtomicU64,
-    /// Blocks to fetch ahead, 0 at first.
-    window: AtomicU64,
-}
-
-/// The widest read-ahead window of a large file, in blocks (16 MiB).
-const WINDOW_BLOCKS_MAX: u64 = 16;
-
-impl ReadAhead {
-    /// How many blocks to fetch from `first` on: one for a random reader, a doubling window for one
-    /// that goes forward.
-    fn advance(&self, first: u64, last: u64) -> u64 {
-        let next = self.next.swap(last + 1, Ordering::Relaxed);
-        let window = self.window.load(Ordering::Relaxed);
-        let window = if first == next || first + 1 == next {
-            if last >= next {
-                (window * 2).clamp(2, WINDOW_BLOCKS_MAX)
-            } else {
-                window
-            }
-        } else {
-            0
-        };
-        self.window.store(window, Ordering::Relaxed);
-        (last - first + 1) + window
-    }
-}
+/// In the place of a piece: all of the block, which has far fewer pieces than this.
+const WHOLE: u16 = u16::MAX;
 
 /// How one waits for a block that a bundle is to bring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -190,23 +175,24 @@ impl ReadPath {
         }
         let blocks = blocks_of(&range);
         let data = &self.0.data;
+        let part = |index| match data.get(&file.key(index)) {
+            Some(block) => Some(slice(&block, index, &range)),
+            None if self.is_small(file) => None,
+            None => self.pieces_now(file, index, &within(&range, index)),
+        };
         if blocks.end - blocks.start == 1 {
-            return Some(slice(
-                &data.get(&file.key(blocks.start))?,
-                blocks.start,
-                &range,
-            ));
+            return part(blocks.start);
         }
         let mut bytes = BytesMut::with_capacity(to_usize(range.end - range.start));
         for index in blocks {
-            bytes.extend_from_slice(&slice(&data.get(&file.key(index))?, index, &range));
+            bytes.extend_from_slice(&part(index)?);
         }
         Some(bytes.freeze())
     }
 
     /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Small files are fetched
-    /// whole, large ones with a read-ahead that `ahead` steers. Dropping the future does not stop a
-    /// fetch that others may wait for.
+    /// whole; of large ones what is asked for, or blocks with a read-ahead for those who go forward, as
+    /// `ahead` sees them. Dropping the future does not stop a fetch that others may wait for.
     ///
     /// # Errors
     /// `Stale` when the version is gone; `Unavailable` and other faults, after retries.
@@ -222,21 +208,62 @@ impl ReadPath {
             return Ok(Bytes::new());
         }
         self.0.data.count_miss();
-        let blocks = blocks_of(&range);
-        let mut pieces = Vec::with_capacity(2);
         if offset == 0 {
             // A bundle brings this file first.
             self.reading(file);
         }
-        for index in blocks.clone() {
-            let wanted = || self.wanted(file, ahead, &blocks);
-            let block = self.block(file, index, wanted, Haste::Urgent).await?;
-            pieces.push(slice(&block, index, &range));
+        if self.is_small(file) {
+            let first = range.start / BLOCK_BYTES;
+            let wanted = [first..file.block_count(), 0..first];
+            let reading = self.read_blocks(file, &range, &wanted);
+            let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
+            let bytes = ReadRequest::block_len(file.size, first) * blocks;
+            return self.0.room.within(bytes, reading).await;
         }
-        if let [piece] = &pieces[..] {
-            return Ok(piece.clone());
+        if let Pattern::Forward(run) = ahead.read(&range, file.size, &self.0.pace) {
+            self.fetch(file, run);
         }
-        Ok(pieces.concat().into())
+        // Twice: as pieces, and put together.
+        let bytes = 2 * (range.end - range.start);
+        let reading = self.read_asked(file, &range);
+        self.0.room.within(bytes, reading).await
+    }
+
+    /// Reads by blocks; `wanted` are the runs to fetch where one of them is missing.
+    async fn read_blocks(
+        &self,
+        file: &FileRef,
+        range: &Range<u64>,
+        wanted: &[Range<u64>; 2],
+    ) -> Result<Bytes, Failure> {
+        let mut parts = Vec::with_capacity(2);
+        for index in blocks_of(range) {
+            let block = self
+                .block(file, index, || wanted.clone(), Haste::Urgent)
+                .await?;
+            parts.push(slice(&block, index, range));
+        }
+        Ok(joined(parts))
+    }
+
+    /// Reads what is asked for, from the blocks that are here or under way, and no more than that of
+    /// others.
+    async fn read_asked(&self, file: &FileRef, range: &Range<u64>) -> Result<Bytes, Failure> {
+        let last = match range.end == file.size {
+            true => file.block_count(),
+            false => range.end / BLOCK_BYTES,
+        };
+        self.fetch(file, range.start.div_ceil(BLOCK_BYTES)..last);
+        let parts = blocks_of(range).map(|index| async move {
+            let part = within(range, index);
+            if part.end - part.start == ReadRequest::block_len(file.size, index) {
+                let wanted = || [index..index + 1, 0..0];
+                let block = self.block(file, index, wanted, Haste::InTurn).await?;
+                return Ok(slice(&block, index, range));
+            }
+            self.pieces(file, index, &part).await
+        });
+        Ok(joined(try_join_all(parts).await?))
     }
 
     /// Keeps what is fetched ahead ahead of a reader that was answered from the cache: a large file's
@@ -245,20 +272,20 @@ impl ReadPath {
         if offset == 0 {
             self.reading(file);
         }
-        if file.size <= self.0.options.whole_file_max {
+        let range = clip(file, offset, size);
+        if self.is_small(file) || range.is_empty() {
             return;
         }
-        let blocks = blocks_of(&clip(file, offset, size));
-        if blocks.is_empty() {
-            return;
+        if let Pattern::Forward(run) = ahead.read(&range, file.size, &self.0.pace) {
+            self.fetch(file, run);
         }
-        let end =
-            (blocks.start + ahead.advance(blocks.start, blocks.end - 1)).min(file.block_count());
-        // Ask in halves of the window, not block by block.
-        let middle = blocks.end + (end - blocks.end) / 2;
-        if middle < end && !self.has_or_awaits(file, middle) {
-            self.fetch(file, blocks.end..end);
-        }
+    }
+
+    /// Whether the file is fetched whole: it is small for this node, or only all of it can be held
+    /// against what an index has promised.
+    fn is_small(&self, file: &FileRef) -> bool {
+        let promised = file.content.is_some() && file.block_count() == 1;
+        file.size <= self.0.whole_file_max || promised
     }
 
     /// The whole content of a small file, if it is cached. Not counted as a hit.
@@ -274,17 +301,6 @@ impl ReadPath {
                 Some(bytes.freeze())
             }
         }
-    }
-
-    /// Which runs of blocks to fetch for a read of `blocks`, the first of them first.
-    fn wanted(&self, file: &FileRef, ahead: &ReadAhead, blocks: &Range<u64>) -> [Range<u64>; 2] {
-        let count = file.block_count();
-        let fits = file.size <= self.0.data.capacity_bytes() / 2;
-        if file.size <= self.0.options.whole_file_max && fits {
-            return [blocks.start..count, 0..blocks.start];
-        }
-        let end = blocks.start + ahead.advance(blocks.start, blocks.end - 1);
-        [blocks.start..end.min(count), 0..0]
     }
 
     /// The block, waited for. One that was under way for an equal file elsewhere, and fails there, is
@@ -311,6 +327,12 @@ impl ReadPath {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Whether the block is here or on its way.
+    pub(super) fn has_or_awaits(&self, file: &FileRef, index: u64) -> bool {
+        let key = file.key(index);
+        self.0.data.contains(&key) || self.0.block_flights.contains_key(&key)
     }
 
     /// The block, or its flight; starts fetching the `wanted` runs when there is neither.
@@ -343,11 +365,6 @@ impl ReadPath {
                 return Source::Flying(flight);
             }
         }
-    }
-
-    fn has_or_awaits(&self, file: &FileRef, index: u64) -> bool {
-        let key = file.key(index);
-        self.0.data.contains(&key) || self.0.block_flights.contains_key(&key)
     }
 
     /// Starts fetching those blocks of `run` that are neither cached nor under way: one upstream
@@ -409,6 +426,23 @@ impl ReadPath {
     }
 }
 
+impl Inner {
+    /// Who is asked for bytes of `file`.
+    pub(super) fn source_of(&self, file: &FileRef) -> Arc<dyn Files> {
+        match (&self.direct, self.options.bypass_above) {
+            (Some(direct), Some(bound)) if file.size > bound => Arc::clone(direct),
+            _ => Arc::clone(&self.source),
+        }
+    }
+
+    /// Where `failure` says that the metadata that led to it is wrong, whoever looks next must ask again.
+    pub(super) fn look_again_after(&self, failure: &Failure, path: &ItemPath) {
+        if matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            self.forget_attributes(path);
+        }
+    }
+}
+
 /// One upstream request and the flights it fills, in order.
 struct Fetch {
     inner: Arc<Inner>,
@@ -419,10 +453,7 @@ struct Fetch {
 
 impl Fetch {
     async fn run(mut self) {
-        let source = match (&self.inner.direct, self.inner.options.bypass_above) {
-            (Some(direct), Some(bound)) if self.file.size > bound => Arc::clone(direct),
-            _ => Arc::clone(&self.inner.source),
-        };
+        let source = self.inner.source_of(&self.file);
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
@@ -439,10 +470,7 @@ impl Fetch {
             Ok(()) => return,
             Err(failure) => failure,
         };
-        // The metadata that led here is wrong: whoever looks next must ask again.
-        if matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
-            self.inner.forget_attributes(&self.file.path);
-        }
+        self.inner.look_again_after(&failure, &self.file.path);
         self.fail_rest(&failure);
     }
 
@@ -451,7 +479,7 @@ impl Fetch {
             let hash = loop {
                 match stream.next().await {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
-                        flight.push(&bytes)?;
+                        flight.push(bytes)?;
                     }
                     Some(Ok(BlockPart::Restart)) => flight.restart(),
                     Some(Ok(BlockPart::End(hash))) => break hash,
@@ -521,8 +549,21 @@ fn blocks_of(range: &Range<u64>) -> Range<u64> {
     range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
+/// The part of `range` that lies in block `index`.
+fn within(range: &Range<u64>, index: u64) -> Range<u64> {
+    let base = index * BLOCK_BYTES;
+    range.start.max(base)..range.end.min(base + BLOCK_BYTES)
+}
+
+fn joined(mut parts: Vec<Bytes>) -> Bytes {
+    match parts.len() {
+        1 => parts.swap_remove(0),
+        _ => parts.concat().into(),
+    }
+}
+
 /// The part of `range` that lies in `block`, the file's block number `index`.
-fn slice(block: &Block, index: u64, range: &Range<u64>) -> Bytes {
+pub(super) fn slice(block: &Block, index: u64, range: &Range<u64>) -> Bytes {
     let base = index * BLOCK_BYTES;
     let from = range.start.saturating_sub(base);
     let to = (range.end - base).min(block.bytes.len() as u64);

@@ -25,7 +25,15 @@ const DETOURS_MAX: u32 = 4;
 #[derive(Debug, Default)]
 struct Filling {
     bytes: Vec<u8>,
+    /// All of it, where it came in one part that shares its memory with nothing else: not copied.
+    whole: Option<Bytes>,
     restarts: u32,
+}
+
+impl Filling {
+    fn arrived(&self) -> usize {
+        self.whole.as_ref().map_or(self.bytes.len(), Bytes::len)
+    }
 }
 
 /// One request brings it, as its bytes come.
@@ -106,19 +114,23 @@ impl Flight {
     ///
     /// # Errors
     /// `Corrupt` when the block would become longer than it is.
-    pub(super) fn push(&self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(super) fn push(&self, bytes: Bytes) -> Result<(), Failure> {
         let mut guard = self.lock();
         let filling = &mut *guard;
-        if filling.bytes.len() + bytes.len() > self.len {
+        if filling.arrived() + bytes.len() > self.len {
             return Err(Failure::new(
                 FailureKind::Corrupt,
                 "a block longer than announced",
             ));
         }
-        if filling.bytes.capacity() == 0 {
-            filling.bytes.reserve_exact(self.len);
+        if bytes.len() == self.len && bytes.is_unique() {
+            filling.whole = Some(bytes);
+        } else {
+            if filling.bytes.capacity() == 0 {
+                filling.bytes.reserve_exact(self.len);
+            }
+            filling.bytes.extend_from_slice(&bytes);
         }
-        filling.bytes.extend_from_slice(bytes);
         let restarts = filling.restarts;
         drop(guard);
         self.progress.send_replace(Progress::Filling(restarts));
@@ -129,6 +141,7 @@ impl Flight {
     pub(super) fn restart(&self) {
         let mut filling = self.lock();
         filling.bytes.clear();
+        filling.whole = None;
         filling.restarts += 1;
         let restarts = filling.restarts;
         drop(filling);
@@ -143,12 +156,15 @@ impl Flight {
     pub(super) fn complete(&self, hash: ContentHash) -> Result<Block, Failure> {
         let path = &self.path;
         let mut filling = self.lock();
-        let arrived = filling.bytes.len();
+        let arrived = filling.arrived();
         if arrived != self.len {
             let detail = format!("{path}: a block ended after {arrived} of {} B", self.len);
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
-        let bytes = Bytes::from(std::mem::take(&mut filling.bytes));
+        let bytes = match filling.whole.take() {
+            Some(whole) => whole,
+            None => Bytes::from(std::mem::take(&mut filling.bytes)),
+        };
         Ok(Block {
             bytes,
             hash,
@@ -166,8 +182,13 @@ impl Flight {
     /// The bytes behind `from`, if the block has begun anew so often.
     pub(super) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
         let filling = self.lock();
-        let more = filling.restarts == restarts && filling.bytes.len() > from;
-        more.then(|| Bytes::copy_from_slice(&filling.bytes[from..]))
+        if filling.restarts != restarts || filling.arrived() <= from {
+            return None;
+        }
+        Some(match &filling.whole {
+            Some(whole) => whole.slice(from..),
+            None => Bytes::copy_from_slice(&filling.bytes[from..]),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Filling> {

@@ -2,12 +2,13 @@
 
 use super::blocks::{FileRef, Source};
 use super::flight::{Flight, Progress};
+use super::lease::least_for_child;
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
     BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listed, Listing, ListingDigest, ReadRequest, ReadStream, StatAnswers,
-    XattrList,
+    ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest, ReadRequest,
+    ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -49,14 +50,19 @@ impl Files for ReadPath {
         let this = self.clone();
         async move {
             let found = this.find_all(&parent, &names).await?;
-            let answers = names.iter().zip(found).map(|(name, found)| match found? {
+            let lease = found.lease;
+            let found = names.iter().zip(found.value);
+            let answers = found.map(|(name, found)| match found? {
                 Found::Attributes(attributes) => Ok(attributes),
                 Found::Absent => {
                     let path = parent.join(name).unwrap_or_else(|_| parent.clone());
                     Err(Failure::not_found(&path))
                 }
             });
-            Ok(Leased::lasting(answers.collect()))
+            Ok(Leased {
+                value: answers.collect(),
+                lease,
+            })
         }
         .boxed()
     }
@@ -77,6 +83,24 @@ impl Files for ReadPath {
         std::future::ready(Ok(parts.boxed())).boxed()
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let this = self.clone();
+        async move {
+            if let Some(fault) = request.fault() {
+                return Err(Failure::new(FailureKind::Corrupt, fault));
+            }
+            let block = request.block();
+            let range = request.offset..request.offset + request.len;
+            let file = FileRef::new(request.path, request.version, request.size, request.content);
+            let bytes = this.pieces(&file, block, &range).await?;
+            Ok(RangeAnswer::of(bytes))
+        }
+        .boxed()
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         std::future::ready(Ok(self.give_bundle(request))).boxed()
     }
@@ -84,8 +108,9 @@ impl Files for ReadPath {
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
         async move {
-            let list = Self::xattrs(&this, &path).await?;
-            Ok(Leased::lasting(list.as_ref().clone()))
+            let least = least_for_child(this.0.options.lease);
+            let list = this.leased_xattrs(&path, least).await?;
+            Ok(list.map(|list| list.as_ref().clone()))
         }
         .boxed()
     }

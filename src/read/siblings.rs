@@ -66,8 +66,8 @@ impl Descent {
 }
 
 impl ReadPath {
-    /// Somebody lists `path` from its beginning.
-    pub(super) fn listing(&self, path: &ItemPath) {
+    /// Somebody lists `path` from its beginning: lists ahead what he will want next.
+    pub fn listing(&self, path: &ItemPath) {
         let Some((parent, name)) = path.split() else {
             return;
         };

@@ -3,8 +3,8 @@
 use super::*;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
-    FailureKind, FileKind, FilesystemUsage, Leased, Listing, ReadRequest, ReadStream, StatAnswers,
-    Timestamp, Version,
+    FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, StatAnswers, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -23,6 +23,7 @@ struct Source {
     /// Attributes tell what these files hold, as from an index: of the state with the number 0.
     indexed: BTreeMap<Vec<u8>, ContentHash>,
     reads: Mutex<Vec<ReadRequest>>,
+    ranges: Mutex<Vec<RangeRequest>>,
     bundles: Mutex<Vec<BundleRequest>>,
     /// Files after which a bundle breaks off, or hangs.
     bundle_breaks: AtomicU64,
@@ -54,6 +55,7 @@ impl Source {
             listable: true,
             indexed: BTreeMap::new(),
             reads: Mutex::default(),
+            ranges: Mutex::default(),
             bundles: Mutex::default(),
             bundle_breaks: AtomicU64::new(u64::MAX),
             bundle_hangs: AtomicU64::new(u64::MAX),
@@ -210,6 +212,27 @@ impl Files for Shared {
         .boxed()
     }
 
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let source = Arc::clone(&self.0);
+        assert_eq!(request.fault(), None);
+        source.ranges.lock().unwrap().push(request.clone());
+        async move {
+            let _permit = source.gate.acquire().await.unwrap();
+            if source.attributes(request.path.as_bytes())?.version != request.version {
+                return Err(Failure::new(FailureKind::Stale, "changed"));
+            }
+            let files = source.files.lock().unwrap();
+            let start = usize::try_from(request.offset).unwrap();
+            let end = start + usize::try_from(request.len).unwrap();
+            let bytes = &files[request.path.as_bytes()].0[start..end];
+            Ok(RangeAnswer::of(Bytes::copy_from_slice(bytes)))
+        }
+        .boxed()
+    }
+
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         let source = Arc::clone(&self.0);
         source.bundles.lock().unwrap().push(request.clone());
@@ -253,7 +276,7 @@ impl Files for Shared {
 fn options() -> ReadOptions {
     ReadOptions {
         policy: EvictionPolicy::S3Fifo,
-        data_bytes_max: 64 << 20,
+        data_bytes_max: 256 << 20,
         attributes_bytes_max: 1 << 20,
         listings_bytes_max: 1 << 20,
         whole_file_max: 8 << 20,
@@ -261,6 +284,8 @@ fn options() -> ReadOptions {
         stripes: false,
         bundles: true,
         listing_entries_max: 1000,
+        lease: None,
+        metadata_dir: None,
     }
 }
 
@@ -420,8 +445,13 @@ async fn one_listing_answers_for_every_name_there_is_or_is_not() {
     for lookup in lookups.collect::<Vec<_>>() {
         assert!(matches!(lookup.await.unwrap(), Ok(Found::Absent)));
     }
-    assert!(matches!(path.find_now(&root, b"b"), Some(Found::Attributes(a)) if a.size == 2));
-    assert!(matches!(path.find_now(&root, b"c"), Some(Found::Absent)));
+    assert!(
+        matches!(path.find_now(&root, b"b"), Some(Leased { value: Found::Attributes(a), .. }) if a.size == 2)
+    );
+    assert!(matches!(
+        path.find_now(&root, b"c").map(|it| it.value),
+        Some(Found::Absent)
+    ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
     assert_eq!(source.stats.lock().unwrap().len(), 0);
 }
@@ -480,7 +510,7 @@ async fn a_large_directory_is_paged_and_looked_up_by_name() {
     ));
     let asked = source.stats.lock().unwrap().len();
     assert!(matches!(
-        path.find_now(&root, b"nothing"),
+        path.find_now(&root, b"nothing").map(|it| it.value),
         Some(Found::Absent)
     ));
     assert_eq!(
@@ -541,60 +571,6 @@ async fn clear_forgets_and_what_was_under_way_is_not_kept() {
     path.clear(&ItemPath::parse(b"a").unwrap());
     assert_eq!(path.read_now(&f, 0, 1), None);
     assert_eq!(path.stats().data.bytes, 0);
-}
-
-#[tokio::test]
-async fn large_files_are_read_ahead_by_those_who_go_forward_only() {
-    let options = ReadOptions {
-        whole_file_max: 1 << 20,
-        ..options()
-    };
-    let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), options.clone());
-    let f = file(&path, "f").await;
-    let ahead = ReadAhead::default();
-    let mut offset = 0;
-    while offset < f.size {
-        let bytes = match path.read_now(&f, offset, 1 << 17) {
-            Some(bytes) => {
-                path.read_ahead(&f, &ahead, offset, 1 << 17);
-                bytes
-            }
-            None => path.read(&f, &ahead, offset, 1 << 17).await.unwrap(),
-        };
-        let at = usize::try_from(offset).unwrap();
-        assert_eq!(bytes, &source.content("f")[at..at + (1 << 17)]);
-        offset += 1 << 17;
-    }
-    let requests = source.reads.lock().unwrap().len();
-    assert!(
-        requests <= 12,
-        "{requests} requests for 40 blocks read in order"
-    );
-    let blocks: u64 = source
-        .reads
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|read| read.block_count)
-        .sum();
-    assert_eq!(blocks, 40);
-
-    let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), options);
-    let f = file(&path, "f").await;
-    let ahead = ReadAhead::default();
-    for block in [31_u64, 3, 17, 8, 25, 12, 38, 20] {
-        path.read(&f, &ahead, block * BLOCK_BYTES, 4096)
-            .await
-            .unwrap();
-    }
-    let blocks: u64 = source
-        .reads
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|read| read.block_count)
-        .sum();
-    assert_eq!(blocks, 8);
 }
 
 async fn collect(mut stream: ReadStream) -> Result<(Vec<u8>, usize), Failure> {
@@ -714,4 +690,6 @@ async fn extended_attributes_are_asked_for_once() {
 
 mod bundles;
 mod contents;
+mod leases;
+mod ranges;
 mod siblings;

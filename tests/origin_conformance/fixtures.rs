@@ -1,30 +1,33 @@
 //! Backends filled with files, and small helpers over them.
 
+#[cfg(doc)]
+use crate::capabilities::Can;
+use crate::capabilities::{self, Kind};
 use bytes::Bytes;
-use copperfs::origin::{
-    ByteRange, ObjectOrigin, Origin, OriginOptions, OriginSpec, PosixOrigin, Retries,
-};
+use copperfs::origin::{ByteRange, Origin, OriginOptions, PosixOrigin, Retries};
 use copperfs_overlay::{Attributes, Failure, ItemPath, Listing};
 use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use object_store::aws::AmazonS3Builder;
-use object_store::memory::InMemory;
-use object_store::{ObjectStore, ObjectStoreExt};
-use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Storage that a test can write to, and the origin that reads it.
 pub(crate) trait Backend: Send + Sync {
+    fn kind(&self) -> &'static Kind;
     fn origin(&self) -> &dyn Origin;
     /// Writes a file, with the directories above it, over what was there.
     fn put<'a>(&'a self, path: &'a str, content: Vec<u8>) -> BoxFuture<'a, ()>;
     fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()>;
     /// Fills directory `name` with `count` empty files `0000000`, ….
     fn fill<'a>(&'a self, name: &'a str, count: usize) -> BoxFuture<'a, ()>;
+    /// Writes objects under keys that need not be paths; for those who hold [`Can::AnyKey`].
+    fn put_keys<'a>(&'a self, _keys: &'a [&'a str]) -> BoxFuture<'a, ()> {
+        unreachable!("{} holds paths only", self.kind().name)
+    }
+    /// The directory that the storage is, for those who hold [`Can::Sparse`].
+    fn directory(&self) -> PathBuf {
+        unreachable!("{} is no directory", self.kind().name)
+    }
 }
 
 pub(crate) fn path(text: &str) -> ItemPath {
@@ -113,6 +116,14 @@ pub(crate) fn quick() -> OriginOptions {
     }
 }
 
+/// For real servers, on machines that have other things to do.
+pub(crate) fn patient() -> OriginOptions {
+    let mut options = quick();
+    options.retries.timeout = Duration::from_secs(30);
+    options.retries.read_timeout = Duration::from_secs(20);
+    options
+}
+
 pub(crate) struct Posix {
     dir: tempfile::TempDir,
     origin: PosixOrigin,
@@ -139,6 +150,14 @@ impl Posix {
 }
 
 impl Backend for Posix {
+    fn kind(&self) -> &'static Kind {
+        &capabilities::POSIX
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.dir.path().to_owned()
+    }
+
     fn origin(&self) -> &dyn Origin {
         &self.origin
     }
@@ -161,7 +180,7 @@ impl Backend for Posix {
 }
 
 /// Hard links, but for one in 50,000 (ext4 allows 65,000): new inodes are what takes time.
-fn fill(dir: &Path, count: usize) {
+pub(crate) fn fill(dir: &Path, count: usize) {
     const LINKS: usize = 50_000;
     std::fs::create_dir_all(dir).expect("a directory");
     let name = |i: usize| dir.join(format!("{i:07}"));
@@ -171,178 +190,5 @@ fn fill(dir: &Path, count: usize) {
         } else {
             std::fs::hard_link(name(i - i % LINKS), name(i)).expect("a link");
         }
-    }
-}
-
-/// An object store, reached by the test directly.
-pub(crate) struct Objects {
-    store: Arc<dyn ObjectStore>,
-    prefix: &'static str,
-    origin: ObjectOrigin,
-    server: Option<S3Server>,
-}
-
-impl Objects {
-    /// In memory, below a prefix, with a neighbour whose name begins alike.
-    pub(crate) async fn memory() -> Self {
-        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let neighbour = object_store::path::Path::from("base/topx/neighbour");
-        store.put(&neighbour, "x".into()).await.expect("an object");
-        let prefix = "base/top";
-        let top = object_store::path::Path::from(prefix);
-        let origin = ObjectOrigin::over(Arc::clone(&store), &top, "memory", &quick());
-        Self {
-            store,
-            prefix,
-            origin,
-            server: None,
-        }
-    }
-
-    /// A real S3 server. The credentials come by the environment, the rest by options.
-    pub(crate) async fn s3() -> Self {
-        let server = S3Server::start().await;
-        std::fs::create_dir(server.root.path().join("bucket/top")).expect("a directory");
-        let store = AmazonS3Builder::new()
-            .with_bucket_name("bucket")
-            .with_endpoint(&server.endpoint)
-            .with_allow_http(true)
-            .with_access_key_id(S3Server::KEY)
-            .with_secret_access_key(S3Server::SECRET)
-            .build()
-            .expect("a client");
-        let spec = server.spec("s3://bucket/top");
-        let origin = ObjectOrigin::connect(&spec, &server.options(S3Server::SECRET)).expect("it");
-        Self {
-            store: Arc::new(store),
-            prefix: "top",
-            origin,
-            server: Some(server),
-        }
-    }
-
-    fn key(&self, path: &str) -> object_store::path::Path {
-        object_store::path::Path::parse(format!("{}/{path}", self.prefix)).expect("a key")
-    }
-}
-
-impl Backend for Objects {
-    fn origin(&self) -> &dyn Origin {
-        &self.origin
-    }
-
-    fn put<'a>(&'a self, path: &'a str, content: Vec<u8>) -> BoxFuture<'a, ()> {
-        Box::pin(async move {
-            self.store
-                .put(&self.key(path), content.into())
-                .await
-                .expect("an object");
-        })
-    }
-
-    fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()> {
-        Box::pin(async move {
-            self.store.delete(&self.key(path)).await.expect("removal");
-        })
-    }
-
-    fn fill<'a>(&'a self, name: &'a str, count: usize) -> BoxFuture<'a, ()> {
-        Box::pin(async move {
-            if let Some(server) = &self.server {
-                // What the server serves is a directory: faster than ten thousand uploads.
-                fill(
-                    &server
-                        .root
-                        .path()
-                        .join("bucket")
-                        .join(self.prefix)
-                        .join(name),
-                    count,
-                );
-                // The server looks at its directories again after its `--dir-cache-time`.
-                tokio::time::sleep(Duration::from_millis(1_100)).await;
-                return;
-            }
-            for i in 0..count {
-                self.put(&format!("{name}/{i:07}"), Vec::new()).await;
-            }
-        })
-    }
-}
-
-/// `rclone serve s3` over a directory of its own, on loopback, ended on drop.
-pub(crate) struct S3Server {
-    child: Child,
-    pub(crate) root: tempfile::TempDir,
-    pub(crate) endpoint: String,
-}
-
-impl S3Server {
-    pub(crate) const KEY: &'static str = "the-test-key";
-    pub(crate) const SECRET: &'static str = "the-test-secret";
-
-    pub(crate) async fn start() -> Self {
-        let rclone = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/rclone");
-        assert!(
-            rclone.exists(),
-            "no S3 server here: run scripts/test-servers"
-        );
-        let root = tempfile::tempdir().expect("a directory");
-        std::fs::create_dir(root.path().join("bucket")).expect("a bucket");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = free.local_addr().expect("its address");
-        drop(free);
-        let child = Command::new(rclone)
-            .args(["serve", "s3", "--addr", &address.to_string()])
-            .args(["--config", "", "--cache-dir"])
-            .arg(root.path().join("cache"))
-            .args(["--dir-cache-time", "1s", "--auth-key"])
-            .arg(format!("{},{}", Self::KEY, Self::SECRET))
-            .arg(root.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the S3 server");
-        let server = Self {
-            child,
-            root,
-            endpoint: format!("http://{address}"),
-        };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while tokio::net::TcpStream::connect(address).await.is_err() {
-            assert!(Instant::now() < deadline, "the S3 server does not come up");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        server
-    }
-
-    pub(crate) fn spec(&self, uri: &str) -> OriginSpec {
-        OriginSpec {
-            prefix: path("data"),
-            uri: uri.to_owned(),
-            options: BTreeMap::from([
-                ("endpoint".to_owned(), self.endpoint.clone()),
-                ("allow_http".to_owned(), "true".to_owned()),
-            ]),
-        }
-    }
-
-    pub(crate) fn options(&self, secret: &str) -> OriginOptions {
-        OriginOptions {
-            env: BTreeMap::from([
-                ("AWS_ACCESS_KEY_ID".to_owned(), Self::KEY.to_owned()),
-                ("AWS_SECRET_ACCESS_KEY".to_owned(), secret.to_owned()),
-                ("AWS_SOMETHING_ELSE".to_owned(), "ignored".to_owned()),
-            ]),
-            ..quick()
-        }
-    }
-}
-
-impl Drop for S3Server {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
     }
 }

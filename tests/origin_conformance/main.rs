@@ -1,14 +1,21 @@
 //! One suite for every origin, and what each of them must do beyond it.
 //!
-//! The suite (`suite.rs`) runs against a POSIX directory, an object store in memory and a real S3 server
-//! (`scripts/test-servers` installs it). What a server does wrong is done by a small HTTP server on
-//! loopback (`faults.rs`), over real HTTP.
+//! The suite (`suite.rs`) runs against a POSIX directory, an object store in memory, and real servers on
+//! loopback (`servers.rs`; `scripts/test-servers` installs them): S3, Azure Blob, Google's client at an
+//! S3 server, web servers with ranges and without. What each of them can do stands in
+//! `capabilities.rs`. What a server does wrong is done by a small HTTP server (`faults.rs`).
 
+mod backends;
 mod bundles;
+mod capabilities;
+mod examine;
 mod faults;
 mod faulty_server;
 mod fixtures;
+mod pages;
 mod posix;
 mod pressure;
+mod refusals;
 mod router;
+mod servers;
 mod suite;

@@ -9,6 +9,7 @@ pub mod leash;
 pub mod mount;
 pub mod slurm;
 pub mod stats;
+pub mod stores;
 pub mod tree;
 
 pub use command::{Background, Finished, check, python, run, sh};

@@ -80,9 +80,26 @@ pub(super) fn connect(
     };
     let names = names.map_err(|error| OriginError::Store {
         uri: uri.clone(),
-        reason: error.to_string(),
+        reason: reason(&error),
     })?;
     Ok(ObjectOrigin::new(names, gate, &prefix, &uri, options))
+}
+
+/// Why a client cannot be made, without what it quotes of a key.
+fn reason(error: &object_store::Error) -> String {
+    let text = error.to_string();
+    let text = match text.split_once(" error: ") {
+        Some((generic, cause)) if generic.starts_with("Generic ") => cause,
+        _ => &text,
+    };
+    if text.starts_with("Invalid Access Key") {
+        return "the access key is not base64, as the keys of an Azure account are".to_owned();
+    }
+    if text == "Account must be specified" {
+        return "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
+            .to_owned();
+    }
+    text.to_owned()
 }
 
 /// Variables that carry another name than their key, as in `object_store`'s own `from_env`.
@@ -167,6 +184,22 @@ mod tests {
         ] {
             connect(&spec(uri, options), &OriginOptions::default())
                 .unwrap_or_else(|error| panic!("{uri}: {error}"));
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_without_the_key() {
+        for (options, reason) in [
+            (&[][..], "no account is named"),
+            (
+                &[("account_name", "acc"), ("access_key", "not~base64")][..],
+                "is not base64",
+            ),
+        ] {
+            let error = connect(&spec("az://box/a", options), &OriginOptions::default());
+            let error = error.expect_err("no client").to_string();
+            assert!(error.contains(reason) && !error.contains("126"), "{error}");
+            assert!(error.contains("az://box/a: "), "{error}");
         }
     }
 

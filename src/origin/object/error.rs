@@ -1,7 +1,9 @@
 //! From `object_store`'s errors to failures.
 //!
 //! Server bodies and request URLs are left out on purpose: both may carry access keys or signatures.
+//! Of a body, a well-known error code is taken (`codes`).
 
+use super::codes;
 use crate::origin::failure::{failure_of_status, worded};
 use copperfs_overlay::{Failure, FailureKind};
 use object_store::client::{HttpError, HttpErrorKind};
@@ -16,6 +18,11 @@ pub(super) fn failure(
     error: &object_store::Error,
 ) -> Failure {
     use object_store::Error as E;
+    if let Some(code) = chain(error).find_map(|source| codes::find(&source.to_string())) {
+        let status = status(error).map_or_else(String::new, |status| format!("{status} "));
+        let cause = format!("the server answered {status}{}", code.name);
+        return worded(code.kind, origin, action, path, &cause, code.hint);
+    }
     match error {
         E::NotFound { .. } => failure_of_status(origin, action, path, 404),
         E::PermissionDenied { .. } => failure_of_status(origin, action, path, 403),
@@ -41,11 +48,35 @@ fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store:
     if let Some(status) = status(error) {
         return failure_of_status(origin, action, path, status);
     }
+    if is_shorter(error) {
+        let cause = "the object is shorter than it was";
+        return worded(FailureKind::Stale, origin, action, path, &cause, "");
+    }
     let cause = root_cause(error);
+    if cause == NOT_ALLOWED {
+        let cause = "plain HTTP is not allowed";
+        let hint = "use an https:// endpoint, or set allow_http (AWS_ALLOW_HTTP, AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) to true";
+        return worded(FailureKind::Io, origin, action, path, &cause, hint);
+    }
     let Some(http) = chain(error).find_map(|source| source.downcast_ref::<HttpError>()) else {
         return worded(FailureKind::Io, origin, action, path, &cause, "");
     };
     let (kind, what, hint) = match http.kind() {
+        HttpErrorKind::Connect if cause.contains("failed to lookup address") => (
+            FailureKind::Unavailable,
+            "cannot connect",
+            "no such host: check the endpoint (the account, bucket and region in it) and this machine's DNS",
+        ),
+        HttpErrorKind::Connect if says_no_tls(&cause) => (
+            FailureKind::Unavailable,
+            "cannot connect",
+            "the server does not speak TLS there: check the port, or write http:// where that is meant",
+        ),
+        HttpErrorKind::Connect if cause.contains("certificate") => (
+            FailureKind::Unavailable,
+            "cannot connect",
+            "the server's certificate is not trusted here: check the endpoint's name and this machine's CA certificates",
+        ),
         HttpErrorKind::Connect => (
             FailureKind::Unavailable,
             "cannot connect",
@@ -95,15 +126,17 @@ fn status(error: &object_store::Error) -> Option<u16> {
     })
 }
 
-/// Whether the failure is that a key in a listing is no valid path, and which.
-pub(super) fn invalid_key(error: &object_store::Error) -> Option<String> {
-    use object_store::path::Error as P;
-    match error {
-        object_store::Error::InvalidPath {
-            source: P::EmptySegment { path } | P::BadSegment { path, .. },
-        } => Some(path.clone()),
-        _ => None,
-    }
+/// Whether a handshake failed as it does with a server that speaks plain HTTP.
+fn says_no_tls(cause: &str) -> bool {
+    cause.contains("received corrupt message") || cause.contains("tls handshake eof")
+}
+
+/// What the HTTP client says of `http://` where only `https://` is allowed.
+const NOT_ALLOWED: &str = "URL scheme is not allowed";
+
+/// Whether the object ends before the range. Held by the conformance suite.
+fn is_shorter(error: &object_store::Error) -> bool {
+    chain(error).any(|source| source.to_string().starts_with("Wanted range starting at "))
 }
 
 /// Whether the failure is that the server sent everything when a range was asked for.

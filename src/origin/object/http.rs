@@ -8,8 +8,10 @@
 //!   compares the range with what was asked for.
 //! - The store's [`Gate`] learns of every attempt here: the client repeats refused requests by itself, and
 //!   its callers never hear of them.
+//! - A listing may hold keys that cannot be names: see [`super::listed_keys`].
 
 use super::gate::Gate;
+use super::listed_keys::{listed_prefix, understandable};
 use futures_util::future::BoxFuture;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -62,6 +64,7 @@ impl HttpService for Client {
                     .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             }
             let ranged = request.headers().contains_key("range");
+            let listed = request.uri().query().and_then(listed_prefix);
             let began = self.gate.round();
             let response = self.inner.execute(request).await;
             match &response {
@@ -83,6 +86,13 @@ impl HttpService for Client {
                     .headers_mut()
                     .entry("content-length")
                     .or_insert(HeaderValue::from_static("0"));
+            }
+            if let Some(prefix) = listed
+                && response.status().is_success()
+            {
+                let (head, body) = response.into_parts();
+                let page = understandable(body.bytes().await?, &prefix);
+                return Ok(HttpResponse::from_parts(head, page.into()));
             }
             Ok(response)
         })

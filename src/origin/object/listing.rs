@@ -5,10 +5,11 @@
 //! - A key that is also a prefix (`a` and `a/b`) is shown as the directory; the object is hidden.
 //! - A zero-length marker (`a/`) makes a directory and is not an entry.
 //! - A key with a component that cannot be a name (empty as in `a//b`, `.`, `..`, a control character,
-//!   longer than 255 bytes) is not shown, and what lies below it neither.
+//!   longer than 255 bytes) is not shown, and what lies below it neither; [`super::listed_keys`] has the
+//!   client understand pages that hold such keys.
 
+use super::Inner;
 use super::gate::Turn;
-use super::{Inner, error};
 use bytes::Bytes;
 use copperfs_overlay::{Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
 use futures_util::StreamExt;
@@ -22,13 +23,8 @@ const ACTION: &str = "list";
 /// What every store allows in one request.
 const KEYS_MAX: usize = 1000;
 
-/// Most keys that cannot be names and are skipped in one listing; with more of them, it fails.
-const INVALID_KEYS_MAX: usize = 64;
-
-/// Greater than whatever follows a key's last component.
-const LAST: char = '\u{10FFFF}';
-
-/// Where in the key order to go on.
+/// Where to go on: with a store's own token, or behind a name where a store has no pages. Going on
+/// behind a key is left to no store: Azure before version 2026-02-06 begins anew when asked to.
 #[derive(Clone, Debug, Default)]
 struct Position {
     token: Option<String>,
@@ -83,47 +79,20 @@ impl Inner {
     ) -> Result<(Entries, Option<Position>, bool), Failure> {
         let mut entries = Entries::new();
         let mut seen = false;
-        let mut keys = KEYS_MAX;
-        let mut invalid = 0;
         loop {
-            let wanted = keys.min(limit.saturating_sub(entries.len())).max(1);
-            match self.page(key, &position, wanted).await {
-                Ok(page) => {
-                    keys = KEYS_MAX;
-                    seen |=
-                        !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty();
-                    self.add(key, &page.result, &mut entries);
-                    let Some(token) = page.page_token else {
-                        return Ok((entries, None, seen));
-                    };
-                    position.token = Some(token);
-                    if entries.len() >= limit {
-                        return Ok((entries, Some(position), seen));
-                    }
-                }
-                Err(failure) => {
-                    let Some(bad) = error::invalid_key(&failure) else {
-                        return Err(self.failure(ACTION, dir, &failure));
-                    };
-                    seen = true;
-                    // The client refuses a whole page for one key that is no path: come closer to that
-                    // key, and when it is alone, step over it and all that begins with it.
-                    if wanted > 1 {
-                        keys = wanted / 2;
-                        continue;
-                    }
-                    invalid += 1;
-                    if invalid > INVALID_KEYS_MAX {
-                        let cause = format!("more than {INVALID_KEYS_MAX} keys that are no paths");
-                        return Err(self.fault(FailureKind::Io, ACTION, dir, &cause));
-                    }
-                    tracing::debug!(key = bad, "a key that cannot be a path is not shown");
-                    keys = KEYS_MAX;
-                    position = Position {
-                        token: None,
-                        after: Some(format!("{bad}{LAST}")),
-                    };
-                }
+            let wanted = KEYS_MAX.min(limit.saturating_sub(entries.len())).max(1);
+            let page = self
+                .page(key, &position, wanted)
+                .await
+                .map_err(|failure| self.failure(ACTION, dir, &failure))?;
+            seen |= !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty();
+            self.add(key, &page.result, &mut entries);
+            let Some(token) = page.page_token else {
+                return Ok((entries, None, seen));
+            };
+            position.token = Some(token);
+            if entries.len() >= limit {
+                return Ok((entries, Some(position), seen));
             }
         }
     }
@@ -136,7 +105,6 @@ impl Inner {
     ) -> object_store::Result<PaginatedListResult> {
         let prefix = as_prefix(key);
         let options = PaginatedListOptions {
-            offset: position.after.clone(),
             delimiter: Some(Cow::Borrowed("/")),
             max_keys: Some(max_keys),
             page_token: position.token.clone(),
@@ -247,7 +215,7 @@ impl Inner {
 
     /// Whether any key lies below `key/`.
     pub(super) async fn has_keys_below(&self, key: &str) -> object_store::Result<bool> {
-        let found = if self.names.pages.is_some() {
+        if self.names.pages.is_some() {
             self.page(key, &Position::default(), 1).await.map(|page| {
                 !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty()
             })
@@ -255,10 +223,6 @@ impl Inner {
             let prefix = object_store::path::Path::parse(key)?;
             let mut below = self.names.store.list(Some(&prefix));
             below.next().await.transpose().map(|first| first.is_some())
-        };
-        match found {
-            Err(failure) if error::invalid_key(&failure).is_some() => Ok(true),
-            other => other,
         }
     }
 
@@ -298,7 +262,7 @@ fn name_below(key: &str, location: &str) -> Option<Bytes> {
 }
 
 impl Position {
-    /// `t` and the store's token, or `a` and the key or name to go on behind.
+    /// `t` and the store's token, or `a` and the name to go on behind.
     fn encode(&self) -> Cursor {
         let (tag, text) = match (&self.token, &self.after) {
             (Some(token), _) => (b't', token.as_str()),

@@ -3,14 +3,14 @@
 //! Every answer names the version it is of, and its body is of that version by the meaning of HTTP; so
 //! each part of a range is checked where it begins, and parts of two versions never follow each other.
 //! (`If-Match` would say the same one round trip later: a request knows the hash of a tag, not the
-//! tag.) Where the store has no strong `ETag`, the version is looked at again before a part's last
-//! piece is handed on.
+//! tag.) Where the store has no strong `ETag`, and on web servers, which send what is in a file at
+//! the moment, the version is looked at again before a part's last piece is handed on.
 //!
 //! One connection to a store is slower than the store: a range longer than [`PART_BYTES`] is asked for
 //! in parts, several ahead of the one that is handed on, in memory that all readers of the store share.
 
 use super::gate::{Permit, Turn};
-use super::{Inner, Names, error, has_strong_tag, version};
+use super::{Inner, Names, error, version};
 use crate::origin::failure::stale;
 use crate::origin::{ByteRange, ByteStream};
 use bytes::Bytes;
@@ -134,7 +134,7 @@ impl Inner {
         if range.length == 0 {
             return Ok(stream::empty().boxed());
         }
-        let strong = has_strong_tag(&result.meta);
+        let strong = self.has_sure_version(&result.meta);
         // A reader may take its time over the body, and must not keep others from the store. What is
         // fetched ahead is taken as it comes.
         let permit = (turn == Turn::Ahead).then_some(permit);

@@ -8,9 +8,9 @@
 use super::Shared;
 use super::attributes::{kind, status, version};
 use crate::origin::failure::{stale, worded};
-use crate::origin::{ByteRange, ByteStream};
+use crate::origin::{ByteRange, ByteStream, HashedStream};
 use bytes::Bytes;
-use copperfs_overlay::{Failure, FailureKind, FileKind};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind, FileKind};
 use futures_util::stream::{self, StreamExt};
 use rustix::buffer::spare_capacity;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -66,7 +66,77 @@ pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteSt
     Ok(stream::iter([Ok(first)]).chain(rest).boxed())
 }
 
+/// Blocks of one answer that are read at a time: while one is hashed, the next is on its way.
+const BLOCKS_AT_ONCE: usize = 2;
+/// What the kernel is asked to have ready behind a block, each time so many bytes are read.
+const ADVICE_BYTES: u64 = 4 << 20;
+
+/// Answers [`crate::origin::Origin::blocks`]: each block is read, checked and hashed in one go on a
+/// blocking thread, and not copied after that.
+pub(super) async fn blocks(shared: Arc<Shared>, range: ByteRange) -> Result<HashedStream, Failure> {
+    let path = range.path.clone();
+    let (reading, first) = Arc::clone(&shared)
+        .run(ACTION, path.clone(), move |shared, _| {
+            let reading = Reading::begin(shared, range)?;
+            let first = match reading.range.length {
+                0 => None,
+                _ => Some(reading.block(shared, 0)?),
+            };
+            Ok((Arc::new(reading), first))
+        })
+        .await?;
+    let count = reading.range.length.div_ceil(BLOCK_BYTES);
+    let rest = stream::iter(1..count).map(move |index| {
+        let (shared, reading) = (Arc::clone(&shared), Arc::clone(&reading));
+        shared.run(ACTION, path.clone(), move |shared, _| {
+            reading.block(shared, index)
+        })
+    });
+    let first = stream::iter(first.map(Ok));
+    Ok(first.chain(rest.buffered(BLOCKS_AT_ONCE)).boxed())
+}
+
 impl Reading {
+    /// Block `index` of the range, verified to be of the version wanted.
+    fn block(&self, shared: &Shared, index: u64) -> Result<(Bytes, ContentHash), Failure> {
+        let start = index * BLOCK_BYTES;
+        let len = (self.range.length - start).min(BLOCK_BYTES);
+        let behind = start + len;
+        if start.is_multiple_of(ADVICE_BYTES)
+            && let Some(ahead) = NonZeroU64::new((self.range.length - behind).min(2 * ADVICE_BYTES))
+        {
+            self.advise(self.range.offset + behind, ahead);
+        }
+        let bytes = self.verified(shared, self.range.offset + start, len)?;
+        let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+        Ok((bytes, hash))
+    }
+
+    /// Has the kernel read what will be asked for. Advice only: a filesystem that cannot read ahead loses
+    /// nothing.
+    fn advise(&self, offset: u64, len: NonZeroU64) {
+        fadvise(&self.file, offset, Some(len), Advice::WillNeed).ok();
+    }
+
+    /// `len` bytes from `offset` of the file, of the version wanted.
+    fn verified(&self, shared: &Shared, offset: u64, len: u64) -> Result<Bytes, Failure> {
+        let path = &self.range.path;
+        let failed = |errno| shared.failure(ACTION, path, errno);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let bytes = read_exactly(&self.file, offset, len)
+            .map_err(failed)?
+            .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
+        let status = status(&self.file, b"").map_err(failed)?;
+        if version(&status) != self.range.version {
+            return Err(stale(
+                &shared.label,
+                path,
+                "the file has changed while it was read",
+            ));
+        }
+        Ok(bytes)
+    }
+
     pub(super) fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
         let path = &range.path;
         let found = shared
@@ -108,32 +178,12 @@ impl Reading {
 
     /// The next bytes, at most `limit`, verified to be of the version wanted.
     pub(super) fn piece(&mut self, shared: &Shared, limit: u64) -> Result<Bytes, Failure> {
-        let path = &self.range.path;
-        let failed = |errno| shared.failure(ACTION, path, errno);
         let left = self.range.length - self.done;
         let start = self.range.offset + self.done;
-        let wanted = usize::try_from(left.min(limit)).unwrap_or(usize::MAX);
-        let bytes = read_exactly(&self.file, start, wanted)
-            .map_err(failed)?
-            .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
-        let status = status(&self.file, b"").map_err(failed)?;
-        if version(&status) != self.range.version {
-            return Err(stale(
-                &shared.label,
-                path,
-                "the file has changed while it was read",
-            ));
-        }
+        let bytes = self.verified(shared, start, left.min(limit))?;
         self.done += left.min(limit);
         if let Some(ahead) = NonZeroU64::new((left - left.min(limit)).min(PIECE_BYTES)) {
-            // Advice only: a filesystem that cannot read ahead loses nothing.
-            fadvise(
-                &self.file,
-                start + left.min(limit),
-                Some(ahead),
-                Advice::WillNeed,
-            )
-            .ok();
+            self.advise(start + left.min(limit), ahead);
         }
         Ok(bytes)
     }

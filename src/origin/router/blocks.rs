@@ -2,12 +2,12 @@
 
 use crate::origin::counters::OriginCounters;
 use crate::origin::failure::worded;
-use crate::origin::{ByteRange, ByteStream};
+use crate::origin::{ByteRange, ByteStream, HashedStream};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, ItemPath, ReadRequest, ReadStream,
 };
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use std::sync::Arc;
 
 /// The bytes that `request` stands for; blocks beyond the end of the file hold none.
@@ -65,6 +65,20 @@ pub(super) fn hashed(
         counters,
     };
     stream::try_unfold(blocks, Blocks::next).boxed()
+}
+
+/// Blocks that the origin has hashed, counted; after a failure nothing more comes.
+pub(super) fn counted(blocks: HashedStream, counters: Arc<OriginCounters>) -> ReadStream {
+    let parts = stream::try_unfold((blocks, counters), async |(mut blocks, counters)| {
+        let Some(next) = blocks.next().await else {
+            return Ok(None);
+        };
+        let (bytes, hash) = next.inspect_err(|failure| counters.failed(failure))?;
+        counters.read(bytes.len());
+        let parts = [Ok(BlockPart::Bytes(bytes)), Ok(BlockPart::End(hash))];
+        Ok(Some((stream::iter(parts), (blocks, counters))))
+    });
+    parts.try_flatten().boxed()
 }
 
 /// All of `bytes`, which must be `length` of them, in one piece.

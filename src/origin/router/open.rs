@@ -47,7 +47,7 @@ pub(super) fn open(specs: &[OriginSpec], options: &OriginOptions) -> Result<Orig
 }
 
 /// The directory that a URI stands for, if it is one of this host.
-fn directory(uri: &str) -> Result<Option<PathBuf>, OriginError> {
+pub(super) fn directory(uri: &str) -> Result<Option<PathBuf>, OriginError> {
     let path = match uri.strip_prefix("file://") {
         Some(path) => decoded(path),
         None if uri.starts_with('/') => uri.as_bytes().to_vec(),

@@ -1,0 +1,133 @@
+//! What `--index` says, checked without touching the file.
+
+use super::settings::{IndexFile, IndexSpec, OriginSpec};
+use copperfs_overlay::ItemPath;
+use std::path::PathBuf;
+
+/// Splits `[PREFIX=]FILE`.
+#[must_use]
+pub fn split(text: &str) -> (Option<&str>, &str) {
+    match text.split_once('=') {
+        Some((prefix, file)) => (Some(prefix), file),
+        None => (None, text),
+    }
+}
+
+/// An index from what was written, for a namespace of `origins`.
+///
+/// A file below an origin's prefix is one of the namespace, and every node reads it through the tree;
+/// any other, and one written `file:///path`, is a file of this host, which only roots read.
+///
+/// # Errors
+/// A message that says what is wrong and how it should look.
+pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, String> {
+    const FORM: &str = "write PREFIX=FILE, as in /data=/data/.index or /data=file:///var/idx/data";
+    let (prefix, file) = split(text);
+    let prefix = match (prefix, origins) {
+        (Some(prefix), _) if !prefix.starts_with('/') => {
+            return Err(format!(
+                "the prefix {prefix:?} does not begin with a slash; {FORM}"
+            ));
+        }
+        (Some(prefix), _) => ItemPath::parse(prefix.as_bytes())
+            .map_err(|error| format!("the prefix {prefix:?}: {error}"))?,
+        (None, [only]) => only.prefix.clone(),
+        (None, _) => {
+            return Err(format!(
+                "there are several origins: say of which one this is the index; {FORM}"
+            ));
+        }
+    };
+    let holding = |path: &ItemPath| {
+        let within = origins
+            .iter()
+            .filter(|origin| path.is_within(&origin.prefix));
+        within.max_by_key(|origin| origin.prefix.as_bytes().len())
+    };
+    let origin = holding(&prefix).ok_or_else(|| format!("no origin serves {prefix}; {FORM}"))?;
+    let below = prefix.strip_prefix(&origin.prefix);
+    let below = below.filter(|below| !below.is_root());
+    let base = origin.uri.strip_suffix('/').unwrap_or(&origin.uri);
+    let uri = match below {
+        Some(below) => format!("{base}/{}", String::from_utf8_lossy(below.as_bytes())),
+        None => origin.uri.clone(),
+    };
+    let (local, path) = match file.strip_prefix("file://") {
+        Some(path) => (true, path),
+        None => (false, file),
+    };
+    if !path.starts_with('/') {
+        return Err(format!("{file:?} is not an absolute path; {FORM}"));
+    }
+    let inside = ItemPath::parse(path.as_bytes()).ok();
+    let file = match inside.filter(|path| !local && holding(path).is_some()) {
+        Some(path) => IndexFile::Tree(path),
+        None => IndexFile::Local(PathBuf::from(path)),
+    };
+    Ok(IndexSpec { prefix, file, uri })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn origins(given: &[(&str, &str)]) -> Vec<OriginSpec> {
+        let spec = |&(prefix, uri): &(&str, &str)| OriginSpec {
+            prefix: ItemPath::parse(prefix.as_bytes()).unwrap(),
+            uri: uri.into(),
+            options: BTreeMap::new(),
+        };
+        given.iter().map(spec).collect()
+    }
+
+    fn parsed(text: &str, origins: &[OriginSpec]) -> Result<String, String> {
+        parse(text, origins).map(|spec| {
+            let file = match spec.file {
+                IndexFile::Local(path) => format!("local {}", path.display()),
+                IndexFile::Tree(path) => format!("tree {path}"),
+            };
+            format!("{} of {}: {file}", spec.prefix, spec.uri)
+        })
+    }
+
+    #[test]
+    fn the_forms_of_an_index() {
+        let one = origins(&[("/data", "s3://bucket/set/")]);
+        let two = origins(&[("/", "file:///"), ("/data", "s3://bucket/set")]);
+        for (text, origins, found) in [
+            ("/x/i", &one, "/data of s3://bucket/set/: local /x/i"),
+            ("/data/i", &one, "/data of s3://bucket/set/: tree /data/i"),
+            (
+                "file:///data/i",
+                &one,
+                "/data of s3://bucket/set/: local /data/i",
+            ),
+            (
+                "/data/a=/x/i",
+                &one,
+                "/data/a of s3://bucket/set/a: local /x/i",
+            ),
+            ("/data=/x/i", &two, "/data of s3://bucket/set: tree /x/i"),
+            ("/lus=/lus/a=b", &two, "/lus of file:///lus: tree /lus/a=b"),
+        ] {
+            assert_eq!(parsed(text, origins), Ok(found.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_indexes_say_how_they_should_look() {
+        let one = origins(&[("/data", "s3://bucket/set")]);
+        let two = origins(&[("/a", "file:///a"), ("/data", "s3://bucket/set")]);
+        for (text, origins, hint) in [
+            ("/x/i", &two, "several origins"),
+            ("/other=/x/i", &one, "no origin serves /other"),
+            ("data=/x/i", &one, "does not begin with a slash"),
+            ("/data=x/i", &one, "not an absolute path"),
+            ("/a/../b=/x", &one, ".."),
+        ] {
+            let error = parsed(text, origins).unwrap_err();
+            assert!(error.contains(hint), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! Entries and directory records, each told by its difference from the one before it.
+
+use super::layout::{DirectoryRecord, Place};
+use super::{FormatError, TARGET_BYTES_MAX};
+use bytes::Bytes;
+use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, Version};
+
+const KINDS: [FileKind; 7] = [
+    FileKind::File,
+    FileKind::Directory,
+    FileKind::Symlink,
+    FileKind::Fifo,
+    FileKind::Socket,
+    FileKind::CharDevice,
+    FileKind::BlockDevice,
+];
+
+/// Bits of an entry's flags above the kind's three.
+const SAME_OWNER: u8 = 1 << 3;
+const ATIME_IS_MTIME: u8 = 1 << 4;
+const CTIME_IS_MTIME: u8 = 1 << 5;
+const HAS_CONTENT: u8 = 1 << 6;
+const HAS_ATTRIBUTES: u8 = 1 << 7;
+
+/// What neighbours mostly have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Owner {
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    links: u32,
+    block_size: u32,
+}
+
+impl Owner {
+    fn of(attributes: &Attributes) -> Self {
+        Self {
+            mode: attributes.mode,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            links: attributes.links,
+            block_size: attributes.block_size,
+        }
+    }
+}
+
+/// What the next entry is told by its difference from. A run begins with a fresh one.
+#[derive(Clone, Debug, Default)]
+struct Before {
+    name: Vec<u8>,
+    directories: Owner,
+    others: Owner,
+    seconds: i64,
+}
+
+impl Before {
+    fn owner(&mut self, kind: FileKind) -> &mut Owner {
+        match kind {
+            FileKind::Directory => &mut self.directories,
+            _ => &mut self.others,
+        }
+    }
+}
+
+/// Writes the entries of a run.
+#[derive(Debug, Default)]
+pub struct EntryEncoder(Before);
+
+impl EntryEncoder {
+    /// Begins a run anew: at a block's beginning, and at a directory's.
+    pub fn reset(&mut self) {
+        self.0 = Before::default();
+    }
+
+    /// Appends `entry` to `out`.
+    pub fn push(&mut self, out: &mut Vec<u8>, entry: &Entry) {
+        put_name(out, &mut self.0.name, &entry.name);
+        put_attributes(out, &mut self.0, entry.kind, entry.attributes.as_ref());
+    }
+}
+
+/// Reads the entries of a run.
+#[derive(Debug)]
+pub struct EntryDecoder<'a> {
+    rest: &'a [u8],
+    before: Before,
+}
+
+impl<'a> EntryDecoder<'a> {
+    /// A run that begins with `bytes`.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            rest: bytes,
+            before: Before::default(),
+        }
+    }
+
+    /// Whether nothing is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// The next entry.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub fn entry(&mut self) -> Result<Entry, FormatError> {
+        take_name(
+            &mut self.rest,
+            &mut self.before.name,
+            ItemPath::NAME_BYTES_MAX,
+        )?;
+        ItemPath::check_name(&self.before.name).map_err(|_invalid| damaged("a name"))?;
+        let name = Bytes::copy_from_slice(&self.before.name);
+        let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
+        Ok(Entry {
+            name,
+            kind,
+            attributes,
+        })
+    }
+}
+
+/// Writes directory records.
+#[derive(Debug, Default)]
+pub struct DirectoryEncoder(Before);
+
+impl DirectoryEncoder {
+    /// Begins anew: at a block's beginning.
+    pub fn reset(&mut self) {
+        self.0 = Before::default();
+    }
+
+    /// Appends `record` to `out`.
+    pub fn push(&mut self, out: &mut Vec<u8>, record: &DirectoryRecord) {
+        put_name(out, &mut self.0.name, record.path.as_bytes());
+        let attributes = Some(&record.attributes);
+        put_attributes(out, &mut self.0, FileKind::Directory, attributes);
+        match &record.place {
+            None => put(out, 0),
+            Some(place) => {
+                put(out, place.entries.saturating_add(1));
+                if place.entries > 0 {
+                    put(out, place.first_block.into());
+                    put(out, place.offset.into());
+                    put(out, (place.last_block - place.first_block).into());
+                    put(out, place.end.into());
+                }
+            }
+        }
+    }
+}
+
+/// Reads directory records.
+#[derive(Debug)]
+pub struct DirectoryDecoder<'a> {
+    rest: &'a [u8],
+    before: Before,
+}
+
+impl<'a> DirectoryDecoder<'a> {
+    /// Records that begin with `bytes`.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            rest: bytes,
+            before: Before::default(),
+        }
+    }
+
+    /// What is left behind the records read so far.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// The next record; `None` when nothing is left.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub fn record(&mut self) -> Result<Option<DirectoryRecord>, FormatError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        take_name(&mut self.rest, &mut self.before.name, ItemPath::BYTES_MAX)?;
+        let path = ItemPath::parse(&self.before.name).map_err(|_invalid| damaged("a path"))?;
+        if path.as_bytes() != self.before.name {
+            return Err(damaged("a path"));
+        }
+        let (kind, attributes) = take_attributes(&mut self.rest, &mut self.before)?;
+        let attributes = attributes.filter(|_| kind == FileKind::Directory);
+        let attributes = attributes.ok_or(damaged("a directory's attributes"))?;
+        let place = match take(&mut self.rest)? {
+            0 => None,
+            1 => Some(Place::EMPTY),
+            more => {
+                let (first_block, offset) = (take_u32(&mut self.rest)?, take_u32(&mut self.rest)?);
+                let last_block = first_block.checked_add(take_u32(&mut self.rest)?);
+                let end = take_u32(&mut self.rest)?;
+                Some(Place {
+                    end,
+                    first_block,
+                    offset,
+                    last_block: last_block.ok_or(damaged("a directory's place"))?,
+                    entries: more - 1,
+                })
+            }
+        };
+        Ok(Some(DirectoryRecord {
+            path,
+            attributes,
+            place,
+        }))
+    }
+}
+
+fn put_attributes(
+    out: &mut Vec<u8>,
+    before: &mut Before,
+    kind: FileKind,
+    attributes: Option<&Attributes>,
+) {
+    let number = KINDS.iter().position(|known| *known == kind);
+    let mut flags = u8::try_from(number.unwrap_or(0)).unwrap_or(0);
+    let Some(attributes) = attributes else {
+        out.push(flags);
+        return;
+    };
+    let owner = Owner::of(attributes);
+    let known = before.owner(kind);
+    let bits = [
+        (HAS_ATTRIBUTES, true),
+        (SAME_OWNER, *known == owner),
+        (ATIME_IS_MTIME, attributes.atime == attributes.mtime),
+        (CTIME_IS_MTIME, attributes.ctime == attributes.mtime),
+        (HAS_CONTENT, attributes.content.is_some()),
+    ];
+    for (bit, is_set) in bits {
+        flags |= if is_set { bit } else { 0 };
+    }
+    out.push(flags);
+    if flags & SAME_OWNER == 0 {
+        *known = owner;
+        put(out, owner.mode.into());
+        for number in [owner.uid, owner.gid, owner.links, owner.block_size] {
+            put(out, number.into());
+        }
+    }
+    put(out, attributes.size);
+    put_signed(
+        out,
+        signed(
+            attributes
+                .blocks
+                .wrapping_sub(usual_blocks(attributes.size)),
+        ),
+    );
+    let mtime = attributes.mtime;
+    put_signed(out, mtime.seconds.wrapping_sub(before.seconds));
+    put(out, mtime.nanoseconds.into());
+    before.seconds = mtime.seconds;
+    for (bit, time) in [
+        (CTIME_IS_MTIME, attributes.ctime),
+        (ATIME_IS_MTIME, attributes.atime),
+    ] {
+        if flags & bit == 0 {
+            put_signed(out, time.seconds.wrapping_sub(mtime.seconds));
+            put(out, time.nanoseconds.into());
+        }
+    }
+    out.extend_from_slice(&attributes.version.0);
+    match kind {
+        FileKind::Symlink => {
+            let target = attributes.link_target.as_deref().unwrap_or_default();
+            put(out, target.len() as u64);
+            out.extend_from_slice(target);
+        }
+        FileKind::CharDevice | FileKind::BlockDevice => put(out, attributes.device),
+        _ => {}
+    }
+    if let Some(content) = &attributes.content {
+        out.extend_from_slice(&content.0);
+    }
+}
+
+fn take_attributes(
+    rest: &mut &[u8],
+    before: &mut Before,
+) -> Result<(FileKind, Option<Attributes>), FormatError> {
+    let [flags] = take_array(rest)?;
+    let kind = *KINDS.get(usize::from(flags & 7)).ok_or(damaged("a type"))?;
+    if flags & HAS_ATTRIBUTES == 0 {
+        return Ok((kind, None));
+    }
+    if flags & SAME_OWNER == 0 {
+        let mode = take(rest)?;
+        let mode = u16::try_from(mode).ok().filter(|mode| *mode <= 0o7777);
+        *before.owner(kind) = Owner {
+            mode: mode.ok_or(damaged("a mode"))?,
+            uid: take_u32(rest)?,
+            gid: take_u32(rest)?,
+            links: take_u32(rest)?,
+            block_size: take_u32(rest)?,
+        };
+    }
+    let owner = *before.owner(kind);
+    let size = take(rest)?;
+    let blocks = usual_blocks(size).wrapping_add(unsigned(take_signed(rest)?));
+    let mtime = take_time(rest, before.seconds)?;
+    before.seconds = mtime.seconds;
+    let mut time = |bit: u8| {
+        if flags & bit == 0 {
+            take_time(rest, mtime.seconds)
+        } else {
+            Ok(mtime)
+        }
+    };
+    let (ctime, atime) = (time(CTIME_IS_MTIME)?, time(ATIME_IS_MTIME)?);
+    let version = Version(take_array(rest)?);
+    let link_target = match kind {
+        FileKind::Symlink => {
+            let len = take(rest)?;
+            if len > TARGET_BYTES_MAX as u64 {
+                return Err(damaged("a link's target"));
+            }
+            Some(Bytes::copy_from_slice(take_bytes(rest, len)?))
+        }
+        _ => None,
+    };
+    let device = match kind {
+        FileKind::CharDevice | FileKind::BlockDevice => take(rest)?,
+        _ => 0,
+    };
+    let content = match flags & HAS_CONTENT {
+        0 => None,
+        _ => Some(ContentHash(take_array(rest)?)),
+    };
+    let attributes = Attributes {
+        kind,
+        mode: owner.mode,
+        uid: owner.uid,
+        gid: owner.gid,
+        links: owner.links,
+        device,
+        size,
+        blocks,
+        block_size: owner.block_size,
+        atime,
+        mtime,
+        ctime,
+        version,
+        // What was true when the index was made stays true for it.
+        provisional: false,
+        link_target,
+        content,
+    };
+    Ok((kind, Some(attributes)))
+}
+
+/// What most files of `size` bytes occupy, in units of 512 bytes.
+fn usual_blocks(size: u64) -> u64 {
+    size.div_ceil(512)
+}
+
+fn take_time(rest: &mut &[u8], base: i64) -> Result<Timestamp, FormatError> {
+    let seconds = base.wrapping_add(take_signed(rest)?);
+    let nanoseconds = take_u32(rest)?;
+    if nanoseconds > 999_999_999 {
+        return Err(damaged("a time"));
+    }
+    Ok(Timestamp {
+        seconds,
+        nanoseconds,
+    })
+}
+
+/// A name as the number of bytes it shares with the one before it, and the rest.
+fn put_name(out: &mut Vec<u8>, before: &mut Vec<u8>, name: &[u8]) {
+    let shared = before.iter().zip(name).take_while(|(a, b)| a == b).count();
+    put(out, shared as u64);
+    put(out, (name.len() - shared) as u64);
+    out.extend_from_slice(&name[shared..]);
+    before.truncate(shared);
+    before.extend_from_slice(&name[shared..]);
+}
+
+fn take_name(rest: &mut &[u8], before: &mut Vec<u8>, max: usize) -> Result<(), FormatError> {
+    let shared = usize::try_from(take(rest)?).unwrap_or(usize::MAX);
+    let more = take(rest)?;
+    if shared > before.len() || more > (max - shared.min(max)) as u64 {
+        return Err(damaged("a name's length"));
+    }
+    before.truncate(shared);
+    before.extend_from_slice(take_bytes(rest, more)?);
+    Ok(())
+}
+
+pub(super) fn damaged(what: &'static str) -> FormatError {
+    FormatError::Damaged(what)
+}
+
+/// Seven bits a byte, lowest first; the highest bit says that more follow.
+pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}
+
+pub(super) fn take(rest: &mut &[u8]) -> Result<u64, FormatError> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let [byte] = take_array(rest)?;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            break;
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(damaged("a number"))
+}
+
+pub(super) fn take_u32(rest: &mut &[u8]) -> Result<u32, FormatError> {
+    u32::try_from(take(rest)?).map_err(|_large| damaged("a number"))
+}
+
+/// Small numbers of either sign are short.
+fn put_signed(out: &mut Vec<u8>, value: i64) {
+    put(out, unsigned((value << 1) ^ (value >> 63)));
+}
+
+fn take_signed(rest: &mut &[u8]) -> Result<i64, FormatError> {
+    let value = take(rest)?;
+    Ok(signed(value >> 1) ^ -signed(value & 1))
+}
+
+/// The same bits.
+fn signed(value: u64) -> i64 {
+    i64::from_le_bytes(value.to_le_bytes())
+}
+
+/// The same bits.
+fn unsigned(value: i64) -> u64 {
+    u64::from_le_bytes(value.to_le_bytes())
+}
+
+pub(super) fn take_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], FormatError> {
+    let (array, tail) = rest.split_first_chunk().ok_or(damaged("it ends early"))?;
+    *rest = tail;
+    Ok(*array)
+}
+
+pub(super) fn take_bytes<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], FormatError> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let (bytes, tail) = rest.split_at_checked(len).ok_or(damaged("it ends early"))?;
+    *rest = tail;
+    Ok(bytes)
+}

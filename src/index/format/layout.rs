@@ -1,0 +1,310 @@
+//! The header, the tail, and what a directory's record says.
+
+use super::codec::{damaged, put, take, take_array, take_bytes, take_u32};
+use super::{
+    BLOCK_RAW_MAX, Checksum, FORMAT, FormatError, MAGIC, TAIL_RAW_MAX, URI_BYTES_MAX, checksum,
+    pack, unpack,
+};
+use copperfs_overlay::{Attributes, ItemPath, Version};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 256;
+const HEADER_SUM_AT: usize = HEADER_BYTES - 16;
+const HASHED: u32 = 1;
+
+/// How much an index tells of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct Totals {
+    /// Directories, the top one included.
+    pub directories: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Links and special files.
+    pub others: u64,
+    /// Bytes of all regular files.
+    pub bytes: u64,
+    /// Directories that could not be listed, and are asked for at their origin.
+    pub unlisted: u64,
+}
+
+impl Totals {
+    /// Everything but the top directory.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        let all = self.directories.saturating_add(self.files);
+        all.saturating_add(self.others).saturating_sub(1)
+    }
+
+    fn numbers(&mut self) -> [&mut u64; 5] {
+        [
+            &mut self.directories,
+            &mut self.files,
+            &mut self.others,
+            &mut self.bytes,
+            &mut self.unlisted,
+        ]
+    }
+}
+
+/// What an index begins with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Whether files' contents are told.
+    pub hashed: bool,
+    /// Length of the whole index.
+    pub file_bytes: u64,
+    /// Where the tail begins, and its length as stored and when unpacked.
+    pub tail_offset: u64,
+    /// As stored.
+    pub tail_stored: u32,
+    /// Unpacked.
+    pub tail_raw: u32,
+    /// Of the tail as stored.
+    pub tail_sum: Checksum,
+    /// When it was finished, in seconds since 1970.
+    pub made_at: i64,
+    /// How much it tells of.
+    pub totals: Totals,
+    /// The version of the tree's top directory.
+    pub top: Version,
+}
+
+impl Header {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = Vec::with_capacity(HEADER_BYTES);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&FORMAT.to_le_bytes());
+        out.extend_from_slice(&if self.hashed { HASHED } else { 0 }.to_le_bytes());
+        out.extend_from_slice(&self.file_bytes.to_le_bytes());
+        out.extend_from_slice(&self.tail_offset.to_le_bytes());
+        out.extend_from_slice(&self.tail_stored.to_le_bytes());
+        out.extend_from_slice(&self.tail_raw.to_le_bytes());
+        out.extend_from_slice(&self.tail_sum);
+        out.extend_from_slice(&self.made_at.to_le_bytes());
+        let mut totals = self.totals;
+        for number in totals.numbers() {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&self.top.0);
+        out.resize(HEADER_SUM_AT, 0);
+        let sum = checksum(&out);
+        out.extend_from_slice(&sum);
+        let mut header = [0; HEADER_BYTES];
+        header.copy_from_slice(&out);
+        header
+    }
+
+    /// The header of a file of `file_bytes` bytes that begins with `bytes`.
+    ///
+    /// # Errors
+    /// It is not an index, of another format, not whole, or damaged.
+    pub fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+        if bytes.get(..MAGIC.len()) != Some(&MAGIC[..]) {
+            return Err(FormatError::NotAnIndex);
+        }
+        let mut rest = &bytes[MAGIC.len()..];
+        let format = u32::from_le_bytes(take_array(&mut rest)?);
+        if format != FORMAT {
+            return Err(FormatError::Version(format));
+        }
+        let Some(bytes) = bytes.get(..HEADER_BYTES) else {
+            return Err(FormatError::Torn {
+                expected: HEADER_BYTES as u64,
+                found: bytes.len() as u64,
+            });
+        };
+        if checksum(&bytes[..HEADER_SUM_AT]) != bytes[HEADER_SUM_AT..] {
+            return Err(damaged("its header's checksum"));
+        }
+        let flags = u32::from_le_bytes(take_array(&mut rest)?);
+        let mut header = Self {
+            hashed: flags & HASHED != 0,
+            file_bytes: u64::from_le_bytes(take_array(&mut rest)?),
+            tail_offset: u64::from_le_bytes(take_array(&mut rest)?),
+            tail_stored: u32::from_le_bytes(take_array(&mut rest)?),
+            tail_raw: u32::from_le_bytes(take_array(&mut rest)?),
+            tail_sum: take_array(&mut rest)?,
+            made_at: i64::from_le_bytes(take_array(&mut rest)?),
+            totals: Totals::default(),
+            top: Version([0; 16]),
+        };
+        for number in header.totals.numbers() {
+            *number = u64::from_le_bytes(take_array(&mut rest)?);
+        }
+        header.top = Version(take_array(&mut rest)?);
+        if header.file_bytes != file_bytes {
+            return Err(FormatError::Torn {
+                expected: header.file_bytes,
+                found: file_bytes,
+            });
+        }
+        let end = header.tail_offset.checked_add(header.tail_stored.into());
+        let large = header.tail_raw as usize > TAIL_RAW_MAX || header.tail_stored > header.tail_raw;
+        if end != Some(file_bytes) || large || header.tail_offset < HEADER_BYTES as u64 {
+            return Err(damaged("its tail's place"));
+        }
+        Ok(header)
+    }
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockPlace {
+    /// In the file.
+    pub offset: u64,
+    /// Bytes as stored.
+    pub stored: u32,
+    /// Bytes when unpacked, at most [`BLOCK_RAW_MAX`].
+    pub raw: u32,
+    /// Of the bytes as stored.
+    pub sum: Checksum,
+}
+
+/// What an index ends with: where everything is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tail {
+    /// What was indexed, without credentials.
+    pub uri: String,
+    /// The blocks of entries, in order.
+    pub entries: Vec<BlockPlace>,
+    /// The blocks of directory records, each with its first path; ascending.
+    pub directories: Vec<(ItemPath, BlockPlace)>,
+}
+
+impl Tail {
+    /// As stored, and its length unpacked.
+    #[must_use]
+    pub fn encode(&self) -> (Vec<u8>, usize) {
+        let mut raw = Vec::new();
+        put(&mut raw, self.uri.len() as u64);
+        raw.extend_from_slice(self.uri.as_bytes());
+        put(
+            &mut raw,
+            (self.entries.len() + self.directories.len()) as u64,
+        );
+        let mut entries = self.entries.iter().peekable();
+        for (first, block) in &self.directories {
+            while let Some(before) = entries.next_if(|entry| entry.offset < block.offset) {
+                put_block(&mut raw, before, None);
+            }
+            put_block(&mut raw, block, Some(first));
+        }
+        for block in entries {
+            put_block(&mut raw, block, None);
+        }
+        (pack(&raw), raw.len())
+    }
+
+    /// The tail that `header` tells of.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub fn decode(stored: &[u8], header: &Header) -> Result<Self, FormatError> {
+        let raw = unpack(stored, header.tail_raw as usize, &header.tail_sum)?;
+        let mut rest = &raw[..];
+        let uri_len = take(&mut rest)?;
+        if uri_len > URI_BYTES_MAX as u64 {
+            return Err(damaged("its URI"));
+        }
+        let uri = String::from_utf8_lossy(take_bytes(&mut rest, uri_len)?).into_owned();
+        let blocks = take(&mut rest)?;
+        let mut tail = Self {
+            uri,
+            ..Self::default()
+        };
+        let mut offset = HEADER_BYTES as u64;
+        for _ in 0..blocks {
+            let (block, is_of_directories) = take_block(&mut rest, &mut offset)?;
+            if !is_of_directories {
+                tail.entries.push(block);
+                continue;
+            }
+            let len = take(&mut rest)?;
+            let first = ItemPath::parse(take_bytes(&mut rest, len)?);
+            let first = first.map_err(|_invalid| damaged("a path"))?;
+            if tail
+                .directories
+                .last()
+                .is_some_and(|(last, _)| *last >= first)
+            {
+                return Err(damaged("the order of its directories"));
+            }
+            tail.directories.push((first, block));
+        }
+        if offset != header.tail_offset || !rest.is_empty() {
+            return Err(damaged("its blocks' lengths"));
+        }
+        Ok(tail)
+    }
+}
+
+fn put_block(out: &mut Vec<u8>, block: &BlockPlace, first: Option<&ItemPath>) {
+    put(
+        out,
+        u64::from(block.stored) << 1 | u64::from(first.is_some()),
+    );
+    put(out, block.raw.into());
+    out.extend_from_slice(&block.sum);
+    if let Some(first) = first {
+        put(out, first.as_bytes().len() as u64);
+        out.extend_from_slice(first.as_bytes());
+    }
+}
+
+/// Blocks follow one another.
+fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockPlace, bool), FormatError> {
+    let length = take(rest)?;
+    let stored = u32::try_from(length >> 1).map_err(|_large| damaged("a block's length"))?;
+    let block = BlockPlace {
+        offset: *offset,
+        stored,
+        raw: take_u32(rest)?,
+        sum: take_array(rest)?,
+    };
+    if block.raw as usize > BLOCK_RAW_MAX || block.stored > block.raw || block.stored == 0 {
+        return Err(damaged("a block's length"));
+    }
+    *offset = offset
+        .checked_add(block.stored.into())
+        .ok_or(damaged("a block's length"))?;
+    Ok((block, length & 1 == 1))
+}
+
+/// Where a directory's entries are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The block that the first one is in.
+    pub first_block: u32,
+    /// Where in it, unpacked, the first one begins.
+    pub offset: u32,
+    /// The block that the last one is in. All between are this directory's alone.
+    pub last_block: u32,
+    /// Where in that one, unpacked, the entries end.
+    pub end: u32,
+    /// How many there are.
+    pub entries: u64,
+}
+
+impl Place {
+    /// Of a directory without entries.
+    pub const EMPTY: Self = Self {
+        first_block: 0,
+        offset: 0,
+        last_block: 0,
+        end: 0,
+        entries: 0,
+    };
+}
+
+/// What an index tells of a directory itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirectoryRecord {
+    /// Where it is, relative to the top.
+    pub path: ItemPath,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// Where its entries are; `None`: it could not be listed.
+    pub place: Option<Place>,
+}

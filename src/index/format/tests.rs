@@ -1,0 +1,278 @@
+use super::*;
+use bytes::Bytes;
+use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, Version};
+use proptest::prelude::*;
+
+fn kind() -> impl Strategy<Value = FileKind> {
+    prop_oneof![
+        4 => Just(FileKind::File),
+        2 => Just(FileKind::Directory),
+        1 => Just(FileKind::Symlink),
+        1 => Just(FileKind::Fifo),
+        1 => Just(FileKind::CharDevice),
+    ]
+}
+
+fn timestamp() -> impl Strategy<Value = Timestamp> {
+    (any::<i64>(), 0..1_000_000_000u32).prop_map(|(seconds, nanoseconds)| Timestamp {
+        seconds,
+        nanoseconds,
+    })
+}
+
+prop_compose! {
+    fn attributes(kind: FileKind)(
+        mode in 0u16..=0o7777,
+        owner: (u32, u32, u32, u32),
+        sizes: (u64, u64, u64),
+        mtime in timestamp(),
+        others in proptest::option::of((timestamp(), timestamp())),
+        version: [u8; 16],
+        content: Option<[u8; 32]>,
+        target in proptest::collection::vec(any::<u8>(), 0..50),
+    ) -> Attributes {
+        let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        Attributes {
+            kind,
+            mode,
+            uid: owner.0,
+            gid: owner.1 % 2,
+            links: owner.2 % 3,
+            device: if is_device { sizes.2 } else { 0 },
+            size: sizes.0,
+            blocks: sizes.1,
+            block_size: owner.3 % 2,
+            atime: others.map_or(mtime, |(atime, _)| atime),
+            mtime,
+            ctime: others.map_or(mtime, |(_, ctime)| ctime),
+            version: Version(version),
+            provisional: false,
+            link_target: (kind == FileKind::Symlink).then(|| Bytes::from(target)),
+            content: content.map(ContentHash),
+        }
+    }
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let name = "[a-c]{1,4}|[^/.\0]{1,60}|a{200,255}";
+    (name, kind(), any::<bool>()).prop_flat_map(|(name, kind, known)| {
+        let name = Bytes::from(name.into_bytes().into_iter().take(255).collect::<Vec<_>>());
+        attributes(kind).prop_map(move |attributes| Entry {
+            name: name.clone(),
+            kind,
+            attributes: known.then_some(attributes),
+        })
+    })
+}
+
+fn record() -> impl Strategy<Value = DirectoryRecord> {
+    let place = proptest::option::of((any::<u32>(), any::<u32>(), 0..9u32, 0..u64::MAX));
+    let path = proptest::collection::vec("[a-c]{1,3}", 0..6);
+    (path, attributes(FileKind::Directory), place).prop_map(|(path, attributes, place)| {
+        let place = place.map(|(first, offset, more, entries)| match entries {
+            0 => Place::EMPTY,
+            _ => Place {
+                first_block: first / 2,
+                offset,
+                last_block: first / 2 + more,
+                end: offset / 3,
+                entries,
+            },
+        });
+        DirectoryRecord {
+            path: ItemPath::parse(path.join("/").as_bytes()).unwrap(),
+            attributes,
+            place,
+        }
+    })
+}
+
+fn header() -> Header {
+    let (stored, raw) = tail().encode();
+    let offset = HEADER_BYTES as u64 + 33;
+    Header {
+        hashed: true,
+        file_bytes: offset + stored.len() as u64,
+        tail_offset: offset,
+        tail_stored: u32::try_from(stored.len()).unwrap(),
+        tail_raw: u32::try_from(raw).unwrap(),
+        tail_sum: checksum(&stored),
+        made_at: 1_800_000_000,
+        totals: Totals {
+            directories: 3,
+            files: 5,
+            others: 1,
+            bytes: 1 << 40,
+            unlisted: 1,
+        },
+        top: Version([4; 16]),
+    }
+}
+
+fn tail() -> Tail {
+    let block = |offset, stored| BlockPlace {
+        offset: HEADER_BYTES as u64 + offset,
+        stored,
+        raw: 20,
+        sum: [9; 16],
+    };
+    let path = |text: &str| ItemPath::parse(text.as_bytes()).unwrap();
+    Tail {
+        uri: "s3://bucket/set".into(),
+        entries: vec![block(0, 10), block(10, 7), block(23, 7)],
+        directories: vec![(path(""), block(17, 6)), (path("b/c"), block(30, 3))],
+    }
+}
+
+/// The bytes that the specification shows.
+#[test]
+fn an_entry_has_the_bytes_of_the_specification() {
+    let time = Timestamp {
+        seconds: 1_700_000_000,
+        nanoseconds: 0,
+    };
+    let attributes = Attributes {
+        kind: FileKind::File,
+        mode: 0o444,
+        uid: 0,
+        gid: 0,
+        links: 1,
+        device: 0,
+        size: 300,
+        blocks: 1,
+        block_size: 1 << 20,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        version: Version([7; 16]),
+        provisional: false,
+        link_target: None,
+        content: None,
+    };
+    let entry = |name: &'static [u8]| Entry {
+        name: Bytes::from_static(name),
+        kind: FileKind::File,
+        attributes: Some(attributes.clone()),
+    };
+    let (mut encoder, mut out) = (EntryEncoder::default(), Vec::new());
+    encoder.push(&mut out, &entry(b"ab"));
+    let first = [
+        &[0, 2, b'a', b'b', 0xb0][..],
+        &[0xa4, 2, 0, 0, 1, 0x80, 0x80, 0x40],
+        &[0xac, 2, 0, 0x80, 0xc4, 0x9f, 0xd5, 0x0c, 0],
+        &[7; 16],
+    ]
+    .concat();
+    assert_eq!(out, first);
+    out.clear();
+    encoder.push(&mut out, &entry(b"ac"));
+    assert_eq!(
+        out,
+        [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0][..], &[7; 16]].concat()
+    );
+}
+
+#[test]
+fn the_header_and_the_tail_come_back() {
+    let (header, tail) = (header(), tail());
+    let bytes = header.encode();
+    assert_eq!(
+        Header::decode(&bytes, header.file_bytes),
+        Ok(header.clone())
+    );
+    let (stored, _) = tail.encode();
+    assert_eq!(Tail::decode(&stored, &header), Ok(tail));
+    assert_eq!(header.totals.entries(), 8);
+}
+
+#[test]
+fn what_is_no_whole_index_is_refused_for_its_reason() {
+    let header = header();
+    let (good, len) = (header.encode(), header.file_bytes);
+    let refused = |bytes: &[u8], len| Header::decode(bytes, len).unwrap_err();
+    assert_eq!(refused(b"", 0), FormatError::NotAnIndex);
+    assert_eq!(refused(b"\x7fELF and more", 13), FormatError::NotAnIndex);
+    let torn = |found| FormatError::Torn {
+        expected: len,
+        found,
+    };
+    assert_eq!(refused(&good, len - 1), torn(len - 1));
+    assert!(matches!(
+        refused(&good[..100], 100),
+        FormatError::Torn { .. }
+    ));
+    let mut newer = good;
+    newer[8] = 2;
+    assert_eq!(refused(&newer, len), FormatError::Version(2));
+    for at in 12..HEADER_BYTES {
+        let mut flipped = good;
+        flipped[at] ^= 1;
+        assert!(matches!(refused(&flipped, len), FormatError::Damaged(_)));
+    }
+}
+
+proptest! {
+    #[test]
+    fn entries_come_back(runs in proptest::collection::vec(proptest::collection::vec(entry(), 1..20), 1..4)) {
+        let mut encoder = EntryEncoder::default();
+        for run in runs {
+            let mut out = Vec::new();
+            encoder.reset();
+            for entry in &run {
+                let before = out.len();
+                encoder.push(&mut out, entry);
+                prop_assert!(out.len() - before <= ENTRY_BYTES_MAX);
+            }
+            let mut decoder = EntryDecoder::new(&out);
+            for entry in &run {
+                prop_assert_eq!(&decoder.entry().unwrap(), entry);
+            }
+            prop_assert!(decoder.is_empty());
+        }
+    }
+
+    #[test]
+    fn directories_come_back(records in proptest::collection::vec(record(), 1..20)) {
+        let (mut encoder, mut out) = (DirectoryEncoder::default(), Vec::new());
+        for record in &records {
+            encoder.push(&mut out, record);
+        }
+        let mut decoder = DirectoryDecoder::new(&out);
+        for record in &records {
+            prop_assert_eq!(decoder.record(), Ok(Some(record.clone())));
+        }
+        prop_assert_eq!(decoder.record(), Ok(None));
+    }
+
+    #[test]
+    fn blocks_come_back_and_damage_is_seen(raw: Vec<u8>, at: usize, repeat in 1usize..50) {
+        let raw = raw.repeat(repeat);
+        let mut stored = pack(&raw);
+        let sum = checksum(&stored);
+        prop_assert_eq!(unpack(&stored, raw.len(), &sum).unwrap(), raw.clone());
+        if !stored.is_empty() {
+            let at = at % stored.len();
+            stored[at] ^= 1;
+            prop_assert!(unpack(&stored, raw.len(), &sum).is_err());
+        }
+    }
+
+    /// Whatever the bytes: no panic, and each entry takes at least one of them.
+    #[test]
+    fn garbage_never_panics(bytes: Vec<u8>, raw_len in 0usize..5000) {
+        let mut entries = EntryDecoder::new(&bytes);
+        let mut count = 0;
+        while entries.entry().is_ok() {
+            count += 1;
+        }
+        prop_assert!(count <= bytes.len());
+        let mut directories = DirectoryDecoder::new(&bytes);
+        while let Ok(Some(_)) = directories.record() {}
+        let _refused = unpack(&bytes, raw_len, &checksum(&bytes));
+        let _refused = Header::decode(&bytes, bytes.len() as u64);
+        let mut header = header();
+        header.tail_sum = checksum(&bytes);
+        header.tail_raw = u32::try_from(raw_len).unwrap();
+        let _refused = Tail::decode(&bytes, &header);
+    }
+}

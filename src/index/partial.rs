@@ -1,0 +1,274 @@
+//! An index in the making: a log of the directories listed so far, beside the file that is wanted.
+//!
+//! The log is the walk's queue as well: directories are taken from its records in order, and their
+//! listings are appended in the same order. So whoever resumes knows what is left from the number of
+//! records, and no walk holds its queue in memory. A record that was cut off is dropped. At the end the
+//! records are sorted by path, in runs of bounded memory.
+
+use super::IndexError;
+use super::format::{
+    DirectoryDecoder, DirectoryEncoder, DirectoryRecord, EntryDecoder, EntryEncoder, FormatError,
+    Place, checksum,
+};
+use super::write::{beside, io_error};
+use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath};
+use rustix::fs::FlockOperation;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+mod sort;
+
+pub use sort::Sorted;
+
+const MAGIC: &[u8] = b"CPFSPRT1";
+/// Bytes before a record: its length and its checksum.
+const FRAME_BYTES: usize = 4 + 16;
+/// Directories that failed are remembered up to this number; a walk with more is given up, since
+/// something is wrong with all of them.
+pub const FAILURES_MAX: usize = 10_000;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Partial {
+    file: File,
+    path: PathBuf,
+    /// Bytes of whole records.
+    len: u64,
+    first: u64,
+    /// Directories whose listing was appended, failed or not.
+    pub done: u64,
+    /// Those that could not be listed, by path.
+    pub failed: BTreeMap<ItemPath, Attributes>,
+}
+
+/// A directory as the log has it.
+#[derive(Debug)]
+pub struct Record {
+    /// Where, and its attributes; its place says no more than whether it was listed.
+    pub directory: DirectoryRecord,
+    /// Another attempt at a directory that had failed.
+    pub again: bool,
+    payload: Vec<u8>,
+    entries_at: usize,
+    name: PathBuf,
+}
+
+impl Record {
+    /// Its entries, in the order of their names.
+    pub fn entries(&self) -> impl Iterator<Item = Result<Entry, IndexError>> + '_ {
+        let mut decoder =
+            EntryDecoder::new(self.payload.get(self.entries_at..).unwrap_or_default());
+        std::iter::from_fn(move || {
+            let next = (!decoder.is_empty()).then(|| decoder.entry())?;
+            Some(next.map_err(|source| damaged(&self.name, source)))
+        })
+    }
+
+    /// The directories in it.
+    ///
+    /// # Errors
+    /// The log is damaged.
+    pub fn children(&self) -> Result<Vec<(ItemPath, Option<Attributes>)>, IndexError> {
+        let mut children = Vec::new();
+        for entry in self.entries() {
+            let entry = entry?;
+            if entry.kind == FileKind::Directory
+                && let Ok(path) = self.directory.path.join(&entry.name)
+            {
+                children.push((path, entry.attributes));
+            }
+        }
+        Ok(children)
+    }
+}
+
+impl Partial {
+    /// The log for `target`, which may be there already if `resume`.
+    ///
+    /// # Errors
+    /// It is there and not to be resumed, or the other way round made for something else; another
+    /// process has it; it cannot be written.
+    pub fn open(target: &Path, uri: &str, hash: bool, resume: bool) -> Result<Self, IndexError> {
+        let path = beside(target, ".partial");
+        let failed = |source| io_error("open", &path, source);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(&path).map_err(failed)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_held| IndexError::Busy(path.clone()))?;
+        let wanted = format!("{uri}{}", if hash { " with --hash" } else { "" });
+        let mut this = Self {
+            file,
+            path,
+            len: 0,
+            first: 0,
+            done: 0,
+            failed: BTreeMap::new(),
+        };
+        let len = this.file.metadata().map_err(|e| this.io("read", e))?.len();
+        if len > 0 && !resume {
+            return Err(IndexError::Begun(this.path));
+        }
+        match this.frame_at(0)? {
+            Some(head) if head.starts_with(MAGIC) => {
+                let was = String::from_utf8_lossy(&head[MAGIC.len()..]).into_owned();
+                if was != wanted {
+                    let path = this.path;
+                    return Err(IndexError::Other { path, was, wanted });
+                }
+                this.len = (FRAME_BYTES + head.len()) as u64;
+                this.first = this.len;
+                this.catch_up()?;
+            }
+            _ => {
+                this.put(&[MAGIC, wanted.as_bytes()].concat())?;
+                this.first = this.len;
+            }
+        }
+        let len = this.len;
+        this.file.set_len(len).map_err(|e| this.io("cut", e))?;
+        Ok(this)
+    }
+
+    /// Where the first record is.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Reads what is there.
+    fn catch_up(&mut self) -> Result<(), IndexError> {
+        while let Some((record, next)) = self.record_at(self.len)? {
+            self.note(&record.directory, record.again)?;
+            self.len = next;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, directory: &DirectoryRecord, again: bool) -> Result<(), IndexError> {
+        self.done += u64::from(!again);
+        if directory.place.is_some() {
+            self.failed.remove(&directory.path);
+        } else {
+            let attributes = directory.attributes.clone();
+            self.failed.insert(directory.path.clone(), attributes);
+        }
+        Ok(())
+    }
+
+    /// Appends a directory with its entries in the order of their names; `None`: it failed.
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub fn append(
+        &mut self,
+        path: ItemPath,
+        attributes: Attributes,
+        entries: Option<&[Entry]>,
+        again: bool,
+    ) -> Result<(), IndexError> {
+        let directory = DirectoryRecord {
+            path,
+            attributes,
+            place: entries.map(|_| Place::EMPTY),
+        };
+        let mut payload = vec![u8::from(again)];
+        DirectoryEncoder::default().push(&mut payload, &directory);
+        let mut encoder = EntryEncoder::default();
+        for entry in entries.unwrap_or_default() {
+            encoder.push(&mut payload, entry);
+        }
+        self.put(&payload)?;
+        self.note(&directory, again)
+    }
+
+    /// The record at `offset` and where the next one begins; `None` at the end.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn record_at(&self, offset: u64) -> Result<Option<(Record, u64)>, IndexError> {
+        let Some(payload) = self.frame_at(offset)? else {
+            return Ok(None);
+        };
+        let next = offset + (FRAME_BYTES + payload.len()) as u64;
+        let wrong = |source| damaged(&self.path, source);
+        let (again, rest) = payload
+            .split_first()
+            .ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
+        // One record, and then entries: the decoder is not asked for more.
+        let mut decoder = DirectoryDecoder::new(rest);
+        let directory = decoder.record().map_err(wrong)?;
+        let directory = directory.ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
+        let record = Record {
+            directory,
+            again: *again == 1,
+            entries_at: payload.len() - decoder.rest().len(),
+            payload,
+            name: self.path.clone(),
+        };
+        Ok(Some((record, next)))
+    }
+
+    /// The payload of the whole frame at `offset`.
+    fn frame_at(&self, offset: u64) -> Result<Option<Vec<u8>>, IndexError> {
+        let mut frame = [0; FRAME_BYTES];
+        if !self.fill(&mut frame, offset)? {
+            return Ok(None);
+        }
+        let (len, sum) = frame.split_at(4);
+        let len = u32::from_le_bytes([len[0], len[1], len[2], len[3]]);
+        let end = offset + FRAME_BYTES as u64 + u64::from(len);
+        let whole = self.file.metadata().map_err(|e| self.io("read", e))?.len();
+        if end > whole {
+            return Ok(None);
+        }
+        let mut payload = vec![0; len as usize];
+        let there = self.fill(&mut payload, offset + FRAME_BYTES as u64)?;
+        Ok((there && checksum(&payload) == sum).then_some(payload))
+    }
+
+    fn fill(&self, buffer: &mut [u8], offset: u64) -> Result<bool, IndexError> {
+        match self.file.read_exact_at(buffer, offset) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(self.io("read", error)),
+        }
+    }
+
+    fn put(&mut self, payload: &[u8]) -> Result<(), IndexError> {
+        let len = u32::try_from(payload.len()).map_err(|_large| {
+            let source = std::io::Error::other("a directory with more than 4 GiB of names");
+            self.io("write", source)
+        })?;
+        let frame = [&len.to_le_bytes()[..], &checksum(payload)].concat();
+        let mut at = self.len;
+        for bytes in [&frame[..], payload] {
+            let written = self.file.write_all_at(bytes, at);
+            written.map_err(|error| self.io("write", error))?;
+            at += bytes.len() as u64;
+        }
+        self.len = at;
+        self.file.flush().map_err(|error| self.io("write", error))
+    }
+
+    /// Removes the log: the index is made.
+    pub fn remove(self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "this stays behind");
+        }
+    }
+
+    fn io(&self, action: &'static str, source: std::io::Error) -> IndexError {
+        io_error(action, &self.path, source)
+    }
+}
+
+fn damaged(path: &Path, source: FormatError) -> IndexError {
+    IndexError::Format {
+        name: path.display().to_string(),
+        source,
+    }
+}

@@ -1,0 +1,323 @@
+//! Reading an index, wherever its bytes are, with a few decoded blocks in memory.
+
+use super::IndexError;
+use super::format::{
+    BlockPlace, DirectoryDecoder, DirectoryRecord, EntryDecoder, FormatError, HEADER_BYTES, Header,
+    Place, Tail, Totals, unpack,
+};
+use super::write::io_error;
+use bytes::Bytes;
+use copperfs_overlay::{Entry, ItemPath, Version};
+use futures_util::future::BoxFuture;
+use lru::LruCache;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Decoded blocks that are kept: less than 10 MiB.
+const BLOCKS_KEPT: NonZeroUsize = NonZeroUsize::new(128).unwrap();
+
+/// Where the bytes of an index are.
+pub trait Bytestore: Send + Sync + 'static {
+    /// What people call it.
+    fn name(&self) -> String;
+
+    /// How long it is.
+    fn len(&self) -> u64;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Exactly `len` bytes from `offset`.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn read(&self, offset: u64, len: usize) -> BoxFuture<'_, Result<Bytes, IndexError>>;
+}
+
+/// A file of this host.
+#[derive(Debug)]
+pub struct LocalFile {
+    file: Arc<File>,
+    path: PathBuf,
+    len: u64,
+}
+
+impl LocalFile {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, IndexError> {
+        let failed = |source| io_error("open the index", path, source);
+        let file = File::open(path).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(failed(std::io::Error::other("it is no file")));
+        }
+        Ok(Self {
+            file: Arc::new(file),
+            path: path.to_owned(),
+            len: meta.len(),
+        })
+    }
+}
+
+impl Bytestore for LocalFile {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, offset: u64, len: usize) -> BoxFuture<'_, Result<Bytes, IndexError>> {
+        let file = Arc::clone(&self.file);
+        Box::pin(async move {
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut bytes = vec![0; len];
+                file.read_exact_at(&mut bytes, offset).map(|()| bytes)
+            });
+            let read = reading.await?;
+            let bytes = read.map_err(|source| io_error("read the index", &self.path, source))?;
+            Ok(bytes.into())
+        })
+    }
+}
+
+/// An index that was opened.
+pub struct Index {
+    store: Arc<dyn Bytestore>,
+    header: Header,
+    tail: Tail,
+    /// Guards decoded blocks by their place in the file; held for a look-up, never across an await.
+    blocks: Mutex<LruCache<u64, Arc<Vec<u8>>>>,
+}
+
+impl std::fmt::Debug for Index {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Index")
+            .field("name", &self.store.name())
+            .field("totals", &self.header.totals)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Index {
+    /// Opens the index in `store`: reads its header and its tail.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a whole index of this version.
+    pub async fn open(store: Arc<dyn Bytestore>) -> Result<Self, IndexError> {
+        let wrong = |source| IndexError::Format {
+            name: store.name(),
+            source,
+        };
+        let len = store.len();
+        let head = usize::try_from(len).unwrap_or(usize::MAX).min(HEADER_BYTES);
+        let header = Header::decode(&store.read(0, head).await?, len).map_err(wrong)?;
+        let stored = store
+            .read(header.tail_offset, header.tail_stored as usize)
+            .await?;
+        let tail = Tail::decode(&stored, &header).map_err(wrong)?;
+        Ok(Self {
+            header,
+            tail,
+            blocks: Mutex::new(LruCache::new(BLOCKS_KEPT)),
+            store,
+        })
+    }
+
+    /// What people call it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.store.name()
+    }
+
+    /// How much it tells of.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.header.totals
+    }
+
+    /// Whether it tells files' contents.
+    #[must_use]
+    pub fn is_hashed(&self) -> bool {
+        self.header.hashed
+    }
+
+    /// When it was finished, in seconds since 1970.
+    #[must_use]
+    pub fn made_at(&self) -> i64 {
+        self.header.made_at
+    }
+
+    /// Its own length in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.header.file_bytes
+    }
+
+    /// What was indexed, without credentials.
+    #[must_use]
+    pub fn uri(&self) -> &str {
+        &self.tail.uri
+    }
+
+    /// The version of the tree's top directory.
+    #[must_use]
+    pub fn top(&self) -> Version {
+        self.header.top
+    }
+
+    /// What it tells of directory `path`, relative to its top.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn directory(&self, path: &ItemPath) -> Result<Option<DirectoryRecord>, IndexError> {
+        let blocks = &self.tail.directories;
+        let behind = blocks.partition_point(|(first, _)| first <= path);
+        let Some((_, block)) = behind.checked_sub(1).and_then(|at| blocks.get(at)) else {
+            return Ok(None);
+        };
+        let raw = self.block(*block).await?;
+        let mut records = DirectoryDecoder::new(&raw);
+        while let Some(record) = records.record().map_err(|source| self.wrong(source))? {
+            if record.path >= *path {
+                return Ok((record.path == *path).then_some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Entries of the directory at `place` in the order of their names, at most `limit` of them: those
+    /// behind the name `after`, or from the first. Also whether more follow.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn entries(
+        &self,
+        place: &Place,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<(Vec<Entry>, bool), IndexError> {
+        let mut entries = Vec::new();
+        if place.entries == 0 {
+            return Ok((entries, false));
+        }
+        let mut number = match after {
+            Some(name) => self.block_with(place, name).await?,
+            None => place.first_block,
+        };
+        while number <= place.last_block {
+            let raw = self.entry_block(number).await?;
+            let mut run = self.run(place, number, &raw)?;
+            while !run.is_empty() {
+                let entry = run.entry().map_err(|source| self.wrong(source))?;
+                if after.is_some_and(|after| entry.name[..] <= *after) {
+                    continue;
+                }
+                if entries.len() >= limit {
+                    return Ok((entries, true));
+                }
+                entries.push(entry);
+            }
+            number += 1;
+        }
+        Ok((entries, false))
+    }
+
+    /// The entry `name` of the directory at `place`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub async fn find(&self, place: &Place, name: &[u8]) -> Result<Option<Entry>, IndexError> {
+        if place.entries == 0 {
+            return Ok(None);
+        }
+        let number = self.block_with(place, name).await?;
+        let raw = self.entry_block(number).await?;
+        let mut run = self.run(place, number, &raw)?;
+        while !run.is_empty() {
+            let entry = run.entry().map_err(|source| self.wrong(source))?;
+            if entry.name[..] >= *name {
+                return Ok((entry.name[..] == *name).then_some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The last block of the directory at `place` that does not begin behind `name`.
+    async fn block_with(&self, place: &Place, name: &[u8]) -> Result<u32, IndexError> {
+        let (mut low, mut high) = (place.first_block, place.last_block);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            let raw = self.entry_block(middle).await?;
+            let first = self.run(place, middle, &raw)?.entry();
+            let first = first.map_err(|source| self.wrong(source))?;
+            if first.name[..] <= *name {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        Ok(low)
+    }
+
+    /// The part of entry block `number` that belongs to the directory at `place`.
+    fn run<'a>(
+        &self,
+        place: &Place,
+        number: u32,
+        raw: &'a [u8],
+    ) -> Result<EntryDecoder<'a>, IndexError> {
+        let start = if number == place.first_block {
+            place.offset as usize
+        } else {
+            0
+        };
+        let end = if number == place.last_block {
+            place.end as usize
+        } else {
+            raw.len()
+        };
+        raw.get(start..end)
+            .map(EntryDecoder::new)
+            .ok_or_else(|| self.wrong(FormatError::Damaged("a directory's place")))
+    }
+
+    async fn entry_block(&self, number: u32) -> Result<Arc<Vec<u8>>, IndexError> {
+        match self.tail.entries.get(number as usize) {
+            Some(block) => self.block(*block).await,
+            None => Err(self.wrong(FormatError::Damaged("a directory's place"))),
+        }
+    }
+
+    async fn block(&self, block: BlockPlace) -> Result<Arc<Vec<u8>>, IndexError> {
+        let known = self.lock().get(&block.offset).map(Arc::clone);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let stored = self.store.read(block.offset, block.stored as usize).await?;
+        let raw = unpack(&stored, block.raw as usize, &block.sum);
+        let raw = Arc::new(raw.map_err(|source| self.wrong(source))?);
+        self.lock().put(block.offset, Arc::clone(&raw));
+        Ok(raw)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<Vec<u8>>>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wrong(&self, source: FormatError) -> IndexError {
+        IndexError::Format {
+            name: self.store.name(),
+            source,
+        }
+    }
+}

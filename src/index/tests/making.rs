@@ -1,0 +1,169 @@
+//! Making an index, and reading it.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_tells_what_the_tree_is() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    plant(root.path());
+    let target = out.path().join("i");
+    let totals = make(root.path(), &target, true).await;
+    assert_eq!(totals.directories, 44);
+    assert_eq!((totals.files, totals.others, totals.unlisted), (2041, 2, 0));
+    assert_eq!(totals.bytes, 4000 + 3_000_000);
+    let index = open(&target).await.unwrap();
+    assert_eq!(index.totals(), totals);
+    let wide = index.directory(&path("wide")).await.unwrap().unwrap();
+    let place = wide.place.unwrap();
+    assert!(
+        place.last_block > place.first_block,
+        "it takes several blocks"
+    );
+    let (all, more) = index.entries(&place, None, usize::MAX).await.unwrap();
+    assert_eq!((all.len(), more), (2001, false));
+    assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
+    // Page by page, and name by name.
+    let mut paged: Vec<Entry> = Vec::new();
+    loop {
+        let after = paged.last().map(|last| last.name.clone());
+        let page = index.entries(&place, after.as_deref(), 700).await.unwrap();
+        paged.extend(page.0);
+        if !page.1 {
+            break;
+        }
+    }
+    assert!(paged == all);
+    for entry in all.iter().step_by(97) {
+        let found = index.find(&place, &entry.name).await.unwrap();
+        assert_eq!(found.as_ref(), Some(entry));
+        let absent = [&entry.name[..], b"!"].concat();
+        assert_eq!(index.find(&place, &absent).await.unwrap(), None);
+    }
+    assert_eq!(index.find(&place, b"").await.unwrap(), None);
+    assert!(index.directory(&path("wid")).await.unwrap().is_none());
+    assert!(index.directory(&path("zzz")).await.unwrap().is_none());
+    let empty = index.directory(&path("empty")).await.unwrap().unwrap();
+    assert_eq!(empty.place.unwrap().entries, 0);
+    // Contents are told, equal ones equal.
+    let top = index.directory(&path("")).await.unwrap().unwrap();
+    let tar = index.find(&top.place.unwrap(), b"set.tar").await.unwrap();
+    let content = tar.unwrap().attributes.unwrap().content.unwrap();
+    assert_eq!(content.0, *blake3::hash(&vec![1; 3_000_000]).as_bytes());
+}
+
+// On one thread, so that what is asked first is answered first.
+#[tokio::test]
+async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    plant(root.path());
+    let (whole, target) = (out.path().join("whole"), out.path().join("resumed"));
+    // Listing a directory for the first time changes when it was last looked at.
+    make(root.path(), &whole, false).await;
+    let directories = make(root.path(), &whole, false).await.directories;
+    let uri = format!("file://{}", root.path().display());
+    let mut listed = 0;
+    for permits in [0, 3, 11] {
+        let storage = Storage::raw(root.path());
+        storage.0.permits.forget_permits(1 << 20);
+        storage.0.permits.add_permits(permits);
+        let resume = target.with_extension("partial").exists();
+        let mut log = Partial::open(&target, &uri, false, resume).unwrap();
+        let walking = walker(storage.clone(), false);
+        let all_given = async {
+            while storage.asked().0 < permits as u64 {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            // What was listed is on its way to the log, or is not: both are well.
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        };
+        tokio::select! {
+            walked = walking.walk(&uri, &mut log) => panic!("it hangs: {walked:?}"),
+            () = all_given => {}
+        }
+        listed += storage.asked().0;
+    }
+    let refused = Partial::open(&target, &uri, false, false).unwrap_err();
+    assert!(matches!(refused, IndexError::Begun(_)), "{refused}");
+    let refused = Partial::open(&target, &uri, true, true).unwrap_err();
+    assert!(refused.to_string().contains("with --hash"), "{refused}");
+
+    // The last record is cut off, as a power cut would.
+    let partial = target.with_extension("partial");
+    let len = std::fs::metadata(&partial).unwrap().len();
+    let cut = std::fs::File::options().write(true).open(&partial).unwrap();
+    cut.set_len(len - 3).unwrap();
+    let storage = Storage::raw(root.path());
+    let mut log = Partial::open(&target, &uri, false, true).unwrap();
+    let busy = Partial::open(&target, &uri, false, true).unwrap_err();
+    assert!(matches!(busy, IndexError::Busy(_)), "{busy}");
+    let done = log.done;
+    assert!(done > 1, "{done} were kept");
+    let walking = walker(storage.clone(), false);
+    assert!(walking.walk(&uri, &mut log).await.unwrap().is_empty());
+    assert_eq!(storage.asked().0, directories - done);
+    assert!(listed >= done);
+    write_index(&log, &target, &uri, false, 1_800_000_000).unwrap();
+    log.remove();
+    assert!(!partial.exists());
+    assert!(std::fs::read(&target).unwrap() == std::fs::read(&whole).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_sorted_in_runs_and_the_last_of_each_counts() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    plant(root.path());
+    let target = out.path().join("i");
+    let mut log = Partial::open(&target, "x", false, false).unwrap();
+    let walking = walker(Storage::raw(root.path()), false);
+    walking.walk("x", &mut log).await.unwrap();
+    let (record, _) = log.record_at(log.first()).unwrap().unwrap();
+    let attributes = record.directory.attributes;
+    log.append(path("set"), attributes, None, true).unwrap();
+    let order = |run_bytes| {
+        let mut sorted = Sorted::in_runs(&log, run_bytes).unwrap();
+        let mut found = Vec::new();
+        while let Some(at) = sorted.next().unwrap() {
+            let (record, _) = log.record_at(at).unwrap().unwrap();
+            found.push((record.directory.path, record.again));
+        }
+        found
+    };
+    let (one, many) = (order(usize::MAX), order(300));
+    assert_eq!(one, many);
+    assert_eq!(one.len(), 44);
+    assert!(one.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    assert!(one.contains(&(path("set"), true)));
+}
+
+#[tokio::test]
+async fn damage_anywhere_is_refused_and_never_served() {
+    let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    std::fs::create_dir(root.path().join("d")).unwrap();
+    std::fs::write(root.path().join("d/f"), b"x").unwrap();
+    let target = out.path().join("i");
+    make(root.path(), &target, false).await;
+    let good = std::fs::read(&target).unwrap();
+    let look = async || -> Result<(), IndexError> {
+        let index = open(&target).await?;
+        for directory in ["", "d"] {
+            let record = index.directory(&path(directory)).await?;
+            index
+                .entries(&record.unwrap().place.unwrap(), None, 10)
+                .await?;
+        }
+        Ok(())
+    };
+    look().await.unwrap();
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        std::fs::write(&target, bad).unwrap();
+        assert!(look().await.is_err(), "byte {at}");
+    }
+    std::fs::write(&target, &good[..good.len() - 1]).unwrap();
+    let torn = look().await.unwrap_err().to_string();
+    assert!(torn.contains("Copy it again"), "{torn}");
+    std::fs::write(&target, b"#!/bin/sh\n").unwrap();
+    let foreign = look().await.unwrap_err().to_string();
+    assert!(foreign.contains("not an index"), "{foreign}");
+}

@@ -1,0 +1,228 @@
+//! Writing an index: directories in the order of their paths, to a file beside the one that is wanted,
+//! which takes its place when all of it is there.
+
+use super::IndexError;
+use super::format::{
+    BLOCK_RAW_TARGET, BlockPlace, DIRECTORIES_RAW_TARGET, DirectoryEncoder, DirectoryRecord,
+    EntryEncoder, HEADER_BYTES, Header, Place, Tail, Totals, checksum, pack,
+};
+use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath, Version};
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// See the module.
+#[derive(Debug)]
+pub struct IndexWriter {
+    file: BufWriter<File>,
+    /// Where it is written, and where it belongs.
+    path: PathBuf,
+    target: PathBuf,
+    offset: u64,
+    tail: Tail,
+    entries: Vec<u8>,
+    entry_encoder: EntryEncoder,
+    directories: Vec<u8>,
+    directory_encoder: DirectoryEncoder,
+    /// The first path of the block of directories that is being filled.
+    first: Option<ItemPath>,
+    totals: Totals,
+    top: Version,
+}
+
+impl IndexWriter {
+    /// An index of `uri` that is to become the file `target`.
+    ///
+    /// # Errors
+    /// The file beside it cannot be made.
+    pub fn create(target: &Path, uri: &str) -> Result<Self, IndexError> {
+        let path = beside(target, ".new");
+        let file = File::create(&path).map_err(|source| io_error("make", &path, source))?;
+        let mut this = Self {
+            file: BufWriter::with_capacity(1 << 20, file),
+            target: target.to_owned(),
+            path,
+            offset: HEADER_BYTES as u64,
+            tail: Tail {
+                uri: uri.to_owned(),
+                ..Tail::default()
+            },
+            entries: Vec::new(),
+            entry_encoder: EntryEncoder::default(),
+            directories: Vec::new(),
+            directory_encoder: DirectoryEncoder::default(),
+            first: None,
+            totals: Totals::default(),
+            top: Version([0; 16]),
+        };
+        this.put(&[0; HEADER_BYTES])?;
+        Ok(this)
+    }
+
+    /// Adds directory `path`, which comes after the one before, with its entries in the order of their
+    /// names; `None`: it could not be listed.
+    ///
+    /// # Errors
+    /// What an entry fails with; the file cannot be written.
+    pub fn directory(
+        &mut self,
+        path: ItemPath,
+        attributes: Attributes,
+        entries: Option<impl Iterator<Item = Result<Entry, IndexError>>>,
+    ) -> Result<(), IndexError> {
+        self.totals.directories += 1;
+        if path.is_root() {
+            self.top = attributes.version;
+        }
+        let place = match entries {
+            Some(entries) => Some(self.run(entries)?),
+            None => {
+                self.totals.unlisted += 1;
+                None
+            }
+        };
+        if self.directories.len() >= DIRECTORIES_RAW_TARGET {
+            self.close_directories()?;
+        }
+        self.first.get_or_insert_with(|| path.clone());
+        let record = DirectoryRecord {
+            path,
+            attributes,
+            place,
+        };
+        self.directory_encoder.push(&mut self.directories, &record);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        entries: impl Iterator<Item = Result<Entry, IndexError>>,
+    ) -> Result<Place, IndexError> {
+        let mut place = Place::EMPTY;
+        for entry in entries {
+            let entry = entry?;
+            if self.entries.len() >= BLOCK_RAW_TARGET {
+                self.close_entries()?;
+            }
+            if place.entries == 0 {
+                self.entry_encoder.reset();
+                place.first_block = narrow(self.tail.entries.len());
+                place.offset = narrow(self.entries.len());
+            }
+            self.count(&entry);
+            self.entry_encoder.push(&mut self.entries, &entry);
+            place.entries += 1;
+            place.last_block = narrow(self.tail.entries.len());
+            place.end = narrow(self.entries.len());
+        }
+        Ok(place)
+    }
+
+    fn count(&mut self, entry: &Entry) {
+        match entry.kind {
+            // Counted by its own record.
+            FileKind::Directory => {}
+            FileKind::File => {
+                self.totals.files += 1;
+                let size = entry.attributes.as_ref().map_or(0, |found| found.size);
+                self.totals.bytes = self.totals.bytes.saturating_add(size);
+            }
+            _ => self.totals.others += 1,
+        }
+    }
+
+    fn close_entries(&mut self) -> Result<(), IndexError> {
+        if !self.entries.is_empty() {
+            let raw = std::mem::take(&mut self.entries);
+            let block = self.block(&raw)?;
+            self.tail.entries.push(block);
+            self.entry_encoder.reset();
+        }
+        Ok(())
+    }
+
+    fn close_directories(&mut self) -> Result<(), IndexError> {
+        if let Some(first) = self.first.take() {
+            let raw = std::mem::take(&mut self.directories);
+            let block = self.block(&raw)?;
+            self.tail.directories.push((first, block));
+            self.directory_encoder.reset();
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, raw: &[u8]) -> Result<BlockPlace, IndexError> {
+        let stored = pack(raw);
+        let block = BlockPlace {
+            offset: self.offset,
+            stored: narrow(stored.len()),
+            raw: narrow(raw.len()),
+            sum: checksum(&stored),
+        };
+        self.put(&stored)?;
+        self.offset += stored.len() as u64;
+        Ok(block)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| io_error("write", &self.path, source))
+    }
+
+    /// Completes the index and puts it in its place. `made_at` is in seconds since 1970.
+    ///
+    /// # Errors
+    /// The file cannot be written or moved.
+    pub fn finish(mut self, hashed: bool, made_at: i64) -> Result<Totals, IndexError> {
+        self.close_entries()?;
+        self.close_directories()?;
+        let (stored, raw) = self.tail.encode();
+        self.put(&stored)?;
+        let header = Header {
+            hashed,
+            file_bytes: self.offset + stored.len() as u64,
+            tail_offset: self.offset,
+            tail_stored: narrow(stored.len()),
+            tail_raw: narrow(raw),
+            tail_sum: checksum(&stored),
+            made_at,
+            totals: self.totals,
+            top: self.top,
+        };
+        let finishing = || -> io::Result<()> {
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(&header.encode())?;
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            std::fs::rename(&self.path, &self.target)?;
+            let directory = self
+                .target
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty());
+            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        let mut finishing = finishing;
+        finishing().map_err(|source| io_error("finish", &self.target, source))?;
+        Ok(self.totals)
+    }
+}
+
+/// `path` with `suffix` after its name.
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+pub(super) fn io_error(action: &'static str, path: &Path, source: io::Error) -> IndexError {
+    IndexError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Lengths and counts here are far below this bound.
+fn narrow(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,57 @@
+//! The indexes of a node: which it has, and when they are opened.
+
+use crate::config::{IndexFile, Settings};
+use crate::index::serve::{IndexPlace, TreeFile};
+use crate::index::{IndexError, Indexed, IndexedFiles, Rules};
+use crate::origin::{OriginOptions, redacted};
+use crate::read::ReadPath;
+use copperfs_overlay::{Files, Upstream};
+use std::sync::{Arc, OnceLock};
+
+/// The indexes that this node answers from. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Indexes {
+    /// Each with the URI that its prefix is served from.
+    all: Vec<(Arc<Indexed>, String)>,
+    read: Arc<OnceLock<ReadPath>>,
+}
+
+impl Indexes {
+    /// Those of `settings`; a file of the host is the roots' business, who answer for the others.
+    pub(super) fn new(settings: &Settings, options: &OriginOptions, upstream: &Upstream) -> Self {
+        let rules = Arc::new(Rules::new(&settings.origins, options));
+        let read = Arc::new(OnceLock::new());
+        let mut all = Vec::with_capacity(settings.indexes.len());
+        for spec in &settings.indexes {
+            let place = match &spec.file {
+                IndexFile::Local(_) if !settings.is_root() => continue,
+                IndexFile::Local(path) => IndexPlace::Local(path.clone()),
+                IndexFile::Tree(path) => {
+                    let source = Arc::new(upstream.at(0));
+                    IndexPlace::Tree(TreeFile::new(path.clone(), source, Arc::clone(&read)))
+                }
+            };
+            let indexed = Indexed::new(spec.prefix.clone(), place, Arc::clone(&rules));
+            all.push((Arc::new(indexed), redacted(&spec.uri)));
+        }
+        Self { all, read }
+    }
+
+    /// `source`, with the indexes in front of it.
+    pub(super) fn before(&self, source: Arc<dyn Files>) -> Arc<dyn Files> {
+        if self.all.is_empty() {
+            return source;
+        }
+        let indexes: Vec<_> = self.all.iter().map(|(one, _)| Arc::clone(one)).collect();
+        Arc::new(IndexedFiles::new(source, &indexes))
+    }
+
+    /// Opens them all; their bytes come through `read`. From then on they answer.
+    pub(super) async fn open(&self, read: &ReadPath) -> Result<(), IndexError> {
+        drop(self.read.set(read.clone()));
+        for (indexed, uri) in &self.all {
+            indexed.open(uri).await?;
+        }
+        Ok(())
+    }
+}
