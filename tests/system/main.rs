@@ -43,6 +43,7 @@ mod real_clients;
 mod secrets;
 mod slurm;
 mod status;
+mod store;
 mod stores;
 mod users;
 mod warm;

@@ -122,7 +122,7 @@ async fn records_are_sorted_in_runs_and_the_last_of_each_counts() {
     let order = |run_bytes| {
         let mut sorted = Sorted::in_runs(&log, run_bytes).unwrap();
         let mut found = Vec::new();
-        while let Some(at) = sorted.next().unwrap() {
+        while let Some(at) = sorted.next_record().unwrap() {
             let (record, _) = log.record_at(at).unwrap().unwrap();
             found.push((record.directory.path, record.again));
         }
