@@ -295,7 +295,13 @@ impl Writing {
     fn failed(&mut self, errno: Errno) {
         let shared = Arc::clone(&self.shared);
         shared.health.write_failed(errno);
-        let gone = [Errno::NOENT, Errno::STALE, Errno::IO, Errno::NODEV, Errno::NXIO];
+        let gone = [
+            Errno::NOENT,
+            Errno::STALE,
+            Errno::IO,
+            Errno::NODEV,
+            Errno::NXIO,
+        ];
         if !gone.contains(&errno) {
             return;
         }
