@@ -166,10 +166,10 @@ struct Inner {
 /// How long attributes that might change without a trace are trusted.
 const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 
-/// All read-ahead windows together may fill one part in so many of the data cache. A little less than the
-/// tenth that S3-FIFO gives to what nobody has read yet, so that what was fetched ahead is still there when
-/// its reader comes.
-const WINDOWS_SHARE: u64 = 12;
+/// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
+/// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was
+/// fetched ahead is still there when its reader comes.
+const WINDOWS_SHARE: u64 = 16;
 
 /// A file that would fill more than one part in so many of the data cache is not fetched whole.
 const WHOLE_FILE_SHARE: u64 = 16;

@@ -333,8 +333,9 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "64MiB",
         Group::Caches,
-        "Bring files up to this size whole on their first read. Larger ones come in blocks of 1 MiB \
-         with read-ahead.",
+        "Bring files up to this size whole on their first read, if they fill no more than a sixteenth \
+         of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
+         read-ahead to those who go forward.",
     ),
     switch(
         "bundles",
