@@ -24,8 +24,9 @@ pub use machine::Machine;
 pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, DiskSettings, EvictionPolicy, IndexFile, IndexSpec, LogSettings, Member,
-    OpenMode, OriginSpec, Orphan, PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, DiskSettings, EvictionPolicy, Freshness, IndexFile, IndexSpec, LogSettings,
+    Member, OpenMode, OriginSpec, Orphan, PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy,
+    Toggle,
 };
 
 use std::path::{Path, PathBuf};

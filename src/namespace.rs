@@ -7,7 +7,7 @@
 //! hold it; a directory keeps its number while its entries come and go. Numbers are hashes, so that
 //! they are the same on every node and after a restart.
 
-use crate::read::{FileId, FileRef, ReadAhead};
+use crate::read::{Edition, FileId, FileRef, ReadAhead};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -62,6 +62,8 @@ struct Slot {
     pushed: bool,
     /// A directory that was cleared: its attributes are to be asked for again.
     outdated: bool,
+    /// Of a directory: which of its listings the kernel may have cached.
+    listed: Option<Edition>,
 }
 
 impl Slot {
@@ -71,6 +73,7 @@ impl Slot {
             references: 1,
             pushed: false,
             outdated: false,
+            listed: None,
         }
     }
 
@@ -168,8 +171,22 @@ impl InodeTable {
     pub fn invalidated(&self, number: u64) {
         if let Some(mut slot) = self.slots.get_mut(&number) {
             slot.pushed = false;
+            slot.listed = None;
             slot.outdated = slot.inode.attributes.kind == FileKind::Directory;
         }
+    }
+
+    /// The kernel reads `edition` of directory `number` from its beginning.
+    pub fn listed(&self, number: u64, edition: Edition) {
+        if let Some(mut slot) = self.slots.get_mut(&number) {
+            slot.listed = Some(edition);
+        }
+    }
+
+    /// Which listing of directory `number` the kernel may have cached.
+    #[must_use]
+    pub fn listed_edition(&self, number: u64) -> Option<Edition> {
+        self.slots.get(&number)?.listed
     }
 
     /// Whether a directory's attributes are out of date.

@@ -12,11 +12,12 @@ mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{Settings, Toggle};
+use crate::config::{Freshness, Settings, Toggle};
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -200,13 +201,7 @@ impl Node {
         drop(front.set(this));
         warmer.mounted();
 
-        let path = &settings.control_socket;
-        let answering = move |command, talk| answer(parts.clone(), command, talk);
-        let control =
-            ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
-                path: path.clone(),
-                source,
-            })?;
+        let control = serve_commands(&settings, parts)?;
         Ok(Self {
             mount,
             overlay,
@@ -239,6 +234,15 @@ struct Parts {
     cluster: Cluster,
     overlay: Arc<Overlay>,
     front: Front,
+}
+
+fn serve_commands(settings: &Settings, parts: Parts) -> Result<ControlSocket, NodeError> {
+    let path = &settings.control_socket;
+    let answering = move |command, talk| answer(parts.clone(), command, talk);
+    ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
+        path: path.clone(),
+        source,
+    })
 }
 
 async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()> {
@@ -410,6 +414,7 @@ fn promises(settings: &Settings) -> Promises {
     Promises {
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
+        lease: settings.freshness.lease(),
         push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
     }
 }
@@ -425,6 +430,7 @@ fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::Mo
             Toggle::Off => false,
         },
         threads: settings.fuse_threads,
+        see_directories: settings.freshness != Freshness::Job,
         max_background: settings.max_background,
         push: fuse::PushLimits {
             enabled: settings.push.enabled,

@@ -22,7 +22,9 @@ mod blocks;
 mod bundle;
 mod directory;
 mod flight;
+mod lease;
 mod listings;
+mod persisted;
 mod pieces;
 mod room;
 mod serve;
@@ -34,19 +36,21 @@ mod walk;
 pub use attributes::Found;
 pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
-pub use directory::Directory;
+pub use directory::{Directory, Edition};
+pub use persisted::{PersistedListings, PersistedStats};
 pub use streams::ReadAhead;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
-use attributes::KnownAttributes;
+use attributes::{Known, KnownAttributes, KnownXattrs};
 use blocks::BlockKey;
 use bytes::Bytes;
-use copperfs_overlay::{ContentHash, Failure, Files, ItemPath, XattrList};
+use copperfs_overlay::{ContentHash, Failure, Files, ItemPath};
 use dashmap::DashMap;
 use listings::ListingKey;
 use room::Room;
 use single_flight::SingleFlight;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -75,6 +79,11 @@ pub struct ReadOptions {
     pub bundles: bool,
     /// A directory with more entries is paged for readers and looked up by name.
     pub listing_entries_max: usize,
+    /// How long metadata may be used after storage was asked; `None`: until it is cleared. The same on
+    /// all nodes.
+    pub lease: Option<Duration>,
+    /// Where listings are kept for the next launch; `None`: nowhere.
+    pub metadata_dir: Option<PathBuf>,
 }
 
 /// A verified block of file data.
@@ -99,6 +108,8 @@ pub struct ReadStats {
     pub coalesced: u64,
     /// Bundles.
     pub bundles: BundleStats,
+    /// Listings of earlier launches.
+    pub persisted: PersistedStats,
 }
 
 /// See the module. Cheap to clone.
@@ -139,9 +150,11 @@ struct Inner {
     arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
-    attribute_flights: SingleFlight<ItemPath, Result<Found, Failure>>,
-    xattrs: Arc<Cache<ItemPath, Result<Arc<XattrList>, Failure>>>,
-    xattr_flights: SingleFlight<ItemPath, Result<Arc<XattrList>, Failure>>,
+    attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
+    xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
+    xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
+    /// Listings of earlier launches.
+    persisted: Option<PersistedListings>,
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
     epoch: Arc<AtomicU64>,
 
@@ -186,6 +199,8 @@ impl ReadPath {
         let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
         let xattrs = Arc::new(Cache::new(policy, xattr_bytes_max));
         let epoch = Arc::new(AtomicU64::new(0));
+        let metadata_dir = options.metadata_dir.as_deref();
+        let persisted = metadata_dir.and_then(PersistedListings::open);
         let views = Arc::new(OnceLock::new());
         let view = |source| {
             Self(Arc::new(Inner {
@@ -203,6 +218,7 @@ impl ReadPath {
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
                 epoch: Arc::clone(&epoch),
+                persisted: persisted.clone(),
                 bundles: bundle::Account::default(),
                 coalesced: AtomicU64::new(0),
                 options: options.clone(),
@@ -233,6 +249,9 @@ impl ReadPath {
         inner
             .listings
             .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
+        if let Some(persisted) = &inner.persisted {
+            persisted.clear(path);
+        }
     }
 
     /// The counters as they stand.
@@ -253,6 +272,7 @@ impl ReadPath {
                 + inner.attribute_flights.coalesced()
                 + inner.xattr_flights.coalesced(),
             bundles: inner.bundles.stats(),
+            persisted: (inner.persisted.as_ref()).map_or_else(Default::default, |it| it.stats()),
         }
     }
 }

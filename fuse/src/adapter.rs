@@ -281,15 +281,18 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _in_hand = self.counters().begin(Op::Opendir);
         if self.granted.zero_opendir {
             reply.error(Errno::ENOSYS);
+        } else if self.policy.see_directories {
+            let answer = self.backend().opendir(Ino(ino.0));
+            self.send(request, answer, reply, |reply, result| match result {
+                Ok(open) => reply.opened(FileHandle(open.handle), cached_listing(open.keep)),
+                Err(error) => reply.error(errno(error)),
+            });
         } else {
-            reply.opened(
-                FileHandle(0),
-                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR,
-            );
+            reply.opened(FileHandle(0), cached_listing(true));
         }
     }
 
@@ -297,12 +300,12 @@ impl Filesystem for Adapter {
         &self,
         request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         reply: ReplyDirectory,
     ) {
         let _in_hand = self.counters().begin(Op::Readdir);
-        let answer = self.backend().readdir(Ino(ino.0), offset, false);
+        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, false);
         self.send(request, answer, reply, move |reply, page| {
             dirplus::answer(reply, page, offset);
         });
@@ -312,12 +315,12 @@ impl Filesystem for Adapter {
         &self,
         request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
         let _in_hand = self.counters().begin(Op::Readdirplus);
-        let answer = self.backend().readdir(Ino(ino.0), offset, true);
+        let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, true);
         let shared = Arc::clone(&self.shared);
         let unique = request.unique().0;
         self.send(request, answer, reply, move |reply, page| {
@@ -329,11 +332,14 @@ impl Filesystem for Adapter {
         &self,
         _request: &Request,
         _ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
         let _in_hand = self.counters().begin(Op::Releasedir);
+        if self.policy.see_directories {
+            self.backend().releasedir(handle.0);
+        }
         reply.ok();
     }
 
@@ -647,6 +653,16 @@ impl Filesystem for Adapter {
     ) {
         reply.error(self.write_refused());
     }
+}
+
+/// For a directory; `keep`: what the kernel has cached of it is still right.
+fn cached_listing(keep: bool) -> FopenFlags {
+    let keep = if keep {
+        FopenFlags::FOPEN_KEEP_CACHE
+    } else {
+        FopenFlags::empty()
+    };
+    keep | FopenFlags::FOPEN_CACHE_DIR
 }
 
 fn keep_cache() -> FopenFlags {

@@ -181,6 +181,15 @@ pub struct DirEntry {
     pub plus: bool,
 }
 
+/// A directory that was opened, where opens of directories are seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenDir {
+    /// Given back with each [`Backend::readdir`] of this open and with [`Backend::releasedir`].
+    pub handle: u64,
+    /// The kernel may go on using the listing that it has cached, if it has one.
+    pub keep: bool,
+}
+
 /// A run of directory entries, from the offset that was asked for. `.` and `..` are part of it.
 pub trait DirPage: Send + Sync {
     /// The entry at `index` of this page, or `None` at its end. Its directory offset (what the kernel
@@ -260,10 +269,25 @@ pub trait Backend: Send + Sync + 'static {
     /// Up to `size` bytes from `offset`; fewer only at the end of the file.
     fn read(&self, reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes>;
 
-    /// A page of directory `ino` from `offset` (0: the beginning). An empty page is the end of the
+    /// Called for each opendir where they are seen ([`crate::MountOptions::see_directories`]).
+    fn opendir(&self, ino: Ino) -> Answer<OpenDir> {
+        let _one_like_another = ino;
+        Answer::Ready(Ok(OpenDir {
+            handle: 0,
+            keep: false,
+        }))
+    }
+
+    /// The last close of an opendir that was seen.
+    fn releasedir(&self, handle: u64) {
+        let _nothing_kept = handle;
+    }
+
+    /// A page of directory `ino`, opened as `handle` (0 where that is not seen), from `offset` (0: the
+    /// beginning). An empty page is the end of the
     /// directory; a page may be shorter than the rest of it. `plus`: attributes are welcome where
     /// they are at hand; they are not worth a wait.
-    fn readdir(&self, ino: Ino, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
+    fn readdir(&self, ino: Ino, handle: u64, offset: u64, plus: bool) -> Answer<Arc<dyn DirPage>>;
 
     /// Filesystem usage.
     fn statfs(&self, ino: Ino) -> Answer<Usage>;

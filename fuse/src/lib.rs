@@ -29,8 +29,8 @@ pub mod push;
 mod reply;
 
 pub use backend::{
-    Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, Reader,
-    Timestamp, Usage,
+    Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,
+    Reader, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
 pub use mount::{

@@ -50,6 +50,10 @@ pub struct MountOptions {
     pub posix_acl: bool,
     /// FUSE threads, at least 1. They only answer what is at hand.
     pub threads: usize,
+    /// Whether every opendir and closedir is a message, for a backend whose listings change without
+    /// being invalidated: what the kernel has cached of a listing is then used only as long as the
+    /// backend says so at each opendir.
+    pub see_directories: bool,
     /// Background requests (read-ahead) in the daemon at most; below 1024 hanging misses slow hits.
     pub max_background: u16,
     /// How much is pushed into the page cache.
@@ -71,6 +75,7 @@ impl MountOptions {
             readdir_plus: ReaddirPlus::default(),
             posix_acl: false,
             threads: 2,
+            see_directories: false,
             max_background: 4096,
             push: PushLimits::default(),
             counters: Arc::default(),

@@ -54,6 +54,7 @@ pub(crate) struct Policy {
     pub(crate) open: OpenMode,
     pub(crate) readdir_plus: ReaddirPlus,
     pub(crate) posix_acl: bool,
+    pub(crate) see_directories: bool,
     pub(crate) max_background: u16,
 }
 
@@ -88,7 +89,10 @@ impl Policy {
         }
         match self.open {
             OpenMode::ZeroMessage => {
-                wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+                wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT;
+                if !self.see_directories {
+                    wanted |= InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+                }
             }
             OpenMode::Tracked => {}
             OpenMode::Passthrough => {
@@ -113,7 +117,9 @@ impl Policy {
         let zero = self.open == OpenMode::ZeroMessage;
         Ok(Granted {
             zero_open: zero && offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
-            zero_opendir: zero && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+            zero_opendir: zero
+                && !self.see_directories
+                && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
         })
     }
 }

@@ -78,6 +78,7 @@ pub struct ListingHead {
 
 /// The answer to a question for a listing.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 pub enum Listed {
     /// It is the one that the asker knows: nothing of it is sent.
     Unchanged {
@@ -109,6 +110,7 @@ pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
 /// A piece of a listing that arrives.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 pub enum ListingPart {
     /// The next entries, in order.
     Entries(Vec<Entry>),

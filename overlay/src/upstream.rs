@@ -424,6 +424,7 @@ impl Route<'_> {
 }
 
 /// A complete answer.
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 enum Answered<T> {
     /// This node's own storage is to be asked.
     Storage(Arc<dyn Files>),

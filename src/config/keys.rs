@@ -411,18 +411,30 @@ pub const KEYS: &[Key] = &[
          batch, and more while the reader looks names up; push then reaches less.",
     ),
     key(
+        "freshness",
+        "job|ttl=DURATION",
+        "job",
+        Group::Caches,
+        "Until when names, attributes and listings may be used. job: what was true when it was first \
+         read stays true until clear. ttl=30s: for 30 s after storage was asked, on every node; then \
+         they are asked for again when they are used, and what has not changed costs one small \
+         message a directory. The same on all nodes.",
+    ),
+    key(
         "ttl",
         "DURATION",
         "1d",
         Group::Kernel,
-        "How long the kernel may use names and attributes unasked. clear invalidates them at once.",
+        "How long the kernel may use names and attributes unasked, within their freshness. clear \
+         invalidates them at once.",
     ),
     key(
         "negative_ttl",
         "DURATION",
         "1d",
         Group::Kernel,
-        "How long the kernel may remember that a name does not exist. clear invalidates it at once.",
+        "How long the kernel may remember that a name does not exist, within its freshness. clear \
+         invalidates it at once.",
     ),
     switch(
         "push",

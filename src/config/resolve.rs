@@ -8,7 +8,7 @@ use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
+    CacheSettings, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
     PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
@@ -64,7 +64,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
-    let indexes = reader.indexes(&origins)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
@@ -73,22 +72,14 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             .runtime_base(machine.uid)
             .join(instance_name(&mountpoint, machine.host_name()))
     });
-    let control_socket = runtime_dir.join("control.sock");
-    if control_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!(
-            "{} is too long for a Unix socket in it; at most {} bytes",
-            runtime_dir.display(),
-            SOCKET_PATH_BYTES_MAX - "/control.sock".len()
-        );
-        return Err(reader.wrong("runtime_dir", why));
-    }
+    let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
     Ok(Settings {
+        indexes: reader.indexes(&origins)?,
         origins,
-        indexes,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -118,6 +109,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         request_timeout: reader.positive_duration("request_timeout")?,
+        freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
         push: reader.push()?,
@@ -133,6 +125,36 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         foreground,
         mountpoint,
     })
+}
+
+fn control_socket(reader: Reader<'_>, runtime_dir: &Path) -> Result<PathBuf, ConfigError> {
+    let path = runtime_dir.join("control.sock");
+    if path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+        return Ok(path);
+    }
+    let why = format!(
+        "{} is too long for a Unix socket in it; at most {} bytes",
+        runtime_dir.display(),
+        SOCKET_PATH_BYTES_MAX - "/control.sock".len()
+    );
+    Err(reader.wrong("runtime_dir", why))
+}
+
+/// Shorter leases would be over before the answers that they come with are used.
+const LEASE_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+
+fn freshness(text: &str) -> Result<Freshness, String> {
+    if text == "job" {
+        return Ok(Freshness::Job);
+    }
+    let Some(length) = text.strip_prefix("ttl=") else {
+        return Err(format!("{text:?} is neither job nor ttl=30s, say"));
+    };
+    let length = parse_duration(length).map_err(|error| error.to_string())?;
+    if length < LEASE_MIN {
+        return Err(format!("ttl={length:?} is too short; at least 100ms"));
+    }
+    Ok(Freshness::Ttl(length))
 }
 
 /// The name of a mount's runtime directory: readable, and different for different mount points and

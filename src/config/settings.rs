@@ -83,6 +83,8 @@ pub struct Settings {
     pub posix_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
+    /// Until when names, attributes and listings may be used. The same on all nodes.
+    pub freshness: Freshness,
     /// How long the kernel may use names and attributes unasked.
     pub ttl: Duration,
     /// How long the kernel may remember that a name does not exist.
@@ -103,6 +105,27 @@ pub struct Settings {
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
     pub foreground: bool,
+}
+
+/// Until when names, attributes and listings may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Freshness {
+    /// Until they are cleared.
+    #[default]
+    Job,
+    /// For so long after storage was asked; not zero.
+    Ttl(Duration),
+}
+
+impl Freshness {
+    /// The length of a lease; `None`: it ends with a clear.
+    #[must_use]
+    pub const fn lease(self) -> Option<Duration> {
+        match self {
+            Self::Job => None,
+            Self::Ttl(length) => Some(length),
+        }
+    }
 }
 
 /// A prefix whose names come from an index.

@@ -224,7 +224,8 @@ type FillError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Writes all blocks of a file into the store, beside each other.
 async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(), FillError> {
-    let mut writer = store.begin_whole()?;
+    let (opening, size) = (store.clone(), inode.file.size);
+    let mut writer = tokio::task::spawn_blocking(move || opening.begin_whole(size)).await??;
     let ahead = ReadAhead::default();
     let mut offset = 0;
     while offset < inode.file.size {

@@ -97,8 +97,12 @@ impl DirPage for Page {
 
     fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
         let entry = self.at(index)?;
-        let attributes = self.front.read.peek_attributes(self.inode.path(), entry)?;
-        let path = self.inode.path().join(&entry.name).ok()?;
+        let parent = self.inode.path();
+        let attributes = self
+            .front
+            .read
+            .peek_leased(parent, &self.directory, entry)?;
+        let path = parent.join(&entry.name).ok()?;
         Some(self.front.introduce(&path, attributes))
     }
 }

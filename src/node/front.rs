@@ -6,6 +6,7 @@
 use super::arrivals::{Lister, PushArrivals};
 use super::directory::Page;
 use super::errors::fs_error;
+use super::opened::OpenDirectories;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, ReadPath};
 use crate::record::Recorder;
@@ -13,7 +14,7 @@ use crate::store::Store;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
-    Attributes, Failure, FailureKind, FileKind, ItemPath, Timestamp, XattrList,
+    Attributes, Failure, FailureKind, FileKind, ItemPath, Leased, Timestamp, XattrList,
 };
 use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
 use std::ffi::OsStr;
@@ -31,6 +32,8 @@ pub(super) struct Promises {
     pub(super) ttl: Duration,
     /// For names that do not exist.
     pub(super) negative_ttl: Duration,
+    /// How long anything may be promised after storage was asked; `None`: until it is cleared.
+    pub(super) lease: Option<Duration>,
     /// The largest file that is pushed, in bytes; 0: none is.
     pub(super) push_file_max: u64,
 }
@@ -44,6 +47,7 @@ pub(super) struct FrontInner {
     pub(super) inodes: InodeTable,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
+    pub(super) opened: OpenDirectories,
     store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
@@ -77,6 +81,7 @@ impl Front {
             inodes: InodeTable::new(root),
             promises,
             backings,
+            opened: OpenDirectories::default(),
             store,
             absent_at_root: dashmap::DashSet::new(),
             notifier: OnceLock::new(),
@@ -174,7 +179,7 @@ impl Front {
 
     /// What to tell a reader after `failure`. A file that is no longer what the kernel believes has
     /// its name invalidated first, so that the next look-up finds what is there now.
-    async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
+    pub(super) async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
@@ -184,23 +189,27 @@ impl Front {
         FsError::Stale
     }
 
-    fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
+    pub(super) fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
         self.inodes.get(ino.0).ok_or(FsError::Stale)
     }
 
-    fn attr(&self, inode: &Inode) -> Attr {
-        let ttl = if inode.attributes.provisional {
-            PROVISIONAL_TTL
-        } else {
-            self.promises.ttl
-        };
+    /// The attributes of an inode for the kernel, which may use them for what remains of `lease`.
+    pub(super) fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
+        let mut ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
+        if inode.attributes.provisional {
+            ttl = ttl.min(PROVISIONAL_TTL);
+        }
         attr(inode.number, &inode.attributes, ttl)
     }
 
     /// Gives a name's attributes to the kernel, which then holds a reference.
-    pub(super) fn introduce(&self, path: &ItemPath, attributes: Attributes) -> (Attr, Duration) {
-        let inode = self.inodes.learn(path, attributes);
-        let attr = self.attr(&inode);
+    pub(super) fn introduce(
+        &self,
+        path: &ItemPath,
+        attributes: Leased<Attributes>,
+    ) -> (Attr, Duration) {
+        let inode = self.inodes.learn(path, attributes.value);
+        let attr = self.attr(&inode, attributes.lease);
         (attr, attr.ttl)
     }
 
@@ -208,8 +217,12 @@ impl Front {
         &self,
         parent: &ItemPath,
         name: &[u8],
-        found: Found,
+        found: Leased<Found>,
     ) -> Result<Lookup, FsError> {
+        let Leased {
+            value: found,
+            lease,
+        } = found;
         if self.recorder.is_on()
             && let Ok(path) = parent.join(name)
         {
@@ -219,16 +232,22 @@ impl Front {
         match found {
             Found::Attributes(attributes) => {
                 let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
+                let attributes = Leased {
+                    value: attributes,
+                    lease,
+                };
                 let (attr, entry_ttl) = self.introduce(&path, attributes);
                 Ok(Lookup::Found { attr, entry_ttl })
             }
             Found::Absent => Ok(Lookup::Absent {
-                ttl: self.absent_ttl(parent, name),
+                ttl: self
+                    .absent_ttl(parent, name)
+                    .min(lease.unwrap_or(Duration::MAX)),
             }),
         }
     }
 
-    fn recorder_sees(&self, inode: &Inode, directory: &Directory) {
+    pub(super) fn recorder_sees(&self, inode: &Inode, directory: &Directory) {
         if self.recorder.is_on() {
             self.recorder.listed(inode.path(), directory.entries.len());
         }
@@ -275,12 +294,14 @@ impl Front {
     }
 }
 
-fn pending<T>(future: impl Future<Output = Result<T, FsError>> + Send + 'static) -> Answer<T> {
+pub(super) fn pending<T>(
+    future: impl Future<Output = Result<T, FsError>> + Send + 'static,
+) -> Answer<T> {
     Answer::Pending(Box::pin(future))
 }
 
 /// Logs what an application is about to see as an error, where that says more than the errno.
-fn report(path: &ItemPath, failure: &Failure) -> FsError {
+pub(super) fn report(path: &ItemPath, failure: &Failure) -> FsError {
     if matches!(
         failure.kind,
         FailureKind::Io | FailureKind::Unavailable | FailureKind::Corrupt
@@ -305,7 +326,7 @@ impl fuse::Backend for Front {
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
         pending(async move {
-            match this.read.find(parent.path(), &name).await {
+            match this.read.look_up(parent.path(), &name).await {
                 Ok(found) => this.answer_lookup(parent.path(), &name, found),
                 Err(failure) => Err(report(parent.path(), &failure)),
             }
@@ -317,16 +338,19 @@ impl fuse::Backend for Front {
     }
 
     fn getattr(&self, ino: Ino) -> Answer<Attr> {
+        if self.promises.lease.is_some() {
+            return self.leased_attr(ino);
+        }
         let inode = match self.inode(ino) {
             Ok(inode) if self.inodes.is_outdated(ino.0) => inode,
-            known => return Answer::Ready(known.map(|inode| self.attr(&inode))),
+            known => return Answer::Ready(known.map(|inode| self.attr(&inode, None))),
         };
         let this = self.clone();
         pending(async move {
             match this.read.attributes_of(inode.path()).await {
                 Ok(attributes) => {
                     let inode = this.inodes.renew(inode.number, attributes).unwrap_or(inode);
-                    Ok(this.attr(&inode))
+                    Ok(this.attr(&inode, None))
                 }
                 Err(failure) => Err(this.refuse(&inode, &failure).await),
             }
@@ -386,12 +410,28 @@ impl fuse::Backend for Front {
         })
     }
 
-    fn readdir(&self, ino: Ino, offset: u64, _plus: bool) -> Answer<Arc<dyn fuse::DirPage>> {
-        let inode = match self.inode(ino) {
-            Ok(inode) if inode.attributes.kind == FileKind::Directory => inode,
-            Ok(_) => return Answer::Ready(Err(FsError::NotADirectory)),
+    fn opendir(&self, ino: Ino) -> Answer<fuse::OpenDir> {
+        self.open_directory(ino)
+    }
+
+    fn releasedir(&self, handle: u64) {
+        self.opened.close(handle);
+    }
+
+    fn readdir(
+        &self,
+        ino: Ino,
+        handle: u64,
+        offset: u64,
+        _plus: bool,
+    ) -> Answer<Arc<dyn fuse::DirPage>> {
+        let inode = match self.directory_inode(ino) {
+            Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if self.promises.lease.is_some() {
+            return self.list_opened(inode, handle, offset);
+        }
         let wanted = Page::entry_at(offset);
         if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
             self.recorder_sees(&inode, &directory);

@@ -57,6 +57,8 @@ pub(super) fn views(
         below.indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
+    // Storage lists all of a directory to say that it is unchanged: nothing would be saved.
+    let only_root = settings.is_root() && settings.roots.len() == 1;
     ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
@@ -68,6 +70,11 @@ pub(super) fn views(
             stripes: settings.roots.len() > 1,
             bundles: settings.bundles,
             listing_entries_max: settings.listing_entries_max,
+            lease: settings.freshness.lease(),
+            metadata_dir: (!only_root)
+                .then_some(below.store)
+                .flatten()
+                .map(Store::metadata_directory),
         },
         sources.collect(),
         direct.as_ref(),

@@ -6,8 +6,8 @@
 //! or time and size where there is none.
 //!
 //! A read is one GET. Its answer names the version it is of, and its body is of that version by the
-//! meaning of HTTP; where the store has no strong `ETag`, the version is looked at again before the last
-//! piece is handed on.
+//! meaning of HTTP; where the store has no strong `ETag`, and on web servers, which send what is in a
+//! file at the moment, the version is looked at again before the last piece is handed on.
 
 mod build;
 mod codes;
@@ -37,7 +37,7 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// An object without a strong `ETag` that is younger may change again within the same second.
+/// An object without a sure version that is younger may change again within the same second.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
 /// What `stat` tells as the best size of a read, in bytes.
@@ -260,6 +260,12 @@ impl Inner {
         }
     }
 
+    /// Whether any change of the object of `meta` shows, also one while it is sent. A web server makes
+    /// its tags of a file's time and size, nginx of the whole second, and sends what is in the file.
+    fn has_sure_version(&self, meta: &ObjectMeta) -> bool {
+        has_strong_tag(meta) && !self.names.probed
+    }
+
     fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
@@ -272,7 +278,7 @@ impl Inner {
             size: meta.size,
             blocks: meta.size.div_ceil(512),
             version: version(meta),
-            provisional: !has_strong_tag(meta) && is_young(seconds),
+            provisional: !self.has_sure_version(meta) && is_young(seconds),
             ..self.attributes_at(time)
         }
     }
@@ -348,7 +354,7 @@ impl Inner {
         if range.length == 0 {
             return Ok(stream::empty().boxed());
         }
-        let strong = has_strong_tag(&result.meta);
+        let strong = self.has_sure_version(&result.meta);
         let body = Body {
             pieces: result.into_stream(),
             origin: self,

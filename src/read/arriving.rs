@@ -1,6 +1,7 @@
 //! A listing on its way here: entries that grow, and the children who are sent them meanwhile.
 
 use super::directory::Directory;
+use super::lease::Lease;
 use copperfs_overlay::{
     Entry, Failure, FailureKind, Listing, ListingHead, ListingPart, ListingStream,
 };
@@ -22,7 +23,8 @@ pub(super) struct Arriving {
 
 #[derive(Debug, Default)]
 struct State {
-    head: Option<ListingHead>,
+    /// Its lease is the one beside it.
+    head: Option<(ListingHead, Lease)>,
     entries: Vec<Entry>,
     /// How often the listing began anew.
     restarts: u32,
@@ -37,23 +39,32 @@ impl Arriving {
         }
     }
 
-    /// Takes a listing in as it arrives; gives all of it.
-    pub(super) async fn fill(&self, listing: ListingStream) -> Result<Listing, Failure> {
+    /// Takes a listing in as it arrives; gives all of it and its lease, as `grant` makes it of what the
+    /// sender gives.
+    pub(super) async fn fill(
+        &self,
+        listing: ListingStream,
+        grant: impl Fn(&ListingHead) -> Lease,
+    ) -> Result<(Listing, Lease), Failure> {
         let ListingStream { head, mut parts } = listing;
-        self.change(|state| state.head = Some(head));
+        let granted = |head: ListingHead| {
+            let lease = grant(&head);
+            Some((head, lease))
+        };
+        self.change(|state| state.head = granted(head));
         while let Some(part) = parts.next().await {
             let part = part?;
             self.change(|state| match part {
                 ListingPart::Entries(more) => state.entries.extend(more),
                 ListingPart::Restart(head) => {
-                    state.head = Some(head);
+                    state.head = granted(head);
                     state.entries.clear();
                     state.restarts += 1;
                 }
             });
         }
         let mut state = self.lock();
-        let Some(head) = state.head.clone() else {
+        let Some((head, lease)) = state.head.clone() else {
             return Err(Failure::new(FailureKind::Corrupt, "a listing without head"));
         };
         let (come, due) = (state.entries.len(), head.entries);
@@ -61,12 +72,13 @@ impl Arriving {
             let detail = format!("a listing ended after {come} of {due} entries");
             return Err(Failure::new(FailureKind::Corrupt, detail));
         }
-        Ok(Listing {
+        let listing = Listing {
             directory: head.directory,
             // Children that are behind get the rest from the directory.
             entries: std::mem::take(&mut state.entries),
             next: head.next,
-        })
+        };
+        Ok((listing, lease))
     }
 
     /// Says how it ended. What [`Arriving::fill`] gave is in the directory by then.
@@ -81,7 +93,7 @@ impl Arriving {
             {
                 let state = self.lock();
                 if let Some(head) = &state.head {
-                    break (head.clone(), state.restarts);
+                    break (remaining(head), state.restarts);
                 }
                 if state.end.is_some() {
                     return None;
@@ -117,6 +129,14 @@ impl Arriving {
     }
 }
 
+/// A head as it is given out now.
+fn remaining((head, lease): &(ListingHead, Lease)) -> ListingHead {
+    ListingHead {
+        lease: lease.remaining(),
+        ..head.clone()
+    }
+}
+
 /// A child that is sent a listing.
 struct Follower {
     arriving: Arc<Arriving>,
@@ -145,7 +165,7 @@ impl Follower {
         let state = self.arriving.lock();
         if let (true, Some(head)) = (state.restarts != self.restarts, &state.head) {
             (self.restarts, self.sent) = (state.restarts, 0);
-            return Some(Some(Ok(ListingPart::Restart(head.clone()))));
+            return Some(Some(Ok(ListingPart::Restart(remaining(head)))));
         }
         let entries = match &state.end {
             Some(Ok(directory)) => &directory.entries,
@@ -201,6 +221,10 @@ mod tests {
         }
     }
 
+    fn lasting(_head: &ListingHead) -> Lease {
+        Lease::LASTING
+    }
+
     fn entries(names: std::ops::Range<usize>) -> ListingPart {
         let entry = |i: usize| Entry {
             name: Bytes::from(format!("{i:05}")),
@@ -228,8 +252,8 @@ mod tests {
         let filling = {
             let arriving = Arc::clone(&arriving);
             tokio::spawn(async move {
-                let listing = arriving.fill(stream).await.unwrap();
-                let directory = Arc::new(Directory::new(listing));
+                let (listing, lease) = arriving.fill(stream, lasting).await.unwrap();
+                let directory = Arc::new(Directory::new(listing, lease));
                 arriving.end(Ok(Arc::clone(&directory)));
                 directory
             })
@@ -256,7 +280,7 @@ mod tests {
         let (sender, stream) = listing(3);
         let filling = {
             let arriving = Arc::clone(&arriving);
-            tokio::spawn(async move { arriving.fill(stream).await })
+            tokio::spawn(async move { arriving.fill(stream, lasting).await })
         };
         sender.send(entries(0..2)).await.unwrap();
         let mut child = Arc::clone(&arriving).follow().await.unwrap();
@@ -269,7 +293,7 @@ mod tests {
         sender.send(entries(7..8)).await.unwrap();
         assert_eq!(child.parts.next().await, Some(Ok(entries(7..8))));
         drop(sender);
-        assert_eq!(filling.await.unwrap().unwrap().entries.len(), 1);
+        assert_eq!(filling.await.unwrap().unwrap().0.entries.len(), 1);
         arriving.end(Err(Failure::new(FailureKind::Unavailable, "gone")));
         assert!(child.parts.next().await.unwrap().is_err());
         assert_eq!(child.parts.next().await, None);

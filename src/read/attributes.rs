@@ -1,16 +1,17 @@
 //! Attributes: from a listing, or asked for by name, once whoever asks.
 
-use super::directory::{ATTRIBUTES_BYTES, ENTRY_BYTES};
+use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
+use super::lease::{Lease, least_for_child};
 use super::listings::ListingKey;
 use super::single_flight::{Joined, Lead, answer_of};
 use super::{Inner, PROVISIONAL_TTL, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, XattrList,
+    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, XattrList,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a look-up found.
 #[derive(Clone, Debug)]
@@ -21,22 +22,46 @@ pub enum Found {
     Absent,
 }
 
-type AttributesLead = Lead<ItemPath, Result<Found, Failure>>;
+type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
 
-/// What is known of the attributes of one path.
+/// What is known of one name, and until when.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    found: Found,
+    lease: Lease,
+}
+
+impl Known {
+    fn leased(self) -> Leased<Found> {
+        Leased {
+            value: self.found,
+            lease: self.lease.remaining(),
+        }
+    }
+}
+
+/// What is known of the attributes of one path, and since when.
 #[derive(Clone, Debug)]
 pub(super) struct KnownAttributes {
-    found: Found,
+    known: Known,
     since: Instant,
 }
 
 impl KnownAttributes {
-    fn is_current(&self) -> bool {
-        match &self.found {
+    fn holds_for(&self, least: Duration) -> bool {
+        let certain = match &self.known.found {
             Found::Attributes(attributes) => is_current(attributes, self.since),
             Found::Absent => true,
-        }
+        };
+        certain && self.known.lease.holds_for(least)
     }
+}
+
+/// What is known of the extended attributes of one path.
+#[derive(Clone, Debug)]
+pub(super) struct KnownXattrs {
+    answer: Result<Arc<XattrList>, Failure>,
+    lease: Lease,
 }
 
 pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
@@ -45,10 +70,10 @@ pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
 
 impl ReadPath {
     /// Looks `name` up in directory `parent`, if that needs no message.
-    pub fn find_now(&self, parent: &ItemPath, name: &[u8]) -> Option<Found> {
-        let found = self.0.peek_name(parent, name)?;
+    pub fn find_now(&self, parent: &ItemPath, name: &[u8]) -> Option<Leased<Found>> {
+        let known = self.0.peek_name(parent, name, Duration::ZERO)?;
         self.0.attributes.count_hit();
-        Some(found)
+        Some(known.leased())
     }
 
     /// Looks `name` up in directory `parent`.
@@ -56,26 +81,39 @@ impl ReadPath {
     /// # Errors
     /// `NotFound` and `NotADirectory` about `parent`; faults.
     pub async fn find(&self, parent: &ItemPath, name: &[u8]) -> Result<Found, Failure> {
-        self.0.attributes.count_miss();
-        let directory = self.directory(parent).await?;
-        if let Some(found) = self.0.peek_name(parent, name) {
-            return Ok(found);
+        Ok(self.look_up(parent, name).await?.value)
+    }
+
+    /// As [`ReadPath::find`], with what remains of the lease.
+    ///
+    /// # Errors
+    /// As [`ReadPath::find`].
+    pub async fn look_up(&self, parent: &ItemPath, name: &[u8]) -> Result<Leased<Found>, Failure> {
+        let inner = &self.0;
+        inner.attributes.count_miss();
+        let directory = match inner.searched_by_name(parent) {
+            Some(directory) => directory,
+            None => {
+                let directory = self.directory(parent).await?;
+                // Whatever its lease: it came for this question.
+                if let Some(found) = directory.says(name) {
+                    let lease = directory.lease();
+                    return Ok(Known { found, lease }.leased());
+                }
+                directory
+            }
+        };
+        let path = parent.join(name).ok();
+        if let Some(known) = path.and_then(|path| inner.known(&path, Duration::ZERO)) {
+            return Ok(known.leased());
         }
-        let names: Vec<Bytes> = match directory.position(name) {
-            Some(position) => directory
-                .stat_batch(position)
-                .iter()
-                .filter(|entry| !self.0.knows(parent, entry))
-                .map(|entry| entry.name.clone())
-                .collect(),
-            None if directory.is_complete() => return Ok(Found::Absent),
-            None => Vec::new(),
-        };
-        let (names, wanted) = match names.iter().position(|candidate| candidate == name) {
-            Some(wanted) => (names, wanted),
-            None => (vec![Bytes::copy_from_slice(name)], 0),
-        };
-        self.stat_names(parent, names).await.swap_remove(wanted)
+        let (names, wanted) = inner.names_with(parent, name, &directory);
+        let found = self.stat_names(parent, names, Duration::ZERO).await;
+        found
+            .into_iter()
+            .nth(wanted)
+            .unwrap_or_else(|| Err(given_up(parent)))
+            .map(Known::leased)
     }
 
     /// Looks several names up in directory `parent`, for a child; the empty name is the directory.
@@ -86,28 +124,56 @@ impl ReadPath {
         &self,
         parent: &ItemPath,
         names: &[Bytes],
-    ) -> Result<Vec<Result<Found, Failure>>, Failure> {
-        let directory = self.directory(parent).await?;
-        let mut answers: Vec<Option<Result<Found, Failure>>> = Vec::with_capacity(names.len());
+    ) -> Result<Leased<Vec<Result<Found, Failure>>>, Failure> {
+        let inner = &self.0;
+        let least = least_for_child(inner.options.lease);
+        let by_name = !names.iter().any(Bytes::is_empty);
+        let searched = inner.searched_by_name(parent).filter(|_| by_name);
+        let fresh = match searched {
+            Some(_) => None,
+            None => Some(self.directory_for_child(parent).await?),
+        };
+        let mut answers: Vec<Option<Result<Known, Failure>>> = Vec::with_capacity(names.len());
         let mut unknown = Vec::new();
         for name in names {
-            answers.push(if name.is_empty() {
-                Some(Ok(Found::Attributes(directory.attributes.clone())))
-            } else if let Some(found) = self.0.peek_name(parent, name) {
-                self.0.attributes.count_hit();
-                Some(Ok(found))
-            } else {
-                self.0.attributes.count_miss();
-                unknown.push(name.clone());
-                None
+            let said = fresh.as_ref().and_then(|directory| {
+                let found = if name.is_empty() {
+                    Some(Found::Attributes(directory.attributes.clone()))
+                } else {
+                    directory.says(name)
+                };
+                let lease = directory.lease();
+                found.map(|found| Known { found, lease })
             });
+            let known = || inner.known(&parent.join(name).ok()?, least);
+            match said.or_else(known) {
+                Some(known) => {
+                    inner.attributes.count_hit();
+                    answers.push(Some(Ok(known)));
+                }
+                None => {
+                    inner.attributes.count_miss();
+                    unknown.push(name.clone());
+                    answers.push(None);
+                }
+            }
         }
-        let mut asked = self.stat_names(parent, unknown).await.into_iter();
+        let mut asked = self.stat_names(parent, unknown, least).await.into_iter();
         let lost = || Err(given_up(parent));
-        Ok(answers
+        let mut lease: Option<Lease> = None;
+        let mut take = |known: Known| {
+            lease = Some(lease.map_or(known.lease, |lease| lease.shorter(known.lease)));
+            known.found
+        };
+        let value = answers
             .into_iter()
             .map(|answer| answer.or_else(|| asked.next()).unwrap_or_else(lost))
-            .collect())
+            .map(|answer| answer.map(&mut take))
+            .collect();
+        Ok(Leased {
+            value,
+            lease: lease.and_then(Lease::remaining),
+        })
     }
 
     /// What is known of `name` without a message, for the attributes of a directory page.
@@ -117,10 +183,30 @@ impl ReadPath {
         {
             return Some(attributes.clone());
         }
-        match self.0.peek_name(parent, &entry.name)? {
+        match self.0.peek_name(parent, &entry.name, Duration::ZERO)?.found {
             Found::Attributes(attributes) => Some(attributes),
             Found::Absent => None,
         }
+    }
+
+    /// As [`ReadPath::peek_attributes`], of an entry of `directory`, which is `parent` or a page of it;
+    /// with what remains of the lease.
+    pub fn peek_leased(
+        &self,
+        parent: &ItemPath,
+        directory: &Directory,
+        entry: &Entry,
+    ) -> Option<Leased<Attributes>> {
+        if let Some(attributes) = &entry.attributes
+            && !attributes.provisional
+        {
+            return Some(Leased {
+                value: attributes.clone(),
+                lease: directory.lease().remaining(),
+            });
+        }
+        let known = self.0.peek_name(parent, &entry.name, Duration::ZERO)?;
+        attributes_in(known.leased())
     }
 
     /// The attributes of `path` itself: what a directory's listing says of it, or a stat by name.
@@ -128,22 +214,40 @@ impl ReadPath {
     /// # Errors
     /// `NotFound`; faults.
     pub async fn attributes_of(&self, path: &ItemPath) -> Result<Attributes, Failure> {
-        let Some((parent, name)) = path.split() else {
-            return Ok(self.directory(path).await?.attributes.clone());
-        };
-        match self.find(&parent, name).await? {
-            Found::Attributes(attributes) => Ok(attributes),
-            Found::Absent => Err(Failure::not_found(path)),
-        }
+        Ok(self.leased_attributes_of(path).await?.value)
     }
 
-    /// Attributes of `names` in `parent` from the source, each asked for once whoever asks. In the
-    /// order of `names`.
+    /// As [`ReadPath::attributes_of`], with what remains of the lease.
+    ///
+    /// # Errors
+    /// As [`ReadPath::attributes_of`].
+    pub async fn leased_attributes_of(
+        &self,
+        path: &ItemPath,
+    ) -> Result<Leased<Attributes>, Failure> {
+        let Some((parent, name)) = path.split() else {
+            return Ok(self.directory(path).await?.leased_attributes());
+        };
+        let found = self.look_up(&parent, name).await?;
+        attributes_in(found).ok_or_else(|| Failure::not_found(path))
+    }
+
+    /// The attributes of `path` itself, if that needs no message; of what is known to be absent, none.
+    pub fn attributes_now(&self, path: &ItemPath) -> Option<Leased<Attributes>> {
+        let Some((parent, name)) = path.split() else {
+            return Some(self.directory_now(path)?.leased_attributes());
+        };
+        attributes_in(self.find_now(&parent, name)?)
+    }
+
+    /// Attributes of `names` in `parent` from the source, each asked for once whoever asks, unless one
+    /// has come meanwhile with more than `least` of its lease left. In the order of `names`.
     async fn stat_names(
         &self,
         parent: &ItemPath,
         names: Vec<Bytes>,
-    ) -> Vec<Result<Found, Failure>> {
+        least: Duration,
+    ) -> Vec<Result<Known, Failure>> {
         let inner = &self.0;
         let mut answers = Vec::with_capacity(names.len());
         let mut leads = Vec::new();
@@ -153,7 +257,7 @@ impl ReadPath {
                 answers.push(Err(Err(Failure::new(FailureKind::NameTooLong, detail))));
                 continue;
             };
-            let look_again = || inner.known(&path).map(Ok);
+            let look_again = || inner.known(&path, least).map(Ok);
             answers.push(match inner.attribute_flights.join(&path, look_again) {
                 Joined::Answered(answer) => Err(answer),
                 Joined::Follow(pending) => Ok(pending),
@@ -184,9 +288,9 @@ impl ReadPath {
 
     /// All extended attributes of `path`, if they are here (or known to be unsupported).
     pub fn xattrs_now(&self, path: &ItemPath) -> Option<Result<Arc<XattrList>, Failure>> {
-        let known = self.0.xattrs.get(path)?;
+        let known = self.0.known_xattrs(path, Duration::ZERO)?;
         self.0.attributes.count_hit();
-        Some(known)
+        Some(known.answer)
     }
 
     /// All extended attributes of `path`.
@@ -194,9 +298,19 @@ impl ReadPath {
     /// # Errors
     /// `Unsupported` (remembered) where the origin has none; faults.
     pub async fn xattrs(&self, path: &ItemPath) -> Result<Arc<XattrList>, Failure> {
+        Ok(self.leased_xattrs(path, Duration::ZERO).await?.value)
+    }
+
+    /// As [`ReadPath::xattrs`], from what has more than `least` of its lease left.
+    pub(super) async fn leased_xattrs(
+        &self,
+        path: &ItemPath,
+        least: Duration,
+    ) -> Result<Leased<Arc<XattrList>>, Failure> {
         let inner = &self.0;
-        let pending = match inner.xattr_flights.join(path, || inner.xattrs.get(path)) {
-            Joined::Answered(answer) => return answer,
+        let look_again = || inner.known_xattrs(path, least);
+        let pending = match inner.xattr_flights.join(path, look_again) {
+            Joined::Answered(known) => return known.leased(),
             Joined::Follow(pending) => pending,
             Joined::Lead(lead, pending) => {
                 inner.attributes.count_miss();
@@ -204,9 +318,10 @@ impl ReadPath {
                 pending
             }
         };
-        answer_of(pending)
-            .await
-            .unwrap_or_else(|| Err(given_up(path)))
+        match answer_of(pending).await {
+            Some(known) => known.leased(),
+            None => Err(given_up(path)),
+        }
     }
 
     /// Usage of the filesystem behind `path`. Not cached.
@@ -245,64 +360,114 @@ impl Inner {
         }
     }
 
-    /// What the attributes cache knows of `path`.
-    fn known(&self, path: &ItemPath) -> Option<Found> {
-        self.attributes
-            .peek(path)
-            .filter(KnownAttributes::is_current)
-            .map(|known| known.found)
+    /// What the attributes cache knows of `path`, with more than `least` of its lease left.
+    fn known(&self, path: &ItemPath, least: Duration) -> Option<Known> {
+        let known = self.attributes.peek(path)?;
+        known.holds_for(least).then_some(known.known)
+    }
+
+    fn known_xattrs(&self, path: &ItemPath, least: Duration) -> Option<KnownXattrs> {
+        let known = self.xattrs.get(path)?;
+        known.lease.holds_for(least).then_some(known)
     }
 
     /// What is known of a name: from its directory's listing, or from an earlier look-up by name.
-    fn peek_name(&self, parent: &ItemPath, name: &[u8]) -> Option<Found> {
+    fn peek_name(&self, parent: &ItemPath, name: &[u8], least: Duration) -> Option<Known> {
         let directory = self.listings.get(&ListingKey {
             path: parent.clone(),
             page: 0,
         });
         if let Some(directory) = directory {
-            match directory.position(name) {
-                Some(position) => {
-                    if let Some(attributes) = directory.current_attributes(position) {
-                        return Some(Found::Attributes(attributes.clone()));
-                    }
-                }
-                None if directory.is_complete() => return Some(Found::Absent),
-                None => {}
+            let lease = directory.lease();
+            if lease.holds_for(least)
+                && let Some(found) = directory.says(name)
+            {
+                return Some(Known { found, lease });
             }
         }
-        self.known(&parent.join(name).ok()?)
+        self.known(&parent.join(name).ok()?, least)
     }
 
-    fn knows(&self, parent: &ItemPath, entry: &Entry) -> bool {
-        entry
+    /// The listing of `parent`, if its lease is over and it would not say of every name whether it
+    /// exists: to renew all of it for one name would cost more than to ask for that name.
+    fn searched_by_name(&self, parent: &ItemPath) -> Option<Arc<Directory>> {
+        let held = self.listings.peek(&ListingKey {
+            path: parent.clone(),
+            page: 0,
+        })?;
+        let over = !held.lease().holds_for(Duration::ZERO);
+        (over && !held.is_complete()).then_some(held)
+    }
+
+    /// The names to ask for together with `name`, and its place among them: those that one who goes
+    /// through the directory wants next, or those whose leases have ended like that of `name`.
+    fn names_with(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        directory: &Directory,
+    ) -> (Vec<Bytes>, usize) {
+        let mut names: Vec<Bytes> = match directory.position(name) {
+            Some(position) => directory
+                .stat_batch(position)
+                .iter()
+                .filter(|entry| !self.knows(parent, directory, entry))
+                .map(|entry| entry.name.clone())
+                .collect(),
+            None => Vec::new(),
+        };
+        if !names.iter().any(|other| other == name) {
+            names = vec![Bytes::copy_from_slice(name)];
+        }
+        if self.options.lease.is_some() {
+            let asked_before = directory.name_asked(name);
+            if names.len() == 1 {
+                let over = |other: &Bytes| {
+                    let path = parent.join(other).ok();
+                    let known = path.and_then(|path| self.attributes.peek(&path));
+                    known.is_some_and(|known| !known.holds_for(Duration::ZERO))
+                };
+                names.extend(asked_before.into_iter().filter(over));
+            }
+        }
+        let wanted = names.iter().position(|other| other == name).unwrap_or(0);
+        (names, wanted)
+    }
+
+    fn knows(&self, parent: &ItemPath, directory: &Directory, entry: &Entry) -> bool {
+        let came_along = entry
             .attributes
             .as_ref()
-            .is_some_and(|attributes| !attributes.provisional)
+            .is_some_and(|attributes| !attributes.provisional);
+        came_along && directory.lease().holds_for(Duration::ZERO)
             || parent
                 .join(&entry.name)
-                .is_ok_and(|path| self.known(&path).is_some())
+                .is_ok_and(|path| self.known(&path, Duration::ZERO).is_some())
     }
 
     /// Asks for the attributes of several names of one directory at once.
     async fn stat(self: Arc<Self>, parent: ItemPath, leads: Vec<(Bytes, AttributesLead)>) {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
-        let answers = match self.source.stat(parent, names).await {
-            Ok(answers) => answers.value,
-            Err(failure) => leads.iter().map(|_| Err(failure.clone())).collect(),
+        let asked = Instant::now();
+        let (answers, given) = match self.source.stat(parent, names).await {
+            Ok(answers) => (answers.value, answers.lease),
+            Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
+        let lease = Lease::granted(asked, self.options.lease, given);
         let keep = self.epoch.load(Ordering::Acquire) == epoch;
         for ((_, lead), answer) in leads.into_iter().zip(answers) {
-            let answer = match answer {
+            let found = match answer {
                 Ok(attributes) => Ok(Found::Attributes(attributes)),
                 Err(failure) if failure.kind == FailureKind::NotFound => Ok(Found::Absent),
                 Err(failure) => Err(failure),
             };
-            if let Ok(found) = &answer
+            let answer = found.map(|found| Known { found, lease });
+            if let Ok(known) = &answer
                 && keep
             {
                 let known = KnownAttributes {
-                    found: found.clone(),
+                    known: known.clone(),
                     since: Instant::now(),
                 };
                 let weight = lead.key().as_bytes().len() as u64 + ENTRY_BYTES + ATTRIBUTES_BYTES;
@@ -312,10 +477,13 @@ impl Inner {
         }
     }
 
-    async fn fetch_xattrs(self: Arc<Self>, lead: Lead<ItemPath, Result<Arc<XattrList>, Failure>>) {
+    async fn fetch_xattrs(self: Arc<Self>, lead: Lead<ItemPath, KnownXattrs>) {
         let epoch = self.epoch.load(Ordering::Acquire);
-        let answer = self.source.xattrs(lead.key().clone()).await;
-        let answer = answer.map(|list| Arc::new(list.value));
+        let asked = Instant::now();
+        let (answer, given) = match self.source.xattrs(lead.key().clone()).await {
+            Ok(list) => (Ok(Arc::new(list.value)), list.lease),
+            Err(failure) => (Err(failure), None),
+        };
         let bytes = match &answer {
             Ok(list) => Some(
                 list.iter()
@@ -324,14 +492,35 @@ impl Inner {
             ),
             Err(failure) => (failure.kind == FailureKind::Unsupported).then_some(0),
         };
+        let lease = Lease::granted(asked, self.options.lease, given);
+        let known = KnownXattrs { answer, lease };
         if let Some(bytes) = bytes
             && self.epoch.load(Ordering::Acquire) == epoch
         {
             let weight = (bytes + lead.key().as_bytes().len()) as u64 + ENTRY_BYTES;
             self.xattrs
-                .insert(lead.key().clone(), answer.clone(), weight);
+                .insert(lead.key().clone(), known.clone(), weight);
         }
-        lead.answer(answer);
+        lead.answer(known);
+    }
+}
+
+impl KnownXattrs {
+    fn leased(self) -> Result<Leased<Arc<XattrList>>, Failure> {
+        Ok(Leased {
+            value: self.answer?,
+            lease: self.lease.remaining(),
+        })
+    }
+}
+
+fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
+    match found.value {
+        Found::Attributes(value) => Some(Leased {
+            value,
+            lease: found.lease,
+        }),
+        Found::Absent => None,
     }
 }
 

@@ -1,15 +1,19 @@
 //! A directory as this node knows it. Pure.
 
-use super::attributes::is_current;
+use super::attributes::{Found, is_current};
+use super::lease::{Lease, Term};
 use super::touched::Touched;
 use super::walk::Walk;
+use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing, ListingDigest,
+    Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Leased, Listing,
+    ListingDigest,
 };
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// A directory as this node knows it: all of it, a page of a large one, or only that it exists.
@@ -25,6 +29,13 @@ pub struct Directory {
     /// The origin refused to list it: names are looked up one by one, and readers are refused.
     pub(super) listable: bool,
     since: Instant,
+    /// Until when it may be used.
+    term: Term,
+    /// Its number among all directories that this process has known.
+    serial: u64,
+    /// Names in it that were asked for by themselves, the last ones at the end; kept where there are
+    /// leases. Guards itself; held for a search among [`NAMED_MAX`].
+    named: Mutex<VecDeque<Bytes>>,
     /// Made when somebody asks for it.
     digest: OnceLock<Option<ListingDigest>>,
     /// The entry whose attributes a reader that walks in order would want next, and how many it got
@@ -59,6 +70,16 @@ pub(super) struct Step {
     pub(super) ended: bool,
 }
 
+/// See [`Directory::edition`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Edition {
+    serial: u64,
+    until_ms: u64,
+}
+
+/// Names whose attributes are renewed together: what one request to the origin may cost for one name.
+const NAMED_MAX: usize = 512;
+
 /// Names stat'ed in one request when a reader walks a directory in order.
 const STAT_BATCH_MAX: u32 = 512;
 /// Estimated cost of an entry beside its name, in bytes; with attributes or without.
@@ -66,7 +87,8 @@ pub(super) const ENTRY_BYTES: u64 = 64;
 pub(super) const ATTRIBUTES_BYTES: u64 = 176;
 
 impl Directory {
-    pub(super) fn new(listing: Listing) -> Self {
+    pub(super) fn new(listing: Listing, lease: Lease) -> Self {
+        static SERIALS: AtomicU64 = AtomicU64::new(0);
         let entries = listing.entries;
         let mut by_name: Vec<u32> = (0..u32::try_from(entries.len()).unwrap_or(u32::MAX)).collect();
         by_name.sort_unstable_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
@@ -77,6 +99,9 @@ impl Directory {
             next: listing.next,
             listable: true,
             since: Instant::now(),
+            term: Term::new(lease),
+            serial: SERIALS.fetch_add(1, Ordering::Relaxed),
+            named: Mutex::default(),
             digest: OnceLock::new(),
             stat_next: AtomicU32::new(0),
             stat_batch: AtomicU32::new(0),
@@ -86,7 +111,7 @@ impl Directory {
         }
     }
 
-    pub(super) fn unlistable(attributes: Attributes) -> Self {
+    pub(super) fn unlistable(attributes: Attributes, lease: Lease) -> Self {
         let empty = Listing {
             directory: attributes,
             entries: Vec::new(),
@@ -94,13 +119,79 @@ impl Directory {
         };
         Self {
             listable: false,
-            ..Self::new(empty)
+            ..Self::new(empty, lease)
         }
+    }
+
+    /// Whether entry `index` of the whole directory is here, if it exists; this is the first page.
+    #[must_use]
+    pub fn holds(&self, index: usize) -> bool {
+        self.listable && (self.next.is_none() || index < self.entries.len())
     }
 
     /// Whether a name that is not among `entries` does not exist.
     pub(super) fn is_complete(&self) -> bool {
         self.listable && self.next.is_none()
+    }
+
+    /// Until when it may be used.
+    pub(super) fn lease(&self) -> Lease {
+        self.term.lease()
+    }
+
+    /// The attributes of the directory itself, with what remains of the lease.
+    pub(super) fn leased_attributes(&self) -> Leased<Attributes> {
+        Leased {
+            value: self.attributes.clone(),
+            lease: self.lease().remaining(),
+        }
+    }
+
+    /// It is still the same, and may be used for so much longer.
+    pub(super) fn renew(&self, lease: Lease) {
+        self.term.renew(lease);
+    }
+
+    /// Which listing this is, on which lease: another one after each change and each renewal.
+    #[must_use]
+    pub fn edition(&self) -> Edition {
+        Edition {
+            serial: self.serial,
+            until_ms: self.term.until_ms(),
+        }
+    }
+
+    /// What this listing says about `name`, whatever its age; `None` if it does not say.
+    pub(super) fn says(&self, name: &[u8]) -> Option<Found> {
+        match self.position(name) {
+            Some(position) => {
+                let attributes = self.current_attributes(position)?;
+                Some(Found::Attributes(attributes.clone()))
+            }
+            None => self.is_complete().then_some(Found::Absent),
+        }
+    }
+
+    /// `name` was asked for by itself; gives those that were before it.
+    pub(super) fn name_asked(&self, name: &[u8]) -> Vec<Bytes> {
+        let mut named = self.named();
+        named.retain(|other| other != name);
+        let others = named.iter().cloned().collect();
+        if named.len() == NAMED_MAX {
+            named.pop_front();
+        }
+        named.push_back(Bytes::copy_from_slice(name));
+        others
+    }
+
+    /// What was learned of the habits of its readers in `older`, which this one replaces.
+    pub(super) fn inherit(&self, older: &Self) {
+        let names = std::mem::take(&mut *older.named());
+        *self.named() = names;
+    }
+
+    fn named(&self) -> MutexGuard<'_, VecDeque<Bytes>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The attributes that came along with entry `position`, while they can be trusted.

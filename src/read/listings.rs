@@ -3,12 +3,17 @@
 use super::arriving::Arriving;
 use super::attributes::given_up;
 use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
+use super::lease::{Lease, least_for_child};
 use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, Cursor, Failure, FailureKind, ItemPath, Listed, ListingDigest};
+use copperfs_overlay::{
+    Attributes, Cursor, Failure, FailureKind, ItemPath, Leased, Listed, ListingDigest,
+    ListingStream,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A directory's page in the listings cache. Page 0 is the only one but for large directories.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -20,13 +25,15 @@ pub(super) struct ListingKey {
 impl ReadPath {
     /// The listing of `path` if it is here: the first page of a large directory.
     pub fn directory_now(&self, path: &ItemPath) -> Option<Arc<Directory>> {
-        self.0.listings.get(&ListingKey {
+        let key = ListingKey {
             path: path.clone(),
             page: 0,
-        })
+        };
+        let held = self.0.listings.get(&key);
+        held.filter(|directory| directory.lease().holds_for(Duration::ZERO))
     }
 
-    /// As [`ReadPath::directory_now`], for the node's own questions: neither counted nor touched.
+    /// The listing of `path` that is held here, on a lease or over: neither counted nor touched.
     pub(super) fn peek_directory(&self, path: &ItemPath) -> Option<Arc<Directory>> {
         self.0.listings.peek(&ListingKey {
             path: path.clone(),
@@ -52,8 +59,21 @@ impl ReadPath {
         path: &ItemPath,
         index: usize,
     ) -> Result<(usize, Arc<Directory>), Failure> {
+        let first = self.directory(path).await?;
+        self.page_behind(path, first, index).await
+    }
+
+    /// As [`ReadPath::page_with`], of a directory whose first page is `page`.
+    ///
+    /// # Errors
+    /// As [`ReadPath::page_with`].
+    pub async fn page_behind(
+        &self,
+        path: &ItemPath,
+        mut page: Arc<Directory>,
+        index: usize,
+    ) -> Result<(usize, Arc<Directory>), Failure> {
         let mut first = 0;
-        let mut page = self.directory(path).await?;
         for number in 1.. {
             if !page.listable {
                 let detail = format!("{path}: may be searched, not listed");
@@ -72,8 +92,7 @@ impl ReadPath {
     /// The page of a listed directory that holds entry `index`, if no message is needed for it.
     pub fn page_with_now(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
         let page = self.directory_now(path)?;
-        let here = page.next.is_none() || index < page.entries.len();
-        (page.listable && here).then_some((0, page))
+        page.holds(index).then_some((0, page))
     }
 
     async fn page(
@@ -86,12 +105,34 @@ impl ReadPath {
             path: path.clone(),
             page,
         };
-        match self.ask_page(&key, cursor) {
+        self.listed(&key, cursor, Duration::ZERO).await
+    }
+
+    async fn listed(
+        &self,
+        key: &ListingKey,
+        cursor: Option<Cursor>,
+        least: Duration,
+    ) -> Result<Arc<Directory>, Failure> {
+        match self.ask_page(key, cursor, least) {
             Asked::Answered(answer) => answer,
             Asked::Pending(pending) => answer_of(pending)
                 .await
-                .unwrap_or_else(|| Err(given_up(path))),
+                .unwrap_or_else(|| Err(given_up(&key.path))),
         }
+    }
+
+    /// The listing of `path` with enough of its lease left for a child.
+    pub(super) async fn directory_for_child(
+        &self,
+        path: &ItemPath,
+    ) -> Result<Arc<Directory>, Failure> {
+        let key = ListingKey {
+            path: path.clone(),
+            page: 0,
+        };
+        let least = least_for_child(self.0.options.lease);
+        self.listed(&key, None, least).await
     }
 
     /// The listing of `path` for a child that takes at most `limit` entries, as it arrives here.
@@ -109,7 +150,8 @@ impl ReadPath {
             path: path.clone(),
             page: 0,
         };
-        let answer = match self.ask_page(&key, None) {
+        let least = least_for_child(inner.options.lease);
+        let answer = match self.ask_page(&key, None, least) {
             Asked::Answered(answer) => answer,
             Asked::Pending(pending) => {
                 let arriving = inner.arriving.get(&key).map(|entry| Arc::clone(&entry));
@@ -132,22 +174,27 @@ impl ReadPath {
             // This child has less room than this node: it pages in its own steps.
             return inner.source.list_parts(path, None, limit, known).await;
         }
+        let lease = directory.lease().remaining();
         if known.is_some() && known == directory.digest() {
-            return Ok(Listed::Unchanged { lease: None });
+            return Ok(Listed::Unchanged { lease });
         }
-        Ok(Listed::Listing(directory.to_listing(&path)?.into()))
+        let mut listing: ListingStream = directory.to_listing(&path)?.into();
+        listing.head.lease = lease;
+        Ok(Listed::Listing(listing))
     }
 
-    /// The page, or the flight that brings it, begun if need be.
-    fn ask_page(&self, key: &ListingKey, cursor: Option<Cursor>) -> Asked {
+    /// The page with more than `least` of its lease left, or the flight that brings it, begun if need
+    /// be.
+    fn ask_page(&self, key: &ListingKey, cursor: Option<Cursor>, least: Duration) -> Asked {
         let inner = &self.0;
-        if let Some(directory) = inner.listings.get(key) {
+        let held = || {
+            let held = inner.listings.get(key);
+            held.filter(|directory| directory.lease().holds_for(least))
+        };
+        if let Some(directory) = held() {
             return Asked::Answered(Ok(directory));
         }
-        match inner
-            .listing_flights
-            .join(key, || inner.listings.get(key).map(Ok))
-        {
+        match inner.listing_flights.join(key, || held().map(Ok)) {
             Joined::Answered(answer) => Asked::Answered(answer),
             Joined::Follow(pending) => Asked::Pending(pending),
             Joined::Lead(lead, pending) => {
@@ -169,8 +216,8 @@ enum Asked {
 }
 
 impl Inner {
-    /// Asks for one page of a listing. A directory that refuses to be listed is kept as one that is
-    /// searched by name.
+    /// Asks for one page of a listing, or whether it is still the one that is held. A directory that
+    /// refuses to be listed is kept as one that is searched by name.
     async fn list(
         self: Arc<Self>,
         cursor: Option<Cursor>,
@@ -178,37 +225,97 @@ impl Inner {
         arriving: Arc<Arriving>,
     ) {
         let epoch = self.epoch.load(Ordering::Acquire);
-        let path = lead.key().path.clone();
-        let listing = self
+        let key = lead.key();
+        let held = self.held(key).await;
+        let known = held.as_ref().and_then(|directory| directory.digest());
+        let asked = Instant::now();
+        let grant = |given| Lease::granted(asked, self.options.lease, given);
+        let listed = self
             .source
-            .list_parts(path.clone(), cursor, self.page_entries(), None);
-        let listed = match listing.await.and_then(Listed::stream) {
-            Ok(listing) => arriving.fill(listing).await,
-            Err(failure) => Err(failure),
-        };
+            .list_parts(key.path.clone(), cursor, self.page_entries(), known)
+            .await;
         let answer = match listed {
-            Ok(listing) => Ok(Directory::new(listing)),
-            Err(failure)
-                if failure.kind == FailureKind::PermissionDenied && lead.key().page == 0 =>
-            {
-                self.directory_itself(&path)
-                    .await
-                    .map(Directory::unlistable)
-            }
+            Ok(Listed::Unchanged { lease }) => match &held {
+                Some(held) => {
+                    held.renew(grant(lease));
+                    Ok(Arc::clone(held))
+                }
+                None => Err(Failure::new(FailureKind::Corrupt, "unchanged from what?")),
+            },
+            Ok(Listed::Listing(listing)) => arriving
+                .fill(listing, |head| grant(head.lease))
+                .await
+                .map(|(listing, lease)| Arc::new(Directory::new(listing, lease))),
+            Err(failure) if failure.kind == FailureKind::PermissionDenied && key.page == 0 => self
+                .directory_itself(&key.path)
+                .await
+                .map(|itself| Arc::new(Directory::unlistable(itself.value, grant(itself.lease)))),
             Err(failure) => Err(failure),
         };
-        let answer = answer.map(Arc::new);
-        if let Ok(directory) = &answer
-            && self.epoch.load(Ordering::Acquire) == epoch
-        {
-            let weight = directory.weight() + path.as_bytes().len() as u64;
-            self.listings
-                .insert(lead.key().clone(), Arc::clone(directory), weight);
+        if self.epoch.load(Ordering::Acquire) == epoch {
+            self.keep_listing(key, held.as_ref(), &answer);
         }
         arriving.end(answer.clone());
         self.arriving
             .remove_if(lead.key(), |_, held| Arc::ptr_eq(held, &arriving));
         lead.answer(answer);
+    }
+
+    /// The page that is held, its lease over; of a directory that this launch has not asked about yet,
+    /// what an earlier launch has left of it.
+    async fn held(&self, key: &ListingKey) -> Option<Arc<Directory>> {
+        if let Some(held) = self.listings.peek(key) {
+            return Some(held);
+        }
+        if key.page > 0 {
+            return None;
+        }
+        let listing = self.persisted.as_ref()?.load(&key.path).await?;
+        Some(Arc::new(Directory::new(listing, Lease::over())))
+    }
+
+    /// Keeps what came of a question for the page of `held`.
+    fn keep_listing(
+        &self,
+        key: &ListingKey,
+        held: Option<&Arc<Directory>>,
+        answer: &Result<Arc<Directory>, Failure>,
+    ) {
+        let directory = match answer {
+            Ok(directory) => directory,
+            Err(failure) => {
+                if matches!(
+                    failure.kind,
+                    FailureKind::NotFound | FailureKind::NotADirectory
+                ) {
+                    self.listings.remove(key);
+                }
+                return;
+            }
+        };
+        let same = held.is_some_and(|held| Arc::ptr_eq(held, directory));
+        if same && self.listings.contains(key) {
+            return;
+        }
+        let weight = directory.weight() + key.path.as_bytes().len() as u64;
+        self.listings
+            .insert(key.clone(), Arc::clone(directory), weight);
+        if same {
+            return;
+        }
+        if let Some(held) = held {
+            directory.inherit(held);
+        }
+        if key.page == 0 {
+            if held.is_some_and(|held| held.next.is_some()) {
+                // They went on behind a page that is no more.
+                let behind = |other: &ListingKey| other.path == key.path && other.page > 0;
+                self.listings.remove_where(|other, _| behind(other));
+            }
+            if let Some(persisted) = &self.persisted {
+                persisted.keep(&key.path, directory);
+            }
+        }
     }
 
     /// Entries in a page: few enough that several pages fit into the listings' bound.
@@ -220,12 +327,11 @@ impl Inner {
             .max(256)
     }
 
-    async fn directory_itself(&self, path: &ItemPath) -> Result<Attributes, Failure> {
+    async fn directory_itself(&self, path: &ItemPath) -> Result<Leased<Attributes>, Failure> {
         let answers = self.source.stat(path.clone(), vec![Bytes::new()]).await?;
-        answers
-            .value
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| Err(Failure::not_found(path)))
+        let lease = answers.lease;
+        let itself = answers.value.into_iter().next();
+        let value = itself.unwrap_or_else(|| Err(Failure::not_found(path)))?;
+        Ok(Leased { value, lease })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::blocks::{FileRef, Source};
 use super::flight::{Flight, Progress};
+use super::lease::least_for_child;
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -49,14 +50,19 @@ impl Files for ReadPath {
         let this = self.clone();
         async move {
             let found = this.find_all(&parent, &names).await?;
-            let answers = names.iter().zip(found).map(|(name, found)| match found? {
+            let lease = found.lease;
+            let found = names.iter().zip(found.value);
+            let answers = found.map(|(name, found)| match found? {
                 Found::Attributes(attributes) => Ok(attributes),
                 Found::Absent => {
                     let path = parent.join(name).unwrap_or_else(|_| parent.clone());
                     Err(Failure::not_found(&path))
                 }
             });
-            Ok(Leased::lasting(answers.collect()))
+            Ok(Leased {
+                value: answers.collect(),
+                lease,
+            })
         }
         .boxed()
     }
@@ -102,8 +108,9 @@ impl Files for ReadPath {
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
         async move {
-            let list = Self::xattrs(&this, &path).await?;
-            Ok(Leased::lasting(list.as_ref().clone()))
+            let least = least_for_child(this.0.options.lease);
+            let list = this.leased_xattrs(&path, least).await?;
+            Ok(list.map(|list| list.as_ref().clone()))
         }
         .boxed()
     }
@@ -134,6 +141,18 @@ enum Current {
 }
 
 impl Feed {
+    /// The next block, from its beginning.
+    fn look(&self) -> Current {
+        let wanted = || [self.blocks.clone(), 0..0];
+        match self.path.source_of(&self.file, self.blocks.start, wanted) {
+            Source::Cached(block) => Current::Rest(block, 0),
+            Source::Flying(flight) => {
+                let progress = flight.watch();
+                Current::Flying(flight, progress, (0, 0))
+            }
+        }
+    }
+
     async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
         loop {
             match &mut self.current {
@@ -142,16 +161,7 @@ impl Feed {
                     if self.blocks.is_empty() {
                         return None;
                     }
-                    let rest = self.blocks.clone();
-                    let wanted = || [rest.clone(), 0..0];
-                    self.current = match self.path.source_of(&self.file, self.blocks.start, wanted)
-                    {
-                        Source::Cached(block) => Current::Rest(block, 0),
-                        Source::Flying(flight) => {
-                            let progress = flight.watch();
-                            Current::Flying(flight, progress, (0, 0))
-                        }
-                    };
+                    self.current = self.look();
                 }
                 Current::Rest(block, sent) => {
                     if *sent < block.bytes.len() {

@@ -4,7 +4,7 @@ use super::*;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
     FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, StatAnswers, Timestamp, Version,
+    ReadRequest, ReadStream, StatAnswers, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -284,6 +284,8 @@ fn options() -> ReadOptions {
         stripes: false,
         bundles: true,
         listing_entries_max: 1000,
+        lease: None,
+        metadata_dir: None,
     }
 }
 
@@ -443,8 +445,13 @@ async fn one_listing_answers_for_every_name_there_is_or_is_not() {
     for lookup in lookups.collect::<Vec<_>>() {
         assert!(matches!(lookup.await.unwrap(), Ok(Found::Absent)));
     }
-    assert!(matches!(path.find_now(&root, b"b"), Some(Found::Attributes(a)) if a.size == 2));
-    assert!(matches!(path.find_now(&root, b"c"), Some(Found::Absent)));
+    assert!(
+        matches!(path.find_now(&root, b"b"), Some(Leased { value: Found::Attributes(a), .. }) if a.size == 2)
+    );
+    assert!(matches!(
+        path.find_now(&root, b"c").map(|it| it.value),
+        Some(Found::Absent)
+    ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
     assert_eq!(source.stats.lock().unwrap().len(), 0);
 }
@@ -503,7 +510,7 @@ async fn a_large_directory_is_paged_and_looked_up_by_name() {
     ));
     let asked = source.stats.lock().unwrap().len();
     assert!(matches!(
-        path.find_now(&root, b"nothing"),
+        path.find_now(&root, b"nothing").map(|it| it.value),
         Some(Found::Absent)
     ));
     assert_eq!(
@@ -683,4 +690,5 @@ async fn extended_attributes_are_asked_for_once() {
 
 mod bundles;
 mod contents;
+mod leases;
 mod ranges;

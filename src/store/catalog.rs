@@ -281,6 +281,14 @@ impl Catalog {
         self.units.contains(&Unit::block(hash)) || self.inside.contains_key(&hash)
     }
 
+    /// The content file that should hold a block of `len` bytes and has another size: adopted torn, from
+    /// a directory whose index was lost.
+    pub(super) fn torn(&self, hash: ContentHash, len: u64) -> Option<Unit> {
+        let unit = Unit::block(hash);
+        let held = self.units.peek(&unit)?;
+        (held.len != len).then_some(unit)
+    }
+
     /// Block `index` of a file version has these bytes. Not noted if a clear of everything came since.
     pub(super) fn note(&self, file: FileId, moment: u64, index: u64, hash: ContentHash) {
         if self.is_void_everywhere(moment) {
@@ -405,7 +413,11 @@ impl Catalog {
         for (index, hash) in (0..).zip(blocks) {
             self.note(file, moment, index, *hash);
         }
-        if let Some(mut record) = self.files.get_mut(&file) {
+        // Not that of a file that was cleared meanwhile and asked for again.
+        if let Some(mut record) = self.files.get_mut(&file)
+            && !self.clears_between(moment, record.moment)
+            && !self.is_void_everywhere(moment)
+        {
             record.whole = Some(name);
         }
     }

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Version of what lies on disk, as `docs/format.md` describes it.
 pub(super) const FORMAT: u32 = 1;
@@ -20,7 +21,7 @@ const TITLE: &str = "copperfs store";
 /// More of the identity file than this is never read.
 const IDENTITY_BYTES_MAX: usize = 256;
 
-pub(super) const INDEX: &str = "index.log";
+const INDEX: &str = "index.log";
 const CONTENT: &str = "content";
 const WHOLE: &str = "whole";
 const TEMPORARY: &str = "tmp";
@@ -70,13 +71,19 @@ pub enum StoreError {
 /// An open and locked store directory.
 pub(super) struct Directory {
     path: PathBuf,
+    /// Replaced when the directory was taken away and made again; held for a look only.
+    opened: RwLock<Arc<Opened>>,
+    names: AtomicU64,
+}
+
+/// The directories, so that what they hold is found whatever happens to the path.
+struct Opened {
     root: OwnedFd,
     content: OwnedFd,
     whole: OwnedFd,
     temporary: OwnedFd,
     /// Holds the lock.
-    _identity: OwnedFd,
-    names: AtomicU64,
+    identity: Arc<OwnedFd>,
 }
 
 impl fmt::Debug for Directory {
@@ -109,27 +116,58 @@ impl Directory {
         if foreign || status.st_mode & 0o022 != 0 {
             return Err(StoreError::NotOwned(path.to_owned()));
         }
-        let identity = claim(path, &root)?;
-        for name in [CONTENT, WHOLE, TEMPORARY, METADATA] {
-            make(&root, name).map_err(failed("make a directory of"))?;
-        }
-        let below = |name: &str| openat(&root, name, directory_flags(), Mode::empty());
-        let this = Self {
-            content: below(CONTENT).map_err(failed("open"))?,
-            whole: below(WHOLE).map_err(failed("open"))?,
-            temporary: below(TEMPORARY).map_err(failed("open"))?,
-            path: path.to_owned(),
-            root,
-            _identity: identity,
-            names: AtomicU64::new(0),
-        };
-        for fan in 0..FANS {
-            let name = format!("{fan:02x}");
-            make(&this.content, &name).map_err(failed("make a directory of"))?;
-        }
+        let identity = Arc::new(claim(path, &root)?);
+        let opened = Opened::make(root, identity).map_err(failed("make a directory of"))?;
         // What another process was writing when it ended.
-        remove_files(&this.path.join(TEMPORARY)).map_err(failed("clean"))?;
-        Ok(this)
+        remove_files(&path.join(TEMPORARY)).map_err(failed("clean"))?;
+        Ok(Self {
+            path: path.to_owned(),
+            opened: RwLock::new(Arc::new(opened)),
+            names: AtomicU64::new(0),
+        })
+    }
+
+    /// Makes again what somebody has removed while it was in use: what is in the directory, or the
+    /// directory itself where there is one again at its path. Says whether anything was made; content
+    /// and index may be gone then.
+    ///
+    /// Not on another filesystem: where the disk was unmounted, its mount point is not the store.
+    pub(super) fn restore(&self) -> Result<bool, StoreError> {
+        let failed = |errno: Errno| StoreError::Io {
+            action: "restore",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        let before = self.opened();
+        let was = fstat(&before.root).map_err(failed)?;
+        let root = open(&self.path, directory_flags(), Mode::empty()).map_err(failed)?;
+        let now = fstat(&root).map_err(failed)?;
+        if now.st_dev != was.st_dev {
+            return Err(failed(Errno::XDEV));
+        }
+        let same_root = now.st_ino == was.st_ino;
+        if same_root && before.is_whole() {
+            return Ok(false);
+        }
+        if now.st_uid != was.st_uid || now.st_mode & 0o022 != 0 {
+            return Err(StoreError::NotOwned(self.path.clone()));
+        }
+        let identity = if !same_root {
+            Arc::new(claim(&self.path, &root)?)
+        } else if has_links(&before.identity) {
+            Arc::clone(&before.identity)
+        } else {
+            // Ours, whatever else is left in it.
+            Arc::new(identify(&root).map_err(failed)?)
+        };
+        let opened = Opened::make(root, identity).map_err(failed)?;
+        *self.opened.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(opened);
+        Ok(true)
+    }
+
+    fn opened(&self) -> Arc<Opened> {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&opened)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -138,7 +176,7 @@ impl Directory {
 
     /// So many per cent of the whole filesystem, in bytes.
     pub(super) fn share(&self, percent: f64) -> Result<u64, StoreError> {
-        let usage = rustix::fs::fstatvfs(&self.root).map_err(|errno| StoreError::Io {
+        let usage = self.usage().map_err(|errno| StoreError::Io {
             action: "see the size of",
             path: self.path.clone(),
             source: errno.into(),
@@ -151,8 +189,16 @@ impl Directory {
         self.path.join(METADATA)
     }
 
-    pub(super) fn root(&self) -> &OwnedFd {
-        &self.root
+    /// What its filesystem has room for.
+    pub(super) fn usage(&self) -> Result<rustix::fs::StatVfs, Errno> {
+        rustix::fs::fstatvfs(&self.opened().root)
+    }
+
+    /// Opens the index, to read it and to add to it.
+    pub(super) fn open_index(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        openat(&self.opened().root, INDEX, flags, mode)
     }
 
     pub(super) fn content_fan(&self, fan: u16) -> PathBuf {
@@ -163,18 +209,10 @@ impl Directory {
         self.path.join(WHOLE)
     }
 
-    /// The directory and name of a content file.
-    fn place(&self, unit: &Unit) -> (&OwnedFd, String) {
-        let name = unit.to_string();
-        match unit.kind {
-            Kind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
-            Kind::Whole => (&self.whole, name),
-        }
-    }
-
     /// Opens a content file for reading.
     pub(super) fn open_content(&self, unit: &Unit) -> Result<OwnedFd, Errno> {
-        let (directory, name) = self.place(unit);
+        let opened = self.opened();
+        let (directory, name) = opened.place(unit);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         openat(directory, name, flags, Mode::empty())
     }
@@ -183,43 +221,97 @@ impl Directory {
     pub(super) fn create(&self) -> Result<(OwnedFd, String), Errno> {
         let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(&self.temporary, &name, flags, Mode::RUSR | Mode::WUSR)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = openat(&self.opened().temporary, &name, flags, mode)?;
         Ok((file, name))
     }
 
     /// Opens a written file for reading only.
     pub(super) fn open_temporary(&self, temporary: &str) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        openat(&self.temporary, temporary, flags, Mode::empty())
+        openat(&self.opened().temporary, temporary, flags, Mode::empty())
     }
 
     /// Gives a written file its place; from here on it is never written again.
     pub(super) fn publish(&self, temporary: &str, unit: &Unit) -> Result<(), Errno> {
-        let (directory, name) = self.place(unit);
-        rustix::fs::renameat(&self.temporary, temporary, directory, name)
+        let opened = self.opened();
+        let (directory, name) = opened.place(unit);
+        rustix::fs::renameat(&opened.temporary, temporary, directory, name)
     }
 
     /// Puts a written file in place of the index.
     pub(super) fn publish_index(&self, temporary: &str) -> Result<(), Errno> {
-        rustix::fs::renameat(&self.temporary, temporary, &self.root, INDEX)
+        let opened = self.opened();
+        rustix::fs::renameat(&opened.temporary, temporary, &opened.root, INDEX)
     }
 
     /// Gives up a file that was being written.
     pub(super) fn discard(&self, temporary: &str) {
-        unlinkat(&self.temporary, temporary, AtFlags::empty()).ok();
+        unlinkat(&self.opened().temporary, temporary, AtFlags::empty()).ok();
     }
 
     /// Removes a content file. Who has it open keeps its bytes.
     pub(super) fn remove(&self, unit: &Unit) {
-        let (directory, name) = self.place(unit);
+        let opened = self.opened();
+        let (directory, name) = opened.place(unit);
         unlinkat(directory, name, AtFlags::empty()).ok();
     }
 
     /// Whether a content file is there.
     pub(super) fn exists(&self, unit: &Unit) -> bool {
-        let (directory, name) = self.place(unit);
+        let opened = self.opened();
+        let (directory, name) = opened.place(unit);
         rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
+}
+
+impl Opened {
+    /// Makes what is missing below `root`.
+    fn make(root: OwnedFd, identity: Arc<OwnedFd>) -> Result<Self, Errno> {
+        for name in [CONTENT, WHOLE, TEMPORARY, METADATA] {
+            make(&root, name)?;
+        }
+        let below = |name: &str| openat(&root, name, directory_flags(), Mode::empty());
+        let content = below(CONTENT)?;
+        for fan in 0..FANS {
+            make(&content, &format!("{fan:02x}"))?;
+        }
+        Ok(Self {
+            content,
+            whole: below(WHOLE)?,
+            temporary: below(TEMPORARY)?,
+            root,
+            identity,
+        })
+    }
+
+    /// Nothing was removed of what [`Opened::make`] makes.
+    fn is_whole(&self) -> bool {
+        let kept = [&self.content, &self.whole, &self.temporary, &self.identity];
+        let fan = |fan: u16| {
+            let status = rustix::fs::statat(
+                &self.content,
+                format!("{fan:02x}"),
+                AtFlags::SYMLINK_NOFOLLOW,
+            );
+            status.is_ok()
+        };
+        kept.into_iter().all(|file| has_links(file)) && (0..FANS).all(fan)
+    }
+
+    /// The directory and name of a content file.
+    fn place(&self, unit: &Unit) -> (&OwnedFd, String) {
+        let name = unit.to_string();
+        match unit.kind {
+            Kind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
+            Kind::Whole => (&self.whole, name),
+        }
+    }
+}
+
+/// Whether any name leads to what is open here.
+fn has_links(file: &OwnedFd) -> bool {
+    fstat(file).is_ok_and(|status| status.st_nlink > 0)
 }
 
 fn make(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
@@ -310,9 +402,24 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         }
         _ => {}
     }
+    sign(&identity).map_err(failed("write to"))?;
+    Ok(identity)
+}
+
+/// Says in the identity file what this is, and whose.
+fn sign(identity: &OwnedFd) -> Result<(), Errno> {
     let text = format!("{TITLE}\nformat {FORMAT}\npid {}\n", std::process::id());
-    rustix::fs::ftruncate(&identity, 0).map_err(failed("write to"))?;
-    pwrite(&identity, text.as_bytes(), 0).map_err(failed("write to"))?;
+    rustix::fs::ftruncate(identity, 0)?;
+    pwrite(identity, text.as_bytes(), 0)?;
+    Ok(())
+}
+
+/// A new and locked identity file for a store that has lost its own.
+fn identify(root: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let identity = openat(root, IDENTITY, flags, Mode::RUSR | Mode::WUSR)?;
+    flock(&identity, FlockOperation::NonBlockingLockExclusive)?;
+    sign(&identity)?;
     Ok(identity)
 }
 

@@ -73,6 +73,13 @@ impl Health {
         }
     }
 
+    /// The disk may be tried again at once.
+    pub(super) fn restored(&self) {
+        for until in [&self.no_reads_until, &self.no_writes_until] {
+            until.store(0, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn write_failed(&self, errno: Errno) {
         self.pause(&self.no_writes_until);
         self.tell("write to", errno);
@@ -93,7 +100,7 @@ impl Health {
     /// # Errors
     /// The disk's.
     pub(super) fn shortage(&self, directory: &Directory, incoming: u64) -> Result<u64, Errno> {
-        let usage = rustix::fs::fstatvfs(directory.root())?;
+        let usage = directory.usage()?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
         let free = usage.f_bavail.saturating_mul(usage.f_frsize);
         let reserve = total / 100 * u64::from(self.reserve_percent);

@@ -5,10 +5,9 @@
 //! force, except by `clear`: what a crash takes costs a fetch, and a frame that is torn ends the log.
 
 use super::catalog::{Catalog, Cleared, Held, Unit};
-use super::directory::{Directory, INDEX, StoreError, errno_of};
+use super::directory::{Directory, StoreError, errno_of};
 use crate::read::FileId;
 use copperfs_overlay::{ContentHash, ItemPath};
-use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -19,8 +18,9 @@ const HEADER: &[u8; 16] = b"copperfs index 1";
 const FRAME_HEAD: usize = 8;
 /// The largest payload: the hashes of a whole file of 256 GiB, or the longest path.
 const PAYLOAD_BYTES_MAX: usize = 8 << 20;
-/// Appended bytes that are held back until somebody flushes, or this many have come together.
-const BUFFER_BYTES: usize = 64 << 10;
+/// Appended bytes that are held back until somebody flushes, or this many have come together: some fifty
+/// small files, which a process that is killed leaves for the sweep to find.
+const BUFFER_BYTES: usize = 8 << 10;
 /// A log is written anew when it is twice as long as it was after the last time, and longer than this.
 const COMPACT_BYTES_MIN: u64 = 4 << 20;
 
@@ -159,8 +159,8 @@ pub(super) fn replay(
             source,
         }
     };
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
-    let file = openat(directory.root(), INDEX, flags, Mode::RUSR | Mode::WUSR)
+    let file = directory
+        .open_index()
         .map_err(|errno| failed("open the index of")(errno.into()))?;
     let mut file = File::from(file);
     let mut bytes = Vec::new();
@@ -269,6 +269,11 @@ impl Log {
     pub(super) fn sync(&mut self) {
         self.flush();
         drop(self.file.sync_data());
+    }
+
+    /// The file is gone, or what it says is: it is to be written anew.
+    pub(super) fn lost(&mut self) {
+        self.broken = true;
     }
 
     pub(super) fn wants_compaction(&self) -> bool {

@@ -438,7 +438,7 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
     let store = open(directory.path());
     whole(&layer(&store, &source), &source, "/a").await;
     assert!(matches!(store.whole(&file), Whole::Absent));
-    let mut writer = store.begin_whole().unwrap();
+    let mut writer = store.begin_whole(size).unwrap();
     for start in (0..bytes.len()).step_by(1 << 20) {
         let end = bytes.len().min(start + (1 << 20));
         writer.append(&bytes.slice(start..end)).unwrap();

@@ -88,11 +88,12 @@ impl Store {
         }
     }
 
-    /// Begins to write a file whole.
+    /// Begins to write a file of `len` bytes whole, once there is room for it. Blocks.
     ///
     /// # Errors
-    /// The disk's.
-    pub fn begin_whole(&self) -> Result<WholeWriter, Errno> {
+    /// The disk's, or that it has no room without its reserve.
+    pub fn begin_whole(&self, len: u64) -> Result<WholeWriter, Errno> {
+        self.0.writer.room(len)?;
         let (file, temporary) = self.0.shared.directory.create()?;
         Ok(WholeWriter {
             file,

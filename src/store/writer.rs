@@ -14,10 +14,10 @@ use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, ItemPath};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes that may wait to be written. They are part of what a daemon takes above its caches.
@@ -26,9 +26,10 @@ const QUEUE_BYTES_MAX: u64 = 16 << 20;
 const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
-/// How long a block waits for room in the queue. After one that waited in vain none waits until the
-/// queue moves again.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a block waits for room in the queue.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// After a wait none waits for so many times as long: a slow disk delays readers by a tenth at most.
+const BETWEEN_WAITS: u32 = 9;
 
 /// A verified block to keep.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub(super) struct PutWhole {
 pub(super) enum Job {
     Put(Put, OwnedSemaphorePermit),
     Whole(PutWhole, mpsc::SyncSender<()>),
+    /// So many bytes are about to be written beside the queue.
+    Room(u64, mpsc::SyncSender<Result<(), Errno>>),
     /// A content file that is not what it should be.
     Forget(Place),
     /// A content file that the sweep found and the index does not know.
@@ -78,8 +81,8 @@ pub(super) enum Job {
 pub(super) struct Writer {
     jobs: mpsc::SyncSender<Job>,
     room: Arc<Semaphore>,
-    /// The queue did not move when it was last full.
-    stuck: AtomicBool,
+    /// No block waits before this. Held for a look only.
+    next_wait: Mutex<Instant>,
     shared: Arc<Shared>,
     /// The writing thread, and the one that sweeps.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -103,7 +106,7 @@ impl Writer {
         Ok(Self {
             jobs,
             room: Arc::new(Semaphore::new(to_usize(QUEUE_BYTES_MAX / QUEUE_UNIT))),
-            stuck: AtomicBool::new(false),
+            next_wait: Mutex::new(Instant::now()),
             shared,
             threads: Mutex::new(vec![thread]),
         })
@@ -118,18 +121,27 @@ impl Writer {
         let room = Arc::clone(&self.room);
         let permit = match Arc::clone(&room).try_acquire_many_owned(units) {
             Ok(permit) => permit,
-            Err(_) if self.stuck.load(Ordering::Relaxed) => return false,
             Err(_) => {
+                let began = Instant::now();
+                if *self.lock_next_wait() > began {
+                    return false;
+                }
                 let waited = tokio::time::timeout(PATIENCE, room.acquire_many_owned(units)).await;
+                let now = Instant::now();
+                *self.lock_next_wait() = now + (now - began) * BETWEEN_WAITS;
                 let Ok(Ok(permit)) = waited else {
-                    self.stuck.store(true, Ordering::Relaxed);
                     return false;
                 };
                 permit
             }
         };
-        self.stuck.store(false, Ordering::Relaxed);
         self.jobs.try_send(Job::Put(put, permit)).is_ok()
+    }
+
+    fn lock_next_wait(&self) -> MutexGuard<'_, Instant> {
+        self.next_wait
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Content that was not what it should be.
@@ -152,6 +164,21 @@ impl Writer {
     /// Waits until a whole file has its place.
     pub(super) fn whole(&self, whole: PutWhole) {
         self.ask(|done| Job::Whole(whole, done));
+    }
+
+    /// Makes room for a whole file of so many bytes.
+    ///
+    /// # Errors
+    /// The disk's, or that there is no room without touching the reserve.
+    pub(super) fn room(&self, bytes: u64) -> Result<(), Errno> {
+        if !self.shared.health.may_write() {
+            return Err(Errno::NOSPC);
+        }
+        let (done, answer) = mpsc::sync_channel(1);
+        self.jobs
+            .send(Job::Room(bytes, done))
+            .map_err(|_| Errno::CANCELED)?;
+        answer.recv().unwrap_or(Err(Errno::CANCELED))
     }
 
     fn ask(&self, job: impl FnOnce(mpsc::SyncSender<()>) -> Job) {
@@ -226,7 +253,7 @@ impl Writing {
                 directory, catalog, ..
             } = &*self.shared;
             if let Err(errno) = self.log.compact(directory, catalog) {
-                self.shared.health.write_failed(errno);
+                self.failed(errno);
             }
         }
     }
@@ -240,6 +267,13 @@ impl Writing {
             Job::Whole(whole, done) => {
                 self.put_whole(whole);
                 done.try_send(()).ok();
+            }
+            Job::Room(bytes, done) => {
+                let made = self.make_room(bytes);
+                if let Err(errno) = made {
+                    self.failed(errno);
+                }
+                done.try_send(made).ok();
             }
             Job::Forget(place) => {
                 if !self.shared.catalog.holds_unit(&place.unit) {
@@ -266,12 +300,46 @@ impl Writing {
         }
     }
 
+    /// Something could not be written. Where the reason may be that somebody has taken the directory
+    /// away, it is made again, and nothing of what was in it is counted on.
+    fn failed(&mut self, errno: Errno) {
+        let shared = Arc::clone(&self.shared);
+        shared.health.write_failed(errno);
+        let gone = [
+            Errno::NOENT,
+            Errno::STALE,
+            Errno::IO,
+            Errno::NODEV,
+            Errno::NXIO,
+        ];
+        if !gone.contains(&errno) {
+            return;
+        }
+        match shared.directory.restore() {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::warn!("the store's directory was taken away: it begins anew");
+                let lost = shared.catalog.units().into_iter();
+                lost.filter(|unit| !shared.directory.exists(unit))
+                    .for_each(|unit| shared.catalog.forget(&unit));
+                self.log.lost();
+                shared.health.restored();
+            }
+            Err(error) => tracing::debug!(%error, "the store's directory is not back"),
+        }
+    }
+
     fn put(&mut self, put: &Put) {
         let (shared, hash) = (Arc::clone(&self.shared), put.hash);
+        let len = put.len();
+        if let Some(torn) = shared.catalog.torn(hash, len) {
+            count(&shared.counters.damaged);
+            shared.catalog.forget(&torn);
+            self.remove(&torn);
+        }
         if shared.catalog.has_content(hash) {
             count(&shared.counters.shared);
         } else {
-            let len = put.len();
             let origin = Origin {
                 file: *put.file.as_bytes(),
                 moment: put.moment,
@@ -281,7 +349,7 @@ impl Writing {
                 .make_room(len)
                 .and_then(|()| content::write(&shared.directory, hash, &put.pieces, &origin));
             if let Err(errno) = written {
-                shared.health.write_failed(errno);
+                self.failed(errno);
                 count(&shared.counters.dropped);
                 return;
             }
@@ -310,7 +378,7 @@ impl Writing {
             .and_then(|()| shared.directory.publish(&whole.temporary, &unit));
         if let Err(errno) = published {
             shared.directory.discard(&whole.temporary);
-            shared.health.write_failed(errno);
+            self.failed(errno);
             return;
         }
         self.hold(unit, whole.held);

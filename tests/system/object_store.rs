@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// `scripts/test-servers` puts it there; a user may have it anyway.
-fn rclone() -> Option<PathBuf> {
+pub(crate) fn rclone() -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/rclone");
     if own.is_file() {
         return Some(own);
@@ -21,7 +21,7 @@ fn rclone() -> Option<PathBuf> {
 }
 
 /// `rclone serve s3` over a directory, on loopback.
-struct Server {
+pub(crate) struct Server {
     address: SocketAddr,
     process: Option<Background>,
     program: PathBuf,
@@ -31,7 +31,7 @@ struct Server {
 impl Server {
     const KEYS: (&str, &str) = ("test-key", "test-secret");
 
-    fn start(program: PathBuf) -> Self {
+    pub(crate) fn start(program: PathBuf) -> Self {
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -81,11 +81,11 @@ impl Server {
     }
 
     /// The bucket, as files.
-    fn bucket(&self) -> PathBuf {
+    pub(crate) fn bucket(&self) -> PathBuf {
         self.root.path().join("data/bucket")
     }
 
-    fn mount(&self, scratch: &Scratch, flags: &[&str]) -> Mount {
+    pub(crate) fn mount(&self, scratch: &Scratch, flags: &[&str]) -> Mount {
         let mut mount = copperfs(["mount", "--origin", "/data=s3://bucket/set"]);
         mount.args(flags).env("AWS_ACCESS_KEY_ID", Self::KEYS.0);
         mount
@@ -95,6 +95,16 @@ impl Server {
             .env("AWS_ENDPOINT", format!("http://{}", self.address))
             .env("AWS_ALLOW_HTTP", "true");
         Mount::at(&scratch.dir("mnt"), &mut mount)
+    }
+
+    /// Lets `command` reach this server.
+    pub(crate) fn let_in<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env("AWS_ACCESS_KEY_ID", Self::KEYS.0)
+            .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
+            .env("AWS_REGION", "us-east-1")
+            .env("AWS_ENDPOINT", format!("http://{}", self.address))
+            .env("AWS_ALLOW_HTTP", "true")
     }
 }
 

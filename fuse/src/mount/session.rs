@@ -218,6 +218,7 @@ impl Policy {
             open: options.open,
             readdir_plus: options.readdir_plus,
             posix_acl: options.posix_acl,
+            see_directories: options.see_directories,
             max_background: options.max_background,
         }
     }

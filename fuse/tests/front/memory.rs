@@ -282,7 +282,13 @@ impl Backend for Memory {
         }))
     }
 
-    fn readdir(&self, ino: Ino, offset: u64, _plus: bool) -> Answer<Arc<dyn DirPage>> {
+    fn readdir(
+        &self,
+        ino: Ino,
+        _handle: u64,
+        offset: u64,
+        _plus: bool,
+    ) -> Answer<Arc<dyn DirPage>> {
         if self.with(ino, |node| Ok(node.hang_readdir)) == Ok(true) {
             return self.hang();
         }

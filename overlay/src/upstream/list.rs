@@ -84,6 +84,7 @@ pub(super) async fn open(
 }
 
 /// How an answer begins.
+#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
 enum Opened {
     /// That is all; the lease.
     Unchanged(Option<Duration>),

@@ -221,7 +221,7 @@ fn requests_have_the_bytes_of_the_specification() {
         assert_eq!(&bytes[..], parts.concat(), "{request:?}");
     };
     let path = || ItemPath::parse(b"a/b").unwrap();
-    let (x, budget_ms) = (|| Bytes::from_static(b"x"), 300);
+    let (x, budget_ms, tree) = (|| Bytes::from_static(b"x"), 300, 1);
     let (cursor, limit) = (Some(Cursor(x())), 100_000);
     let list = Request::List {
         path: path(),
@@ -230,13 +230,6 @@ fn requests_have_the_bytes_of_the_specification() {
         known: None,
     };
     same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6, 0]]);
-    let list = Request::List {
-        path: path(),
-        cursor: None,
-        limit: 1,
-        known: Some(ListingDigest([9; 16])),
-    };
-    same(list, &[&[0, 3], b"a/b", &[0, 1, 1], &[9; 16]]);
     let (parent, names) = (path(), vec![Bytes::new(), x()]);
     same(
         Request::Stat { parent, names },
@@ -259,7 +252,6 @@ fn requests_have_the_bytes_of_the_specification() {
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
     same(Request::Usage { path: path_ }, &[&[4, 0]]);
-    let tree = 1;
     same(Request::Origins { tree }, &[&[5, 1]]);
     same(
         Request::ClusterReports { tree, budget_ms },
@@ -287,6 +279,19 @@ fn requests_have_the_bytes_of_the_specification() {
         },
         &[&[9, 1, 3], b"a/b", &[0xac, 2]],
     );
+}
+
+/// As above: a listing is asked for with the digest of the one that is held.
+#[test]
+fn a_conditional_listing_has_the_bytes_of_the_specification() {
+    let list = Request::List {
+        path: ItemPath::parse(b"a/b").unwrap(),
+        cursor: None,
+        limit: 1,
+        known: Some(ListingDigest([9; 16])),
+    };
+    let expected = [&[0, 3][..], b"a/b", &[0, 1, 1], &[9; 16]].concat();
+    assert_eq!(&encode("request", &list).unwrap()[..], expected);
 }
 
 /// As above: a question is its attempt and its request.

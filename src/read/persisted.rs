@@ -1,0 +1,188 @@
+//! Listings that outlive the process: a file for each directory, below one directory.
+//!
+//! What is read here is never used before the source has said that it is still right: it saves sending
+//! the entries, nothing else. So a file may be lost, torn or foreign at any moment, and nothing is ever
+//! synced. Files are written by one thread, off the read path; what does not fit its queue is not
+//! written.
+//!
+//! The format is in `docs/format.md`.
+
+mod format;
+mod shelf;
+
+use super::directory::Directory;
+use copperfs_overlay::{ItemPath, Listing};
+use format::Record;
+use shelf::Shelf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Listings that wait to be written, or paths to be cleared; more are not. Each may pin a directory in
+/// memory.
+const QUEUE_MAX: usize = 128;
+/// Bytes of all files; the oldest go first. Some millions of entries.
+const BYTES_MAX: u64 = 256 << 20;
+/// A disk that takes longer has none: the listing is then asked for as if for the first time.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// See the module. Cheap to clone; the writer ends with the last of them.
+#[derive(Clone, Debug)]
+pub struct PersistedListings(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    queue: SyncSender<Job>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    loaded: AtomicU64,
+    kept: AtomicU64,
+    dropped: AtomicU64,
+    torn: AtomicU64,
+}
+
+/// What became of listings on disk since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PersistedStats {
+    /// Read, and asked about.
+    pub loaded: u64,
+    /// Written.
+    pub kept: u64,
+    /// Not written: the queue was full, or the disk.
+    pub dropped: u64,
+    /// Files that were torn, foreign or of another version, and were removed.
+    pub torn: u64,
+}
+
+/// What the writer is to do.
+#[derive(Debug)]
+enum Job {
+    Keep(ItemPath, Arc<Directory>),
+    /// All at the path and below, and the directory that it stands in.
+    Clear(ItemPath),
+    /// A file that cannot be used.
+    Remove(PathBuf),
+}
+
+impl PersistedListings {
+    /// Those below `dir`, which is made if need be. Nothing is read yet. `None`, and a word in the log,
+    /// if there can be none.
+    pub fn open(dir: &Path) -> Option<Self> {
+        let (queue, jobs) = sync_channel(QUEUE_MAX);
+        let counters = Arc::new(Counters::default());
+        let (place, counting) = (dir.to_owned(), Arc::clone(&counters));
+        let started = shelf::make_private(dir).and_then(|()| {
+            std::thread::Builder::new()
+                .name("copperfs-meta".to_owned())
+                .spawn(move || run(place, &counting, &jobs))
+        });
+        if let Err(error) = started {
+            tracing::warn!(dir = %dir.display(), %error, "no listings are kept for the next launch");
+            return None;
+        }
+        Some(Self(Arc::new(Inner {
+            dir: dir.to_owned(),
+            queue,
+            counters,
+        })))
+    }
+
+    /// What an earlier launch knew of directory `path`, or this one before it was evicted. Nobody may
+    /// use it before its source has said that it is unchanged.
+    pub(super) async fn load(&self, path: &ItemPath) -> Option<Listing> {
+        let file = self.0.dir.join(format::file_name(path));
+        let (reading, wanted) = (file.clone(), path.clone());
+        let read = tokio::task::spawn_blocking(move || Record::read(&reading, &wanted));
+        let Ok(Ok(loaded)) = tokio::time::timeout(PATIENCE, read).await else {
+            return None;
+        };
+        match loaded {
+            Ok(listing) => {
+                let found = listing.is_some();
+                self.0
+                    .counters
+                    .loaded
+                    .fetch_add(found.into(), Ordering::Relaxed);
+                listing
+            }
+            Err(error) => {
+                tracing::info!(file = %file.display(), %error, "a listing on disk cannot be used");
+                self.0.counters.torn.fetch_add(1, Ordering::Relaxed);
+                self.queue(Job::Remove(file));
+                None
+            }
+        }
+    }
+
+    /// Writes down what is known of directory `path`, some time.
+    pub(super) fn keep(&self, path: &ItemPath, directory: &Arc<Directory>) {
+        if directory.listable {
+            self.queue(Job::Keep(path.clone(), Arc::clone(directory)));
+        }
+    }
+
+    /// Removes what is kept of `path` and below, and of the directory that it stands in, some time. It
+    /// is not used unasked meanwhile either.
+    pub(super) fn clear(&self, path: &ItemPath) {
+        self.queue(Job::Clear(path.clone()));
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> PersistedStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.0.counters;
+        PersistedStats {
+            loaded: count(&counters.loaded),
+            kept: count(&counters.kept),
+            dropped: count(&counters.dropped),
+            torn: count(&counters.torn),
+        }
+    }
+
+    fn queue(&self, job: Job) {
+        if self.0.queue.try_send(job).is_err() {
+            self.0.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn run(dir: PathBuf, counters: &Counters, jobs: &Receiver<Job>) {
+    let mut shelf = Shelf::scan(dir, BYTES_MAX);
+    let mut complained = false;
+    while let Ok(job) = jobs.recv() {
+        match job {
+            Job::Keep(path, directory) => {
+                let written = Record::encode(&path, &directory)
+                    .map_err(std::io::Error::other)
+                    .and_then(|bytes| shelf.write(&format::file_name(&path), &bytes));
+                match written {
+                    Ok(()) => drop(counters.kept.fetch_add(1, Ordering::Relaxed)),
+                    Err(error) => {
+                        counters.dropped.fetch_add(1, Ordering::Relaxed);
+                        if !complained {
+                            complained = true;
+                            tracing::warn!(%path, %error, "a listing is not kept; said once");
+                        }
+                    }
+                }
+            }
+            Job::Clear(path) => shelf.remove_where(|file| {
+                let Some(kept) = format::path_of(file) else {
+                    return true;
+                };
+                kept.is_within(&path) || path.split().is_some_and(|(parent, _)| parent == kept)
+            }),
+            Job::Remove(file) => shelf.remove(&file),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

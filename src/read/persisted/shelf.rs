@@ -1,0 +1,186 @@
+//! The files of one directory, bounded in bytes. Used by one thread.
+
+use super::format;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The end of the name of a file that is being written.
+const UNFINISHED: &str = ".tmp";
+
+/// What is there, from the oldest to the newest.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    dir: PathBuf,
+    bytes_max: u64,
+    bytes: u64,
+    /// Name and size, by age.
+    by_age: BTreeMap<u64, (String, u64)>,
+    ages: HashMap<String, u64>,
+    next_age: u64,
+}
+
+/// Makes a directory that only its owner may look into; one that is there stays as it is.
+pub(super) fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+}
+
+impl Shelf {
+    /// Takes stock of `dir`. What was not finished is removed; what has another name is left alone.
+    pub(super) fn scan(dir: PathBuf, bytes_max: u64) -> Self {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if unfinished(&name) {
+                remove(&entry.path());
+                continue;
+            }
+            if format::is_file_name(name.as_bytes())
+                && let Ok(meta) = entry.metadata()
+                && let Some(name) = name.to_str()
+            {
+                found.push((meta.modified().ok(), name.to_owned(), meta.len()));
+            }
+        }
+        found.sort();
+        let mut shelf = Self {
+            dir,
+            bytes_max,
+            bytes: 0,
+            by_age: BTreeMap::new(),
+            ages: HashMap::new(),
+            next_age: 0,
+        };
+        for (_, name, size) in found {
+            shelf.add(name, size);
+        }
+        shelf.evict();
+        shelf
+    }
+
+    /// Writes a whole file, in place of an older one of that name.
+    ///
+    /// # Errors
+    /// Those of the disk; the older file then stays.
+    pub(super) fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let unfinished = self.dir.join(format!("{name}{UNFINISHED}"));
+        let written = fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&unfinished)
+            .and_then(|mut file| file.write_all(bytes))
+            .and_then(|()| fs::rename(&unfinished, self.dir.join(name)));
+        if let Err(error) = written {
+            remove(&unfinished);
+            return Err(error);
+        }
+        self.forget(name);
+        self.add(name.to_owned(), bytes.len() as u64);
+        self.evict();
+        Ok(())
+    }
+
+    /// Removes one file.
+    pub(super) fn remove(&mut self, file: &Path) {
+        remove(file);
+        if let Some(name) = file.file_name().and_then(OsStr::to_str) {
+            self.forget(name);
+        }
+    }
+
+    /// Removes all files of which `condemned` says so.
+    pub(super) fn remove_where(&mut self, condemned: impl Fn(&Path) -> bool) {
+        let files = self.ages.keys().map(|name| self.dir.join(name));
+        let files: Vec<PathBuf> = files.filter(|file| condemned(file)).collect();
+        files.iter().for_each(|file| self.remove(file));
+    }
+
+    fn add(&mut self, name: String, size: u64) {
+        self.bytes += size;
+        self.ages.insert(name.clone(), self.next_age);
+        self.by_age.insert(self.next_age, (name, size));
+        self.next_age += 1;
+    }
+
+    fn forget(&mut self, name: &str) {
+        let known = self.ages.remove(name);
+        if let Some((_, size)) = known.and_then(|age| self.by_age.remove(&age)) {
+            self.bytes -= size;
+        }
+    }
+
+    fn evict(&mut self) {
+        while self.bytes > self.bytes_max
+            && let Some((_, (name, _))) = self.by_age.first_key_value()
+        {
+            let file = self.dir.join(name);
+            self.remove(&file);
+        }
+    }
+}
+
+fn unfinished(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    let stem = name.strip_suffix(UNFINISHED.as_bytes());
+    stem.is_some_and(format::is_file_name)
+}
+
+/// What cannot be removed stays, and is found again.
+fn remove(file: &Path) {
+    if let Err(error) = fs::remove_file(file)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::debug!(file = %file.display(), %error, "not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: u8) -> String {
+        format!("{number:032x}")
+    }
+
+    #[test]
+    fn a_full_shelf_gives_up_the_oldest_and_survives_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let there = |number| dir.path().join(name(number)).exists();
+        let mut shelf = Shelf::scan(dir.path().to_owned(), 30);
+        for number in 0..3 {
+            shelf.write(&name(number), &[number; 10]).unwrap();
+        }
+        shelf.write(&name(0), &[9; 10]).unwrap();
+        assert!(there(0) && there(1) && there(2), "it fits");
+        shelf.write(&name(3), &[3; 10]).unwrap();
+        assert!(there(0) && !there(1) && there(2) && there(3));
+        fs::write(dir.path().join(name(7) + UNFINISHED), "torn").unwrap();
+        fs::write(dir.path().join("of-somebody-else"), [0; 100]).unwrap();
+        let mut shelf = Shelf::scan(dir.path().to_owned(), 20);
+        assert_eq!(shelf.bytes, 20);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(dir.path().join("of-somebody-else").exists());
+        shelf.remove_where(|_| true);
+        assert_eq!(shelf.bytes, 0);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_disk_that_refuses_keeps_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut shelf = Shelf::scan(dir.path().to_owned(), 100);
+        shelf.write(&name(1), b"good").unwrap();
+        fs::create_dir(dir.path().join(name(1) + UNFINISHED)).unwrap();
+        assert!(shelf.write(&name(1), b"not written").is_err());
+        assert_eq!(fs::read(dir.path().join(name(1))).unwrap(), b"good");
+    }
+}
