@@ -291,6 +291,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
         posix_concurrency: settings.posix_concurrency,
+        object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,

@@ -209,7 +209,8 @@ impl Feed {
                                 sent.0 += bytes.len();
                                 return Some(Ok(BlockPart::Bytes(bytes)));
                             }
-                            if progress.changed().await.is_err() {
+                            let wait = self.path.changed_soon(&self.file, flight, progress);
+                            if wait.await.is_err() {
                                 self.current = Current::Failed;
                                 let detail = "the fetch was given up";
                                 return Some(Err(Failure::new(FailureKind::Unavailable, detail)));

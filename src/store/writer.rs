@@ -177,7 +177,7 @@ impl Writer {
         let (done, answer) = mpsc::sync_channel(1);
         self.jobs
             .send(Job::Room(bytes, done))
-            .map_err(|_| Errno::CANCELED)?;
+            .map_err(|_closed| Errno::CANCELED)?;
         answer.recv().unwrap_or(Err(Errno::CANCELED))
     }
 

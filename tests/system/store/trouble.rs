@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// A busy machine takes its time to fill a store of 100 MB.
+const FILLED: Duration = Duration::from_secs(80);
+
 /// A small filesystem of its own.
 struct SmallDisk(PathBuf);
 
@@ -82,7 +85,7 @@ impl Load {
     #[track_caller]
     fn goes_on(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
-        eventually(Duration::from_secs(60), "readers go on", || {
+        eventually(FILLED, "readers go on", || {
             self.readers.iter().any(JoinHandle::is_finished)
                 || self.rounds.load(Ordering::Relaxed) >= before + 4
         });
@@ -123,7 +126,7 @@ fn a_full_disk() {
     let load = Load::on(&mount, place.origin.path());
     let full = || disk.free_percent() < 15.0;
     let mut least: f64 = 100.0;
-    eventually(SOON, "it is filled", || {
+    eventually(FILLED, "it is filled", || {
         least = least.min(disk.free_percent());
         full()
     });
@@ -147,7 +150,7 @@ fn a_full_disk() {
     drop(others);
     let before = mount.stats();
     fs::remove_file(disk.0.join("greedy")).unwrap();
-    eventually(SOON, "the store fills again", || {
+    eventually(FILLED, "the store fills again", || {
         mount.stats().get("disk.entries") > before.get("disk.entries") + 50
     });
     load.was_undisturbed();
@@ -165,7 +168,7 @@ fn a_store_that_cannot_be_written() {
     let directory = place.disk();
     let mount = place.mount(&FLAGS);
     let load = Load::on(&mount, place.origin.path());
-    eventually(SOON, "it is half full", || {
+    eventually(FILLED, "it is half full", || {
         mount.stats().get("disk.entries") > ENTRIES / 2
     });
     sh("chattr -R +i \"$1\"", &[&directory]);
@@ -178,7 +181,7 @@ fn a_store_that_cannot_be_written() {
     assert!(before < ENTRIES, "it was too late");
     drop(read_only);
     // Not all: what memory has is not asked of the store.
-    eventually(SOON, "more is kept", || {
+    eventually(FILLED, "more is kept", || {
         mount.stats().get("disk.entries") > before
     });
     load.was_undisturbed();
@@ -208,17 +211,17 @@ fn a_disk_that_goes_away() {
     let mount = place.mount_on(&directory, &FLAGS);
     let load = Load::on(&mount, place.origin.path());
     let lie_there = || files_below(&directory.join("content")).len() as u64;
-    eventually(SOON, "it is filled", || lie_there() == ENTRIES);
+    eventually(FILLED, "it is filled", || lie_there() == ENTRIES);
 
     // The files go first, the directories when nothing is made in them any more.
     sh("until rm -rf \"$1\"/*; do :; done", &[&directory]);
     // Not with all: what memory has is not asked of the store.
-    eventually(SOON, "it is filled again", || lie_there() > 20);
+    eventually(FILLED, "it is filled again", || lie_there() > 20);
     sh("mv \"$1\" \"$1.away\"; rm -rf \"$1.away\"", &[&directory]);
     load.goes_on();
     assert!(!directory.exists(), "it is not the daemon's to make");
     fs::create_dir(&directory).unwrap();
-    eventually(SOON, "it is filled once more", || lie_there() > 20);
+    eventually(FILLED, "it is filled once more", || lie_there() > 20);
     let known = kept(&mount).get("disk.entries");
     assert!(known.abs_diff(lie_there()) < 20, "{known} are known");
 
