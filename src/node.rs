@@ -201,13 +201,7 @@ impl Node {
         drop(front.set(this));
         warmer.mounted();
 
-        let path = &settings.control_socket;
-        let answering = move |command, talk| answer(parts.clone(), command, talk);
-        let control =
-            ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
-                path: path.clone(),
-                source,
-            })?;
+        let control = serve_commands(&settings, parts)?;
         Ok(Self {
             mount,
             overlay,
@@ -240,6 +234,15 @@ struct Parts {
     cluster: Cluster,
     overlay: Arc<Overlay>,
     front: Front,
+}
+
+fn serve_commands(settings: &Settings, parts: Parts) -> Result<ControlSocket, NodeError> {
+    let path = &settings.control_socket;
+    let answering = move |command, talk| answer(parts.clone(), command, talk);
+    ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
+        path: path.clone(),
+        source,
+    })
 }
 
 async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()> {
@@ -288,6 +291,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
         posix_concurrency: settings.posix_concurrency,
+        object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,

@@ -27,10 +27,13 @@ mod listings;
 mod persisted;
 mod pieces;
 mod room;
+mod scattered;
 mod serve;
+mod siblings;
 mod single_flight;
 mod streams;
 mod touched;
+mod urgent;
 mod walk;
 
 pub use attributes::Found;
@@ -51,7 +54,7 @@ use room::Room;
 use single_flight::SingleFlight;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use streams::Pace;
@@ -148,6 +151,8 @@ struct Inner {
     listings: Arc<Cache<ListingKey, Arc<Directory>>>,
     /// Listings on their way here, for children who take them as they come.
     arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
+    /// Listings of which nobody has asked for yet and that are under way.
+    listings_ahead: AtomicUsize,
     listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
     attributes: Arc<Cache<ItemPath, KnownAttributes>>,
     attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
@@ -212,6 +217,7 @@ impl ReadPath {
                 whole_file_max: options.whole_file_max.min(data_bytes / WHOLE_FILE_SHARE),
                 listings: Arc::clone(&listings),
                 arriving: DashMap::new(),
+                listings_ahead: AtomicUsize::new(0),
                 listing_flights: SingleFlight::new(),
                 attributes: Arc::clone(&attributes),
                 attribute_flights: SingleFlight::new(),

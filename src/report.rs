@@ -19,6 +19,7 @@
 //! | `upstream.{requests,bytes_received}` | asked of the parent |
 //! | `downstream.{requests,bytes_sent}` | asked by children |
 //! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
+//! | `origin.{throttled,concurrency}` | refused by object stores for want of room; requests that they may be sent at a time now |
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
 //! | `healing.failovers` | how often it has moved to another ancestor than its parent, in all trees |

@@ -94,5 +94,7 @@ int main(int argc, char **argv)
     PRINT(disk_damaged, "disk.damaged");
     PRINT(disk_dropped, "disk.dropped");
     PRINT(disk_shared, "disk.shared");
+    PRINT(origin_throttled, "origin.throttled");
+    PRINT(origin_concurrency, "origin.concurrency");
     return 0;
 }

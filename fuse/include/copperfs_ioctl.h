@@ -97,6 +97,8 @@ struct copperfs_stats {
     uint64_t disk_damaged; /* disk.damaged */
     uint64_t disk_dropped; /* disk.dropped */
     uint64_t disk_shared; /* disk.shared */
+    uint64_t origin_throttled; /* origin.throttled */
+    uint64_t origin_concurrency; /* origin.concurrency */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

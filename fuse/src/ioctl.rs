@@ -285,6 +285,10 @@ stats! {
     disk_dropped "disk.dropped",
     /// Blocks whose bytes were in the store already.
     disk_shared "disk.shared",
+    /// Attempts that object stores refused for want of room.
+    origin_throttled "origin.throttled",
+    /// Requests that object stores may be sent at a time, as things stand.
+    origin_concurrency "origin.concurrency",
 }
 
 impl StatsBody {

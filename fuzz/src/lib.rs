@@ -15,6 +15,7 @@
 //! needs a line in Cargo.toml and its crate's name in `instrument`.
 
 pub mod alloc;
+pub mod indexes;
 pub mod peers;
 pub mod seeds;
 pub mod values;

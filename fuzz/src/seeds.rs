@@ -25,6 +25,7 @@ pub const TARGETS: &[Seeds] = &[
     ("round_trip", noise),
     ("answers", answers),
     ("requests", frames),
+    ("indexes", crate::indexes::seeds),
 ];
 
 /// Writes the first inputs of `target` into the directory that the environment names in `FUZZ_SEEDS`,

@@ -110,12 +110,12 @@ impl<'a> Job<'a> {
             .get("origin")
             .into_iter()
             .flat_map(|given| &given.values);
-        let options = known
+        let mut options = known
             .filter(|written| uri.starts_with(&origins::split(&written.text).1))
             .map(|written| written.options.clone());
         let spec = OriginSpec {
             prefix: ItemPath::root(),
-            options: options.last().unwrap_or_default(),
+            options: options.next_back().unwrap_or_default(),
             uri,
         };
         Ok(Self {

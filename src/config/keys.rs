@@ -376,6 +376,14 @@ pub const KEYS: &[Key] = &[
         "System calls at a time on POSIX origins (root only).",
     ),
     key(
+        "object_concurrency",
+        "N",
+        "64",
+        Group::Caches,
+        "Requests at a time to one object store (root only). It is begun with up to 32, more as the \
+         store answers, and half of them each time that it says 503 or 429.",
+    ),
+    key(
         "request_timeout",
         "DURATION",
         "30s",

@@ -64,7 +64,6 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
     let origins = reader.origins(machine.uid)?;
-    let indexes = reader.indexes(&origins)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
@@ -79,8 +78,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
     Ok(Settings {
+        indexes: reader.indexes(&origins)?,
         origins,
-        indexes,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -109,6 +108,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_attributes_max: reader.count("listing_attributes_max", 0)?,
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
+        object_concurrency: reader.count("object_concurrency", 1)?,
         request_timeout: reader.positive_duration("request_timeout")?,
         freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,

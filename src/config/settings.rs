@@ -81,6 +81,8 @@ pub struct Settings {
     pub listing_entries_max: usize,
     /// Concurrent system calls on POSIX origins (root only).
     pub posix_concurrency: usize,
+    /// Concurrent requests to one object store (root only), at most.
+    pub object_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
     /// Until when names, attributes and listings may be used. The same on all nodes.

@@ -4,7 +4,10 @@
 //! tail, the tail every block; a directory's record says where its entries are. Everything has a
 //! checksum, and every length is checked before memory is taken for it.
 
+// By path, so that fuzz/ can take this module in as it is.
+#[path = "format/codec.rs"]
 mod codec;
+#[path = "format/layout.rs"]
 mod layout;
 #[cfg(test)]
 mod tests;

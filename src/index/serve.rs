@@ -7,6 +7,7 @@
 //!
 //! An index is what it is until its prefix is cleared: then its file is opened again.
 
+use super::format::{DirectoryRecord, Place};
 use super::read::{Bytestore, Index};
 use super::{IndexError, LocalFile};
 use crate::origin::NamespaceRules;
@@ -231,15 +232,11 @@ impl std::fmt::Debug for IndexedFiles {
 }
 
 /// What an index says of a directory.
-enum Known {
-    Directory {
-        indexed: Arc<Indexed>,
-        opened: Arc<Opened>,
-        record: super::format::DirectoryRecord,
-        place: super::format::Place,
-    },
-    /// Nothing: somebody else is to be asked.
-    Nothing,
+struct Known {
+    indexed: Arc<Indexed>,
+    opened: Arc<Opened>,
+    record: DirectoryRecord,
+    place: Place,
 }
 
 impl IndexedFiles {
@@ -260,12 +257,13 @@ impl IndexedFiles {
         Some((indexed, indexed.below(path)?))
     }
 
-    async fn known(&self, path: &ItemPath) -> Result<Known, Failure> {
+    /// `None`: it says nothing, and somebody else is to be asked.
+    async fn known(&self, path: &ItemPath) -> Result<Option<Known>, Failure> {
         let Some((indexed, below)) = self.of(path) else {
-            return Ok(Known::Nothing);
+            return Ok(None);
         };
         let Some(opened) = indexed.current().await? else {
-            return Ok(Known::Nothing);
+            return Ok(None);
         };
         if indexed.rules.hides(path) {
             return Err(Failure::not_found(path));
@@ -273,26 +271,23 @@ impl IndexedFiles {
         let asked = |error: IndexError| fault(&error);
         let index = &opened.index;
         if let Some(record) = index.directory(&below).await.map_err(asked)? {
-            return Ok(match record.place {
-                Some(place) => Known::Directory {
-                    indexed: Arc::clone(indexed),
-                    opened: Arc::clone(&opened),
-                    record,
-                    place,
-                },
-                None => Known::Nothing,
-            });
+            return Ok(record.place.map(|place| Known {
+                indexed: Arc::clone(indexed),
+                opened: Arc::clone(&opened),
+                record,
+                place,
+            }));
         }
         // Not a directory that was indexed: is it in one that was?
         let mut child = below;
         while let Some((parent, name)) = child.split() {
             if let Some(record) = index.directory(&parent).await.map_err(asked)? {
                 let Some(place) = record.place else {
-                    return Ok(Known::Nothing);
+                    return Ok(None);
                 };
                 let entry = index.find(&place, name).await.map_err(asked)?;
                 return match entry.map(|entry| entry.kind) {
-                    Some(FileKind::Directory) => Ok(Known::Nothing),
+                    Some(FileKind::Directory) => Ok(None),
                     Some(_) => {
                         let detail = format!("{path}: not a directory");
                         Err(Failure::new(FailureKind::NotADirectory, detail))
@@ -302,7 +297,7 @@ impl IndexedFiles {
             }
             child = parent;
         }
-        Ok(Known::Nothing)
+        Ok(None)
     }
 
     /// Directory `path` as its index has it; `None`: somebody else is to be asked.
@@ -312,12 +307,12 @@ impl IndexedFiles {
         cursor: Option<&Cursor>,
         limit: usize,
     ) -> Result<Option<Listing>, Failure> {
-        let Known::Directory {
+        let Some(Known {
             indexed,
             opened,
             record,
             place,
-        } = self.known(path).await?
+        }) = self.known(path).await?
         else {
             return Ok(None);
         };
@@ -360,12 +355,12 @@ impl IndexedFiles {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> Result<Leased<StatAnswers>, Failure> {
-        let Known::Directory {
+        let Some(Known {
             indexed,
             opened,
             record,
             place,
-        } = self.known(&parent).await?
+        }) = self.known(&parent).await?
         else {
             return self.inner.stat(parent, names).await;
         };

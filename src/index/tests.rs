@@ -146,9 +146,9 @@ fn plant(root: &Path) {
     }
     std::fs::create_dir_all(root.join("empty")).unwrap();
     std::fs::create_dir_all(root.join("wide")).unwrap();
-    for number in 0..4000 {
+    for number in 0..2000 {
         std::fs::write(
-            root.join(format!("wide/{number:x}-{}", "n".repeat(40))),
+            root.join(format!("wide/{number:x}-{}", "n".repeat(60))),
             b"",
         )
         .unwrap();

@@ -363,7 +363,7 @@ pub fn write_index(
     let mut sorted = Sorted::new(log)?;
     let mut writer = IndexWriter::create(target, uri)?;
     loop {
-        let next = sorted.next();
+        let next = sorted.next_record();
         let Some(at) = next.map_err(|source| io_error("sort", target, source))? else {
             return writer.finish(hashed, made_at);
         };

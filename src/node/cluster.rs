@@ -190,6 +190,8 @@ impl Cluster {
             origin_listings: origin.listings,
             origin_stats: origin.stats,
             origin_errors: origin.errors,
+            origin_throttled: origin.throttled,
+            origin_concurrency: origin.concurrency,
             verify_blocks: links.blocks_verified,
             verify_failures: links.wrong_blocks,
             healing_failovers: moves(|link| link.failovers),

@@ -70,6 +70,7 @@ impl Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        self.read.listing(inode.path());
         if let Some(directory) = self.read.directory_now(inode.path()) {
             return Answer::Ready(Ok(self.opened_as(&inode, directory)));
         }

@@ -12,7 +12,7 @@ use futures_util::stream;
 /// Files read at the same time for one request.
 const AT_ONCE: usize = 8;
 
-type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
+pub(super) type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 
 /// Each file by itself, a few at a time, in the order of the request.
 pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest) -> BundleStream {
@@ -49,7 +49,8 @@ pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest)
         .boxed()
 }
 
-async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
+/// All of a small file; anything but `size` bytes is a fault.
+pub(super) async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
     let mut pieces = open.await?;
     let mut bytes = BytesMut::new();
     while let Some(piece) = pieces.next().await {

@@ -1,4 +1,4 @@
-//! What the origins have done, counted: `origin.{opens,bytes_read,listings,stats,errors}`.
+//! What the origins have done, counted: `origin.{opens,bytes_read,listings,stats,errors,throttled,concurrency}`.
 
 use copperfs_overlay::{Failure, FailureKind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +26,15 @@ pub struct OriginSnapshot {
     pub stats: u64,
     /// Answers that are faults (refused, unavailable, corrupt, I/O); "not found" and "stale" are not.
     pub errors: u64,
+    /// Attempts that object stores refused for want of room (503, 429, time-outs); most were repeated
+    /// and answered.
+    pub throttled: u64,
+    /// Requests that object stores may be sent at a time, as things stand; all stores together.
+    pub concurrency: u64,
 }
 
 impl OriginCounters {
-    /// The counters now.
+    /// The counters now; without what the stores themselves count.
     #[must_use]
     pub fn snapshot(&self) -> OriginSnapshot {
         OriginSnapshot {
@@ -38,6 +43,8 @@ impl OriginCounters {
             listings: self.listings.load(Ordering::Relaxed),
             stats: self.stats.load(Ordering::Relaxed),
             errors: self.errors.load(Ordering::Relaxed),
+            throttled: 0,
+            concurrency: 0,
         }
     }
 

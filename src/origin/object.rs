@@ -5,39 +5,42 @@
 //! are whole seconds, because that is all that some answers of a store hold. A version is the `ETag`,
 //! or time and size where there is none.
 //!
-//! A read is one GET. Its answer names the version it is of, and its body is of that version by the
-//! meaning of HTTP; where the store has no strong `ETag`, the version is looked at again before the last
-//! piece is handed on.
+//! Whatever is asked of a store goes through its `gate`, which knows how much the store can take.
 
+mod aimd;
 mod build;
+mod bundle;
 mod codes;
 mod error;
 mod examine;
+mod gate;
 mod http;
 mod listed_keys;
 mod listing;
+mod read;
 
 pub use examine::{ObjectTraits, VersionSource};
 
 use super::error::OriginError;
-use super::failure::{stale, worded};
+use super::failure::worded;
 use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
 use super::{ByteRange, ByteStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath, Listing,
-    Timestamp, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, FileKind,
+    FilesystemUsage, ItemPath, Listing, Timestamp, Version, XattrList,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
+use gate::{Gate, Permit, Turn};
 use http::AsDirectory;
 use object_store::list::PaginatedListStore;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// An object without a strong `ETag` that is younger may change again within the same second.
+/// An object without a sure version that is younger may change again within the same second.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
 /// What `stat` tells as the best size of a read, in bytes.
@@ -59,6 +62,9 @@ struct Inner {
     uid: u32,
     gid: u32,
     concurrency: usize,
+    gate: Arc<Gate>,
+    reads: read::Reads,
+    bundled: bundle::Bundled,
 }
 
 /// A store and its way of telling names.
@@ -119,11 +125,13 @@ impl ObjectOrigin {
             pages: None,
             probed: false,
         };
-        Self::new(names, prefix, label, options)
+        let gate = Gate::new(options.object_concurrency);
+        Self::new(names, gate, prefix, label, options)
     }
 
     fn new(
         names: Names,
+        gate: Arc<Gate>,
         prefix: &object_store::path::Path,
         label: &str,
         options: &OriginOptions,
@@ -137,7 +145,10 @@ impl ObjectOrigin {
             .unwrap_or_else(|| rustix::process::getegid().as_raw());
         Self {
             inner: Arc::new(Inner {
+                reads: read::Reads::new(&names),
+                bundled: bundle::Bundled::default(),
                 names,
+                gate,
                 prefix: prefix.as_ref().to_owned(),
                 label: label.to_owned(),
                 attributes,
@@ -146,6 +157,11 @@ impl ObjectOrigin {
                 concurrency: options.object_concurrency.max(1),
             }),
         }
+    }
+
+    /// Attempts that the store refused for want of room, and how many it may be sent at a time now.
+    pub(super) fn pressure(&self) -> (u64, usize) {
+        (self.inner.gate.throttled(), self.inner.gate.limit())
     }
 
     /// Whether the store answers and lets us in. One request, with its retries.
@@ -220,13 +236,30 @@ impl Inner {
         worded(kind, &self.label, action, path, &cause, "")
     }
 
-    async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
+    /// One GET or HEAD, for which there is a permit.
+    async fn get(
+        &self,
+        key: &str,
+        options: GetOptions,
+        _permit: &Permit,
+    ) -> object_store::Result<GetResult> {
         let location = object_store::path::Path::parse(key)?;
         self.names.store.get_opts(&location, options).await
     }
 
     /// Metadata of the object `key`, or of `key/`.
     async fn head(&self, key: &str, as_directory: bool) -> object_store::Result<ObjectMeta> {
+        let permit = self.gate.enter(Turn::Demand).await;
+        self.head_by(key, as_directory, &permit).await
+    }
+
+    /// As [`Inner::head`], for one who has a permit: two of them could wait for each other.
+    async fn head_by(
+        &self,
+        key: &str,
+        as_directory: bool,
+        permit: &Permit,
+    ) -> object_store::Result<ObjectMeta> {
         let mut options = GetOptions {
             head: true,
             ..GetOptions::default()
@@ -234,7 +267,7 @@ impl Inner {
         if as_directory {
             options.extensions.insert(AsDirectory);
         }
-        Ok(self.get(key, options).await?.meta)
+        Ok(self.get(key, options, permit).await?.meta)
     }
 
     /// Attributes of one path: a directory if there is one, otherwise the object.
@@ -260,6 +293,12 @@ impl Inner {
         }
     }
 
+    /// Whether any change of the object of `meta` shows, also one while it is sent. A web server makes
+    /// its tags of a file's time and size, nginx of the whole second, and sends what is in the file.
+    fn has_sure_version(&self, meta: &ObjectMeta) -> bool {
+        has_strong_tag(meta) && !self.names.probed
+    }
+
     fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
@@ -272,7 +311,7 @@ impl Inner {
             size: meta.size,
             blocks: meta.size.div_ceil(512),
             version: version(meta),
-            provisional: !has_strong_tag(meta) && is_young(seconds),
+            provisional: !self.has_sure_version(meta) && is_young(seconds),
             ..self.attributes_at(time)
         }
     }
@@ -308,110 +347,6 @@ impl Inner {
             provisional: false,
             link_target: None,
             content: None,
-        }
-    }
-
-    async fn open(self: Arc<Self>, range: ByteRange) -> Result<ByteStream, Failure> {
-        const ACTION: &str = "read";
-        let path = range.path.clone();
-        let key = self.key(&path)?;
-        if path.is_root() {
-            return Err(self.fault(FailureKind::IsADirectory, ACTION, &path, "a directory"));
-        }
-        let end = range
-            .offset
-            .checked_add(range.length)
-            .filter(|end| *end <= range.size)
-            .ok_or_else(|| self.fault(FailureKind::Io, ACTION, &path, "a range beyond the end"))?;
-        let whole = range.length == range.size;
-        let options = GetOptions {
-            head: range.length == 0,
-            range: (!whole && range.length > 0).then_some(GetRange::Bounded(range.offset..end)),
-            ..GetOptions::default()
-        };
-        let mut skip = 0;
-        let result = match self.get(&key, options).await {
-            // A server without ranges: take it all, and cut here.
-            Err(failure) if error::is_without_ranges(&failure) => {
-                skip = range.offset;
-                self.get(&key, GetOptions::default()).await
-            }
-            result => result,
-        };
-        let result = result.map_err(|failure| match failure {
-            object_store::Error::NotFound { .. } => stale(&self.label, &path, "the object is gone"),
-            failure => self.failure(ACTION, &path, &failure),
-        })?;
-        if version(&result.meta) != range.version || result.meta.size != range.size {
-            return Err(stale(&self.label, &path, "the object has changed"));
-        }
-        if range.length == 0 {
-            return Ok(stream::empty().boxed());
-        }
-        let strong = has_strong_tag(&result.meta);
-        let body = Body {
-            pieces: result.into_stream(),
-            origin: self,
-            key,
-            range,
-            skip,
-            done: 0,
-            strong,
-        };
-        Ok(stream::try_unfold(body, Body::next).boxed())
-    }
-}
-
-/// The body of one answer, cut to the range.
-struct Body {
-    pieces: stream::BoxStream<'static, object_store::Result<Bytes>>,
-    origin: Arc<Inner>,
-    key: String,
-    range: ByteRange,
-    /// Bytes before the range that a server without ranges sends.
-    skip: u64,
-    done: u64,
-    strong: bool,
-}
-
-impl Body {
-    async fn next(mut self) -> Result<Option<(Bytes, Self)>, Failure> {
-        let (origin, path) = (Arc::clone(&self.origin), self.range.path.clone());
-        loop {
-            let left = self.range.length - self.done;
-            if left == 0 {
-                return Ok(None);
-            }
-            let mut piece = match self.pieces.next().await {
-                Some(Ok(piece)) => piece,
-                Some(Err(failure)) => return Err(origin.failure("read", &path, &failure)),
-                None => {
-                    let cause = "the answer ended early";
-                    return Err(origin.fault(FailureKind::Unavailable, "read", &path, cause));
-                }
-            };
-            let before = usize::try_from(self.skip)
-                .unwrap_or(usize::MAX)
-                .min(piece.len());
-            self.skip -= u64::try_from(before).unwrap_or(self.skip);
-            let mut piece = piece.split_off(before);
-            piece.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-            if piece.is_empty() {
-                continue;
-            }
-            self.done += u64::try_from(piece.len()).unwrap_or(left);
-            if self.done == self.range.length && !self.strong {
-                let meta = origin.head(&self.key, false).await;
-                let meta = meta.map_err(|failure| origin.failure("read", &path, &failure))?;
-                if version(&meta) != self.range.version {
-                    return Err(stale(
-                        &origin.label,
-                        &path,
-                        "the object has changed while it was read",
-                    ));
-                }
-            }
-            return Ok(Some((piece, self)));
         }
     }
 }
@@ -492,6 +427,10 @@ impl Origin for ObjectOrigin {
 
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
         Box::pin(Arc::clone(&self.inner).open(range))
+    }
+
+    fn bundle(&self, request: BundleRequest) -> BundleStream {
+        Arc::clone(&self.inner).bundle(request)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

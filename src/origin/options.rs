@@ -113,7 +113,7 @@ pub struct OriginOptions {
     pub hang_timeout: Duration,
     /// Blocking calls to POSIX origins at a time, per origin.
     pub posix_concurrency: usize,
-    /// Requests to one object store at a time for one batch of names.
+    /// Requests to one object store at a time, at most; fewer while it refuses some.
     pub object_concurrency: usize,
     /// The process's environment, of which `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
     pub env: BTreeMap<String, String>,
@@ -139,7 +139,7 @@ impl Default for OriginOptions {
             listing_attributes_timeout: Duration::from_secs(1),
             hang_timeout: Duration::from_secs(30),
             posix_concurrency: 32,
-            object_concurrency: 16,
+            object_concurrency: 64,
             env: BTreeMap::new(),
             object_attributes: ObjectAttributes::default(),
             retries: Retries::default(),

@@ -104,7 +104,13 @@ impl Origins {
     /// What the origins have done so far.
     #[must_use]
     pub fn counters(&self) -> OriginSnapshot {
-        self.shared.counters.snapshot()
+        let mut now = self.shared.counters.snapshot();
+        for store in self.shared.mounts.iter().filter_map(|m| m.store.as_ref()) {
+            let (throttled, concurrency) = store.pressure();
+            now.throttled += throttled;
+            now.concurrency += u64::try_from(concurrency).unwrap_or(u64::MAX);
+        }
+        now
     }
 }
 

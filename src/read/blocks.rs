@@ -151,6 +151,15 @@ pub(super) struct BlockKey {
 /// In the place of a piece: all of the block, which has far fewer pieces than this.
 const WHOLE: u16 = u16::MAX;
 
+/// How one waits for a block that a bundle is to bring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Haste {
+    /// A reader waits: after a moment it is asked for by itself.
+    Urgent,
+    /// It is wanted when its turn comes.
+    InTurn,
+}
+
 /// How a block is to be had.
 pub(super) enum Source {
     Cached(Block),
@@ -229,7 +238,9 @@ impl ReadPath {
     ) -> Result<Bytes, Failure> {
         let mut parts = Vec::with_capacity(2);
         for index in blocks_of(range) {
-            let block = self.block(file, index, || wanted.clone()).await?;
+            let block = self
+                .block(file, index, || wanted.clone(), Haste::Urgent)
+                .await?;
             parts.push(slice(&block, index, range));
         }
         Ok(joined(parts))
@@ -247,7 +258,8 @@ impl ReadPath {
             let part = within(range, index);
             if part.end - part.start == ReadRequest::block_len(file.size, index) {
                 let wanted = || [index..index + 1, 0..0];
-                return Ok(slice(&self.block(file, index, wanted).await?, index, range));
+                let block = self.block(file, index, wanted, Haste::InTurn).await?;
+                return Ok(slice(&block, index, range));
             }
             self.pieces(file, index, &part).await
         });
@@ -298,6 +310,7 @@ impl ReadPath {
         file: &FileRef,
         index: u64,
         wanted: impl Fn() -> [Range<u64>; 2],
+        haste: Haste,
     ) -> Result<Block, Failure> {
         let mut detours = 0;
         loop {
@@ -305,7 +318,11 @@ impl ReadPath {
                 Source::Cached(block) => return Ok(block),
                 Source::Flying(flight) => flight,
             };
-            match landed(&flight).await {
+            let outcome = match haste {
+                Haste::Urgent => self.landed_soon(file, &flight).await,
+                Haste::InTurn => landed(&flight).await,
+            };
+            match outcome {
                 Err(_) if flight.is_elsewhere(file, detours) => detours += 1,
                 outcome => return outcome,
             }

@@ -9,15 +9,17 @@
 //! [`CREDIT_BYTES`] and a fifth of what was. A program that picks files of large directories pays that
 //! credit once, and gets nothing unasked from then on, until what it reads has been brought after all.
 //!
-//! While a bundle is under way its files have flights, so that a reader joins it and never asks again.
-//! A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
+//! Who reads many files of a large directory in no order has all of it brought (`scattered`).
+//!
+//! While a bundle is under way its files have flights, so that a reader joins it; one who waits for a
+//! file far behind in it has that one asked for by itself (`urgent`). A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
 //! file that it did not bring gets a request of its own.
 
-use super::blocks::FileRef;
+use super::blocks::{FileRef, Haste};
 use super::directory::Directory;
 use super::flight::Flight;
 use super::touched::Whole;
-use super::{Block, ReadPath};
+use super::{Block, ReadPath, scattered};
 use bytes::Bytes;
 use copperfs_overlay::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,
@@ -87,6 +89,8 @@ pub(super) struct Account {
     files: AtomicU64,
     brought_bytes: AtomicU64,
     useful_bytes: AtomicU64,
+    /// What was brought to readers in no order has an account of its own.
+    pub(super) scattered: scattered::Account,
     under_way: AtomicUsize,
     for_children: AtomicUsize,
     /// The directory that a reader has just gone through to its end: it may carry on in the next one.
@@ -130,13 +134,18 @@ impl Account {
             wasted_bytes,
             ..
         } = self.stats();
-        wasted_bytes <= CREDIT_BYTES + useful_bytes / WASTE_SHARE
-            && self.under_way.load(Ordering::Relaxed) < UNDER_WAY_MAX
+        let wasted_bytes = wasted_bytes.saturating_sub(self.scattered.unproven_bytes());
+        wasted_bytes <= CREDIT_BYTES + useful_bytes / WASTE_SHARE && self.has_room()
+    }
+
+    /// Whether another bundle may be begun.
+    pub(super) fn has_room(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) < UNDER_WAY_MAX
     }
 }
 
 /// A file of a directory that might be brought.
-type Candidate = (usize, FileRef);
+pub(super) type Candidate = (usize, FileRef);
 
 impl ReadPath {
     /// Tells `arrivals` of what bundles bring, from now on.
@@ -172,11 +181,18 @@ impl ReadPath {
         };
         let useful = first.useful.iter().filter_map(size_of).sum();
         account.useful_bytes.fetch_add(useful, Ordering::Relaxed);
+        if directory.touched.is_scattered() {
+            account.scattered.useful(useful);
+        }
 
         let carried_on = self.carries_on(&parent);
         let step = directory.reading(position, carried_on);
         if step.ended {
             *account.lock_walked_out() = Some(parent.clone());
+        }
+        let large = count > WHOLE_ENTRIES || directory.touched.whole() == Whole::TooLarge;
+        if large && !directory.is_walked() {
+            self.bring_scattered(&parent, &directory, position, first.reads);
         }
         if !account.pays() {
             return;
@@ -227,7 +243,12 @@ impl ReadPath {
             .collect()
     }
 
-    fn small_file(&self, path: &ItemPath, directory: &Directory, at: usize) -> Option<FileRef> {
+    pub(super) fn small_file(
+        &self,
+        path: &ItemPath,
+        directory: &Directory,
+        at: usize,
+    ) -> Option<FileRef> {
         let entry = directory.entries.get(at)?;
         if entry.kind != FileKind::File {
             return None;
@@ -244,8 +265,13 @@ impl ReadPath {
         Some(FileRef::of(path, &attributes))
     }
 
-    /// Brings files that this node has decided on.
-    fn bring_own(&self, path: &ItemPath, directory: &Directory, files: Vec<Candidate>) {
+    /// Brings files that this node has decided on; gives how many bytes nobody has asked for.
+    pub(super) fn bring_own(
+        &self,
+        path: &ItemPath,
+        directory: &Directory,
+        files: Vec<Candidate>,
+    ) -> u64 {
         let account = &self.0.bundles;
         let mut claimed = Vec::with_capacity(files.len());
         let mut positions = Vec::with_capacity(files.len());
@@ -261,7 +287,7 @@ impl ReadPath {
             }
         }
         if claimed.is_empty() {
-            return;
+            return 0;
         }
         directory.touched.bring(&positions, directory.entries.len());
         account.brought_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -275,6 +301,7 @@ impl ReadPath {
         }
         let requests = self.bring_claimed(path, claimed, true);
         account.requests.fetch_add(requests, Ordering::Relaxed);
+        bytes
     }
 
     /// Brings those of `names` in `directory` that are small files and neither here nor on their way,
@@ -323,6 +350,7 @@ impl ReadPath {
                 requests += self.send(directory, std::mem::take(&mut run), own);
                 (bytes, names) = (0, 0);
             }
+            flight.give_to_bundle();
             bytes += file.size;
             names += file.path.as_bytes().len() - directory.as_bytes().len();
             run.push(Some((file, flight)));
@@ -414,7 +442,8 @@ impl ReadPath {
             .then(move |(index, file)| {
                 let this = this.clone();
                 async move {
-                    let block = this.block(&file, 0, || [0..1, 0..0]).await.ok()?;
+                    let wanted = || [0..1, 0..0];
+                    let block = this.block(&file, 0, wanted, Haste::InTurn).await.ok()?;
                     let Block { bytes, hash, .. } = block;
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
@@ -492,6 +521,9 @@ impl Bring {
             self.path.give_back(&file, flight);
             return;
         }
+        if !flight.land() {
+            return;
+        }
         let inner = &self.path.0;
         let block = Block {
             bytes: item.bytes,
@@ -536,6 +568,9 @@ impl Drop for Bring {
 impl ReadPath {
     /// A bundle ended without `file`: if somebody waits for it, it is asked for by itself.
     fn give_back(&self, file: &FileRef, flight: Arc<Flight>) {
+        if !flight.leave_bundle() {
+            return;
+        }
         let unwanted = |_: &_, kept: &Arc<Flight>| {
             // The map's share and the bundle's own: nobody else can get one now.
             Arc::ptr_eq(kept, &flight) && Arc::strong_count(kept) == 2

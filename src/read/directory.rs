@@ -2,6 +2,7 @@
 
 use super::attributes::{Found, is_current};
 use super::lease::{Lease, Term};
+use super::siblings::Descent;
 use super::touched::Touched;
 use super::walk::Walk;
 use bytes::Bytes;
@@ -47,6 +48,8 @@ pub struct Directory {
     sorted: Walk,
     /// What became of each file here.
     pub(super) touched: Touched,
+    /// Those who list one directory below after the other.
+    pub(super) descent: Descent,
 }
 
 impl fmt::Debug for Directory {
@@ -108,6 +111,7 @@ impl Directory {
             listed: Walk::default(),
             sorted: Walk::default(),
             touched: Touched::default(),
+            descent: Descent::default(),
         }
     }
 
@@ -232,6 +236,11 @@ impl Directory {
             begun: listed.begun || by_name.begun,
             ended: listed.ended || by_name.ended,
         }
+    }
+
+    /// Whether its files are read in an order.
+    pub(super) fn is_walked(&self) -> bool {
+        self.listed.is_run() || self.sorted.is_run()
     }
 
     /// All entries from `position` on and then those before it, in the order in which its readers seem

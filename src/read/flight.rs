@@ -3,6 +3,7 @@
 use super::{Block, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
@@ -35,12 +36,23 @@ impl Filling {
     }
 }
 
-/// A block under way. Filled by one task; watched by any number.
+/// One request brings it, as its bytes come.
+const PLAIN: u8 = 0;
+/// A bundle is to bring it, perhaps behind many others.
+const BUNDLED: u8 = 1;
+/// A request of its own was sent after the bundle's, because somebody waits.
+const URGED: u8 = 2;
+/// It has come, or it will not.
+const LANDED: u8 = 3;
+
+/// A block under way. Filled by one task; watched by any number. What a bundle is to bring may be
+/// asked for twice: then it comes whole, from whoever has it first.
 #[derive(Debug)]
 pub(super) struct Flight {
     /// The file it was begun for. Those who wait may want it for an equal file elsewhere.
     path: ItemPath,
     len: usize,
+    way: AtomicU8,
     /// Guards the bytes so far. Held for a copy of at most one block, never across an await.
     filling: Mutex<Filling>,
     progress: watch::Sender<Progress>,
@@ -51,6 +63,7 @@ impl Flight {
         Self {
             path,
             len,
+            way: AtomicU8::new(PLAIN),
             filling: Mutex::default(),
             progress: watch::channel(Progress::Filling(0)).0,
         }
@@ -64,6 +77,37 @@ impl Flight {
 
     pub(super) fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
+    }
+
+    /// A bundle is to bring it, from now on.
+    pub(super) fn give_to_bundle(&self) {
+        self.way.store(BUNDLED, Ordering::Relaxed);
+    }
+
+    /// Whether it waits for a bundle and nothing else.
+    pub(super) fn is_bundled(&self) -> bool {
+        self.way.load(Ordering::Relaxed) == BUNDLED
+    }
+
+    /// Has it brought by a request of its own as well; whether that is the caller's to send.
+    pub(super) fn urge(&self) -> bool {
+        self.change_way(BUNDLED, URGED)
+    }
+
+    /// Its bundle will not bring it; whether nobody else is to.
+    pub(super) fn leave_bundle(&self) -> bool {
+        self.change_way(BUNDLED, PLAIN)
+    }
+
+    /// The caller has brought it whole, or says that it will not come; whether it is the first.
+    pub(super) fn land(&self) -> bool {
+        self.way.swap(LANDED, Ordering::AcqRel) != LANDED
+    }
+
+    fn change_way(&self, from: u8, to: u8) -> bool {
+        self.way
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Appends bytes as they arrive.

@@ -59,6 +59,9 @@ impl ReadPath {
         path: &ItemPath,
         index: usize,
     ) -> Result<(usize, Arc<Directory>), Failure> {
+        if index == 0 {
+            self.listing(path);
+        }
         let first = self.directory(path).await?;
         self.page_behind(path, first, index).await
     }
@@ -92,10 +95,14 @@ impl ReadPath {
     /// The page of a listed directory that holds entry `index`, if no message is needed for it.
     pub fn page_with_now(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
         let page = self.directory_now(path)?;
-        page.holds(index).then_some((0, page))
+        let found = page.holds(index).then_some((0, page))?;
+        if index == 0 {
+            self.listing(path);
+        }
+        Some(found)
     }
 
-    async fn page(
+    pub(super) async fn page(
         &self,
         path: &ItemPath,
         page: u32,

@@ -5,7 +5,7 @@
 //! are neither here nor under way come by one request. Where the block is here, or on its way, there are
 //! no pieces.
 
-use super::blocks::{BlockKey, FileRef, Source, landed, slice};
+use super::blocks::{BlockKey, FileRef, Haste, Source, landed, slice};
 use super::flight::Flight;
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
@@ -107,7 +107,8 @@ impl ReadPath {
     ) -> Result<Bytes, Failure> {
         if self.has_or_awaits(file, block) {
             let wanted = || [block..block + 1, 0..0];
-            return Ok(slice(&self.block(file, block, wanted).await?, block, range));
+            let whole = self.block(file, block, wanted, Haste::InTurn).await?;
+            return Ok(slice(&whole, block, range));
         }
         let range = range.clone();
         let part = Part { file, block, range };

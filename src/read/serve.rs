@@ -141,6 +141,18 @@ enum Current {
 }
 
 impl Feed {
+    /// The next block, from its beginning.
+    fn look(&self) -> Current {
+        let wanted = || [self.blocks.clone(), 0..0];
+        match self.path.source_of(&self.file, self.blocks.start, wanted) {
+            Source::Cached(block) => Current::Rest(block, 0),
+            Source::Flying(flight) => {
+                let progress = flight.watch();
+                Current::Flying(flight, progress, (0, 0))
+            }
+        }
+    }
+
     async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
         loop {
             match &mut self.current {
@@ -149,16 +161,7 @@ impl Feed {
                     if self.blocks.is_empty() {
                         return None;
                     }
-                    let rest = self.blocks.clone();
-                    let wanted = || [rest.clone(), 0..0];
-                    self.current = match self.path.source_of(&self.file, self.blocks.start, wanted)
-                    {
-                        Source::Cached(block) => Current::Rest(block, 0),
-                        Source::Flying(flight) => {
-                            let progress = flight.watch();
-                            Current::Flying(flight, progress, (0, 0))
-                        }
-                    };
+                    self.current = self.look();
                 }
                 Current::Rest(block, sent) => {
                     if *sent < block.bytes.len() {
@@ -206,7 +209,8 @@ impl Feed {
                                 sent.0 += bytes.len();
                                 return Some(Ok(BlockPart::Bytes(bytes)));
                             }
-                            if progress.changed().await.is_err() {
+                            let wait = self.path.changed_soon(&self.file, flight, progress);
+                            if wait.await.is_err() {
                                 self.current = Current::Failed;
                                 let detail = "the fetch was given up";
                                 return Some(Err(Failure::new(FailureKind::Unavailable, detail)));

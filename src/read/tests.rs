@@ -692,3 +692,4 @@ mod bundles;
 mod contents;
 mod leases;
 mod ranges;
+mod siblings;

@@ -4,7 +4,7 @@
 //! use. Therefore one file of each group of [`GROUP`] that a bundle brings is left to be asked for: it
 //! stands for its group.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A reader or a child has asked for it.
@@ -27,6 +27,8 @@ pub(super) struct Touched {
     marks: OnceLock<Box<[AtomicU8]>>,
     /// Whether the directory is to be brought whole, once that was looked at.
     whole: AtomicU8,
+    /// Files were brought to readers in no order.
+    scattered: AtomicBool,
     reads: AtomicU32,
     /// Sample and group, by position. Guards itself; held for a push or a search of at most one entry
     /// for each [`GROUP`] files.
@@ -106,6 +108,16 @@ impl Touched {
     pub(super) fn set_whole(&self, brought: bool) {
         let state = if brought { 1 } else { 2 };
         self.whole.store(state, Ordering::Relaxed);
+    }
+
+    /// Whether files were brought to readers in no order.
+    pub(super) fn is_scattered(&self) -> bool {
+        self.scattered.load(Ordering::Relaxed)
+    }
+
+    /// Files are brought to readers in no order.
+    pub(super) fn set_scattered(&self) {
+        self.scattered.store(true, Ordering::Relaxed);
     }
 
     /// Whether a bundle has brought the file, or is to, or somebody has read it.

@@ -47,6 +47,11 @@ impl Walk {
         self.run.load(Ordering::Relaxed) > other.run.load(Ordering::Relaxed)
     }
 
+    /// Whether a reader goes forward here.
+    pub(super) fn is_run(&self) -> bool {
+        self.run.load(Ordering::Relaxed) >= RUN_MIN
+    }
+
     /// Whether a run long enough to fetch ahead for has come to place `end`.
     pub(super) fn has_come_to(&self, end: u32) -> bool {
         self.next.load(Ordering::Relaxed) == end && self.run.load(Ordering::Relaxed) >= RUN_MIN

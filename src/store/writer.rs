@@ -14,10 +14,10 @@ use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, ItemPath};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes that may wait to be written. They are part of what a daemon takes above its caches.
@@ -26,9 +26,10 @@ const QUEUE_BYTES_MAX: u64 = 16 << 20;
 const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
-/// How long a block waits for room in the queue. After one that waited in vain none waits until the
-/// queue moves again.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a block waits for room in the queue.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// After a wait none waits for so many times as long: a slow disk delays readers by a tenth at most.
+const BETWEEN_WAITS: u32 = 9;
 
 /// A verified block to keep.
 #[derive(Debug)]
@@ -80,8 +81,8 @@ pub(super) enum Job {
 pub(super) struct Writer {
     jobs: mpsc::SyncSender<Job>,
     room: Arc<Semaphore>,
-    /// The queue did not move when it was last full.
-    stuck: AtomicBool,
+    /// No block waits before this. Held for a look only.
+    next_wait: Mutex<Instant>,
     shared: Arc<Shared>,
     /// The writing thread, and the one that sweeps.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -105,7 +106,7 @@ impl Writer {
         Ok(Self {
             jobs,
             room: Arc::new(Semaphore::new(to_usize(QUEUE_BYTES_MAX / QUEUE_UNIT))),
-            stuck: AtomicBool::new(false),
+            next_wait: Mutex::new(Instant::now()),
             shared,
             threads: Mutex::new(vec![thread]),
         })
@@ -120,18 +121,27 @@ impl Writer {
         let room = Arc::clone(&self.room);
         let permit = match Arc::clone(&room).try_acquire_many_owned(units) {
             Ok(permit) => permit,
-            Err(_) if self.stuck.load(Ordering::Relaxed) => return false,
             Err(_) => {
+                let began = Instant::now();
+                if *self.lock_next_wait() > began {
+                    return false;
+                }
                 let waited = tokio::time::timeout(PATIENCE, room.acquire_many_owned(units)).await;
+                let now = Instant::now();
+                *self.lock_next_wait() = now + (now - began) * BETWEEN_WAITS;
                 let Ok(Ok(permit)) = waited else {
-                    self.stuck.store(true, Ordering::Relaxed);
                     return false;
                 };
                 permit
             }
         };
-        self.stuck.store(false, Ordering::Relaxed);
         self.jobs.try_send(Job::Put(put, permit)).is_ok()
+    }
+
+    fn lock_next_wait(&self) -> MutexGuard<'_, Instant> {
+        self.next_wait
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Content that was not what it should be.

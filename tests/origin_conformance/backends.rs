@@ -1,7 +1,7 @@
 //! Object stores and web servers that a test can fill.
 
 use crate::capabilities::{self, Kind};
-use crate::fixtures::{Backend, fill, quick};
+use crate::fixtures::{Backend, fill, patient, quick};
 use crate::servers::{AzureServer, S3Server, WebServer};
 use copperfs::origin::{ObjectOrigin, Origin};
 use futures_util::StreamExt;
@@ -67,7 +67,7 @@ impl Objects {
     pub(crate) async fn google() -> Self {
         let server = S3Server::without_keys().await;
         let spec = server.google("gs://bucket/top");
-        let origin = ObjectOrigin::connect(&spec, &quick()).expect("the origin");
+        let origin = ObjectOrigin::connect(&spec, &patient()).expect("the origin");
         Self::in_bucket(&capabilities::GOOGLE, server, origin)
     }
 
@@ -203,7 +203,7 @@ impl Web {
     }
 
     fn over(kind: &'static Kind, server: WebServer) -> Self {
-        let origin = ObjectOrigin::connect(&server.spec(), &quick()).expect("the origin");
+        let origin = ObjectOrigin::connect(&server.spec(), &patient()).expect("the origin");
         Self {
             kind,
             server,

@@ -2,7 +2,7 @@
 
 use crate::backends::upload;
 use crate::faulty_server::{Reply, Server};
-use crate::fixtures::{path, quick};
+use crate::fixtures::{path, patient};
 use crate::servers::{AzureServer, S3Server, WebServer};
 use copperfs::origin::{Finding, OriginOptions, OriginSpec, Origins, Outcome};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ async fn stores_that_are_as_they_should_be() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_web_server_lacks() {
     let web = WebServer::with_ranges().await;
-    let findings = examine(web.spec(), &quick()).await;
+    let findings = examine(web.spec(), &patient()).await;
     let poor = [
         ("origin reach", Outcome::Good),
         ("origin list", Outcome::Poor),
@@ -88,7 +88,7 @@ async fn a_poor_store() {
         uri: "s3://bucket/top".to_owned(),
         options: BTreeMap::from(options.map(|(key, value)| (key.to_owned(), value))),
     };
-    let findings = examine(spec, &quick()).await;
+    let findings = examine(spec, &patient()).await;
     let expected = [
         ("origin reach", Outcome::Good),
         ("origin list", Outcome::Good),

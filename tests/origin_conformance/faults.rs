@@ -205,6 +205,26 @@ async fn versions_never_mix_in_one_read() {
     );
 }
 
+/// A web server's tag is that of the file when its answer began: nginx makes it of time and size.
+#[tokio::test]
+async fn the_tag_of_a_web_server_is_checked_at_the_end() {
+    let server = Server::start(|request| {
+        if is_slashed(request) {
+            return status(404);
+        }
+        let later = request.index > 2 && request.method == "HEAD";
+        content(request, if later { "5e0-6" } else { "5e0-5" }, b"12345")
+    })
+    .await;
+    let origin = web(&server);
+    let attributes = stat(&origin, "a").await.expect("attributes");
+    let stale = read(&origin, "a", &attributes, 0, 5).await;
+    assert_eq!(
+        stale.expect_err("changed meanwhile").kind,
+        FailureKind::Stale
+    );
+}
+
 #[tokio::test]
 async fn without_a_tag_the_version_is_checked_at_the_end() {
     const OLD: &str = "last-modified: Wed, 01 Jan 2020 00:00:00 GMT\r\n";

@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 server on loopback that misbehaves as told.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -17,6 +18,8 @@ pub(crate) struct Request {
     pub(crate) range: Option<(usize, usize)>,
     /// How many requests came before this one.
     pub(crate) index: usize,
+    /// How many are being served, this one included.
+    pub(crate) under_way: usize,
 }
 
 /// What the server does with a request.
@@ -27,6 +30,8 @@ pub(crate) enum Reply {
     Cut(u16, String, Vec<u8>, usize),
     /// Says nothing for a long time.
     Silence,
+    /// The same, so much later.
+    Later(Duration, Box<Reply>),
 }
 
 type Handler = dyn Fn(&Request) -> Reply + Send + Sync;
@@ -43,10 +48,12 @@ impl Server {
         let address = listener.local_addr().expect("its address");
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (handler, log): (Arc<Handler>, _) = (Arc::new(handler), Arc::clone(&requests));
+        let serving = Arc::new(AtomicUsize::new(0));
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&handler), Arc::clone(&log)));
+                let (handler, log) = (Arc::clone(&handler), Arc::clone(&log));
+                connections.spawn(serve(stream, handler, log, Arc::clone(&serving)));
             }
         });
         Self {
@@ -67,7 +74,21 @@ impl Drop for Server {
     }
 }
 
-async fn serve(stream: TcpStream, handler: Arc<Handler>, log: Arc<Mutex<Vec<Request>>>) {
+/// One of the requests that are being served.
+struct Serving(Arc<AtomicUsize>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    handler: Arc<Handler>,
+    log: Arc<Mutex<Vec<Request>>>,
+    serving: Arc<AtomicUsize>,
+) {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     if stream.read_line(&mut line).await.is_err() {
@@ -95,6 +116,8 @@ async fn serve(stream: TcpStream, handler: Arc<Handler>, log: Arc<Mutex<Vec<Requ
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok();
+    let under_way = serving.fetch_add(1, Ordering::SeqCst) + 1;
+    let _serving = Serving(serving);
     let request = {
         let mut log = log.lock().expect("the log");
         let request = Request {
@@ -102,11 +125,18 @@ async fn serve(stream: TcpStream, handler: Arc<Handler>, log: Arc<Mutex<Vec<Requ
             target,
             range,
             index: log.len(),
+            under_way,
         };
         log.push(request.clone());
         request
     };
-    let (status, headers, body, sent) = match handler(&request) {
+    let mut reply = handler(&request);
+    while let Reply::Later(wait, then) = reply {
+        tokio::time::sleep(wait).await;
+        reply = *then;
+    }
+    let (status, headers, body, sent) = match reply {
+        Reply::Later(..) => return,
         Reply::Silence => {
             tokio::time::sleep(Duration::from_secs(60)).await;
             return;

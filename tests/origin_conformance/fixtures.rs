@@ -116,6 +116,14 @@ pub(crate) fn quick() -> OriginOptions {
     }
 }
 
+/// For real servers, on machines that have other things to do.
+pub(crate) fn patient() -> OriginOptions {
+    let mut options = quick();
+    options.retries.timeout = Duration::from_secs(30);
+    options.retries.read_timeout = Duration::from_secs(20);
+    options
+}
+
 pub(crate) struct Posix {
     dir: tempfile::TempDir,
     origin: PosixOrigin,

@@ -14,6 +14,7 @@ mod faulty_server;
 mod fixtures;
 mod pages;
 mod posix;
+mod pressure;
 mod refusals;
 mod router;
 mod servers;

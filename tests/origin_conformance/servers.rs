@@ -1,7 +1,7 @@
 //! Real servers on loopback, each a process of its own that ends with its guard. Installed by
 //! `scripts/test-servers`.
 
-use crate::fixtures::{path, quick};
+use crate::fixtures::{path, patient};
 use copperfs::origin::{OriginOptions, OriginSpec};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -76,7 +76,7 @@ fn text<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
 fn with_env<const N: usize>(env: [(&str, &str); N]) -> OriginOptions {
     OriginOptions {
         env: text(env),
-        ..quick()
+        ..patient()
     }
 }
 
@@ -213,6 +213,15 @@ impl AzureServer {
     }
 }
 
+/// `python3 -m http.server PORT --directory DIR`, with room for more than five who wait to be let in.
+const WITHOUT_RANGES: &str = "
+import functools, http.server, sys
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+files = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.argv[2])
+Server((\"127.0.0.1\", int(sys.argv[1])), files).serve_forever()
+";
+
 /// A plain web server over a directory.
 pub(crate) struct WebServer {
     process: Process,
@@ -240,9 +249,8 @@ impl WebServer {
         let process = Process::start("the web server", |address| {
             let mut command = Command::new("python3");
             command
-                .args(["-m", "http.server", "--bind", "127.0.0.1", "--directory"])
-                .arg(root.path())
-                .arg(address.port().to_string());
+                .args(["-c", WITHOUT_RANGES, &address.port().to_string()])
+                .arg(root.path());
             command
         })
         .await;

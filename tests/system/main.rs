@@ -27,6 +27,7 @@ mod faults;
 mod freshness;
 mod healing;
 mod hosts;
+mod indexed;
 mod ioctl;
 mod job_start;
 mod large;

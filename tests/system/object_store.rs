@@ -96,6 +96,16 @@ impl Server {
             .env("AWS_ALLOW_HTTP", "true");
         Mount::at(&scratch.dir("mnt"), &mut mount)
     }
+
+    /// Lets `command` reach this server.
+    pub(crate) fn let_in<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env("AWS_ACCESS_KEY_ID", Self::KEYS.0)
+            .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
+            .env("AWS_REGION", "us-east-1")
+            .env("AWS_ENDPOINT", format!("http://{}", self.address))
+            .env("AWS_ALLOW_HTTP", "true")
+    }
 }
 
 fn fill(bucket: &Path) {

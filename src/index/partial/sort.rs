@@ -83,7 +83,7 @@ impl Sorted {
     ///
     /// # Errors
     /// A run cannot be read.
-    pub fn next(&mut self) -> io::Result<Option<u64>> {
+    pub fn next_record(&mut self) -> io::Result<Option<u64>> {
         let Some(Reverse((mut last, run))) = self.heads.pop() else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ async fn an_index_tells_what_the_tree_is() {
     let target = out.path().join("i");
     let totals = make(root.path(), &target, true).await;
     assert_eq!(totals.directories, 44);
-    assert_eq!((totals.files, totals.others, totals.unlisted), (4041, 2, 0));
+    assert_eq!((totals.files, totals.others, totals.unlisted), (2041, 2, 0));
     assert_eq!(totals.bytes, 4000 + 3_000_000);
     let index = open(&target).await.unwrap();
     assert_eq!(index.totals(), totals);
@@ -20,7 +20,7 @@ async fn an_index_tells_what_the_tree_is() {
         "it takes several blocks"
     );
     let (all, more) = index.entries(&place, None, usize::MAX).await.unwrap();
-    assert_eq!((all.len(), more), (4001, false));
+    assert_eq!((all.len(), more), (2001, false));
     assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
     // Page by page, and name by name.
     let mut paged: Vec<Entry> = Vec::new();
@@ -57,6 +57,8 @@ async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
     let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     plant(root.path());
     let (whole, target) = (out.path().join("whole"), out.path().join("resumed"));
+    // Listing a directory for the first time changes when it was last looked at.
+    make(root.path(), &whole, false).await;
     let directories = make(root.path(), &whole, false).await.directories;
     let uri = format!("file://{}", root.path().display());
     let mut listed = 0;
@@ -120,7 +122,7 @@ async fn records_are_sorted_in_runs_and_the_last_of_each_counts() {
     let order = |run_bytes| {
         let mut sorted = Sorted::in_runs(&log, run_bytes).unwrap();
         let mut found = Vec::new();
-        while let Some(at) = sorted.next().unwrap() {
+        while let Some(at) = sorted.next_record().unwrap() {
             let (record, _) = log.record_at(at).unwrap().unwrap();
             found.push((record.directory.path, record.again));
         }

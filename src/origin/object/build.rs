@@ -3,6 +3,7 @@
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are not ours to judge.
 
+use super::gate::Gate;
 use super::http::Connector;
 use super::{Names, ObjectOrigin};
 use crate::origin::error::{OriginError, redacted};
@@ -18,14 +19,16 @@ use std::sync::Arc;
 
 /// The store that builder `$builder` makes for `$url` with `$keys`: the builders have no trait in common.
 macro_rules! configured {
-    ($builder:ty, $url:expr, $keys:expr, $options:expr) => {
+    ($builder:ty, $url:expr, $keys:expr, $options:expr, $gate:expr) => {
         $keys
             .into_iter()
             .fold(
                 <$builder>::new()
                     .with_url($url)
                     .with_client_options(client_options($options))
-                    .with_http_connector(Connector)
+                    .with_http_connector(Connector {
+                        gate: Arc::clone($gate),
+                    })
                     .with_retry(retry_config($options)),
                 |builder, (key, value)| builder.with_config(key, value),
             )
@@ -51,18 +54,19 @@ pub(super) fn connect(
     let (scheme, prefix) =
         ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
     let url_text = spec.uri.as_str();
+    let gate = Gate::new(options.object_concurrency);
     let names = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
-            configured!(AmazonS3Builder, url_text, keys, options).map(Names::paged)
+            configured!(AmazonS3Builder, url_text, keys, options, &gate).map(Names::paged)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
-            configured!(GoogleCloudStorageBuilder, url_text, keys, options).map(Names::paged)
+            configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate).map(Names::paged)
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
-            configured!(MicrosoftAzureBuilder, url_text, keys, options).map(Names::paged)
+            configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate).map(Names::paged)
         }
         ObjectStoreScheme::Http => {
             // Whoever writes http:// has allowed it.
@@ -70,7 +74,7 @@ pub(super) fn connect(
             let mut keys = vec![allowed];
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
-            configured!(HttpBuilder, server, keys, options).map(|store| Names::probed(store))
+            configured!(HttpBuilder, server, keys, options, &gate).map(|store| Names::probed(store))
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
@@ -78,7 +82,7 @@ pub(super) fn connect(
         uri: uri.clone(),
         reason: reason(&error),
     })?;
-    Ok(ObjectOrigin::new(names, &prefix, &uri, options))
+    Ok(ObjectOrigin::new(names, gate, &prefix, &uri, options))
 }
 
 /// Why a client cannot be made, without what it quotes of a key.

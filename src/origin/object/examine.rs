@@ -1,5 +1,6 @@
 //! What a store tells of one object: what its versions are made of, and whether it gives ranges.
 
+use super::gate::Turn;
 use super::{ObjectOrigin, error, has_strong_tag, tag};
 use copperfs_overlay::{Failure, ItemPath};
 use object_store::{GetOptions, GetRange, ObjectMeta};
@@ -37,7 +38,10 @@ impl ObjectOrigin {
             range: Some(GetRange::Bounded(0..1)),
             ..GetOptions::default()
         };
-        match inner.get(&key, first).await {
+        let permit = inner.gate.enter(Turn::Demand).await;
+        let answer = inner.get(&key, first, &permit).await;
+        drop(permit);
+        match answer {
             Ok(answer) => {
                 let version = source(&answer.meta);
                 answer.bytes().await.map_err(failed)?;

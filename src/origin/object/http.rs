@@ -6,8 +6,11 @@
 //! - Some servers (`rclone serve s3` is one) answer a range with 200 instead of 206, `Content-Range` and
 //!   all. What the answer says of itself holds: it is taken for the 206 that it is, and the client
 //!   compares the range with what was asked for.
+//! - The store's [`Gate`] learns of every attempt here: the client repeats refused requests by itself, and
+//!   its callers never hear of them.
 //! - A listing may hold keys that cannot be names: see [`super::listed_keys`].
 
+use super::gate::Gate;
 use super::listed_keys::{listed_prefix, understandable};
 use futures_util::future::BoxFuture;
 use object_store::client::{
@@ -15,25 +18,31 @@ use object_store::client::{
     ReqwestConnector,
 };
 use object_store::{ClientOptions, HeaderValue};
+use std::sync::Arc;
 
 /// Marks a request (as an extension of its options) that asks for `path/`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AsDirectory;
 
-/// Makes the clients of all stores.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Connector;
+/// Makes the clients of one store.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    /// What is told of every attempt.
+    pub(super) gate: Arc<Gate>,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Client { inner }))
+        let gate = Arc::clone(&self.gate);
+        Ok(HttpClient::new(Client { inner, gate }))
     }
 }
 
 #[derive(Debug)]
 struct Client {
     inner: HttpClient,
+    gate: Arc<Gate>,
 }
 
 impl HttpService for Client {
@@ -56,7 +65,13 @@ impl HttpService for Client {
             }
             let ranged = request.headers().contains_key("range");
             let listed = request.uri().query().and_then(listed_prefix);
-            let mut response = self.inner.execute(request).await?;
+            let began = self.gate.round();
+            let response = self.inner.execute(request).await;
+            match &response {
+                Ok(response) => self.gate.answered(began, response.status().as_u16()),
+                Err(error) => self.gate.failed(began, error),
+            }
+            let mut response = response?;
             let says_range = response.headers().contains_key("content-range");
             if ranged
                 && says_range

@@ -9,6 +9,7 @@
 //!   client understand pages that hold such keys.
 
 use super::Inner;
+use super::gate::Turn;
 use bytes::Bytes;
 use copperfs_overlay::{Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
 use futures_util::StreamExt;
@@ -109,6 +110,7 @@ impl Inner {
             page_token: position.token.clone(),
             ..PaginatedListOptions::default()
         };
+        let _permit = self.gate.enter(Turn::Demand).await;
         match &self.names.pages {
             Some(pages) => pages.list_paginated(prefix.as_deref(), options).await,
             None => Ok(PaginatedListResult {
@@ -118,6 +120,7 @@ impl Inner {
         }
     }
 
+    /// Goes with its caller's permit.
     async fn whole(&self, key: &str) -> object_store::Result<ListResult> {
         let prefix = object_store::path::Path::parse(key)?;
         let prefix = (!key.is_empty()).then_some(&prefix);
@@ -132,10 +135,10 @@ impl Inner {
         position: Position,
         limit: usize,
     ) -> Result<(Entries, Option<Position>, bool), Failure> {
-        let result = self
-            .whole(key)
-            .await
-            .map_err(|failure| self.failure(ACTION, dir, &failure))?;
+        let permit = self.gate.enter(Turn::Demand).await;
+        let result = self.whole(key).await;
+        drop(permit);
+        let result = result.map_err(|failure| self.failure(ACTION, dir, &failure))?;
         let seen = !result.objects.is_empty() || !result.common_prefixes.is_empty();
         let mut entries = Entries::new();
         self.add(key, &result, &mut entries);

@@ -69,14 +69,17 @@ async fn turned_off_nothing_is_brought_unasked() {
     assert_eq!(path.stats().bundles, BundleStats::default());
 }
 
-/// A large directory is brought in growing windows, to one who goes in order and to nobody else.
-#[tokio::test]
-async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
-    let wide = || ReadOptions {
+fn wide() -> ReadOptions {
+    ReadOptions {
         listing_entries_max: 5000,
         listings_bytes_max: 64 << 20,
         ..options()
-    };
+    }
+}
+
+/// A large directory is brought in growing windows to one who goes in order.
+#[tokio::test]
+async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
     let (path, source) = read_path(directory(2000, 1000), wide());
     for i in 0..600 {
         read(&path, &source, &format!("f{i:04}")).await;
@@ -96,10 +99,76 @@ async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
     assert!(asked <= 2000, "{asked} files asked for: some twice");
 
     let (path, source) = read_path(directory(2000, 1000), wide());
-    for i in 0..100 {
+    for i in 0..7 {
         read(&path, &source, &format!("f{:04}", i * 37 % 2000)).await;
     }
-    assert_eq!(requests(&source), (100, 0));
+    assert_eq!(requests(&source), (7, 0), "a few picks say nothing");
+}
+
+/// One who reads on and on in no order has the rest of the directory brought, each file once.
+#[tokio::test]
+async fn a_large_directory_comes_whole_to_those_who_read_it_in_no_order() {
+    let (path, source) = read_path(directory(2000, 1000), wide());
+    for i in 0..2000 {
+        read(&path, &source, &format!("f{:04}", i * 37 % 2000)).await;
+    }
+    assert_eq!(requests(&source), (7, 1));
+    let stats = path.stats().bundles;
+    assert_eq!((stats.files, stats.wasted_bytes), (1993, 0));
+    assert_eq!(path.0.bundles.scattered.unproven_bytes(), 0);
+}
+
+/// What is brought to a reader in no order grows with what it has read, and is bounded by the cache.
+#[tokio::test]
+async fn what_comes_in_no_order_is_bounded() {
+    let size = 100_000;
+    let (path, source) = read_path(directory(1000, size), wide());
+    let mut brought = Vec::new();
+    for i in 0..150 {
+        read(&path, &source, &format!("f{:04}", i * 37 % 1000)).await;
+        let stats = path.stats().bundles;
+        let unproven = path.0.bundles.scattered.unproven_bytes();
+        assert!(unproven <= 16 << 20, "a quarter of 64 MiB: {unproven}");
+        brought.push(stats.useful_bytes + stats.wasted_bytes);
+    }
+    assert_eq!(brought[6], 0);
+    assert!((1..=8 << 20).contains(&brought[7]), "{}", brought[7]);
+    assert!(brought[15] > brought[7] && brought[149] > brought[63]);
+}
+
+/// Who waits for a file behind others in a bundle has it asked for by itself, once however many wait.
+#[tokio::test]
+async fn a_reader_overtakes_a_slow_bundle() {
+    let (path, source) = read_path(directory(30, 1000), options());
+    source.bundle_hangs.store(3, Ordering::Relaxed);
+    for name in ["f0000", "f0001"] {
+        read(&path, &source, name).await;
+    }
+    assert_eq!(requests(&source), (1, 1));
+    let before = tokio::time::Instant::now();
+    let readers: Vec<_> = ["f0020"; 3]
+        .map(|name| {
+            let path = path.clone();
+            tokio::spawn(async move {
+                let f = file(&path, name).await;
+                path.read(&f, &ReadAhead::default(), 0, 1000).await
+            })
+        })
+        .into();
+    for reader in readers {
+        assert_eq!(reader.await.unwrap().unwrap(), source.content("f0020"));
+    }
+    assert!(
+        before.elapsed() < Duration::from_millis(900),
+        "the bundle was waited for: {:?}",
+        before.elapsed()
+    );
+    assert_eq!(requests(&source), (2, 1));
+    // The bundle is given up in the end, and nothing is left of it.
+    while path.0.bundles.stats().requests == 1 && !path.0.block_flights.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(requests(&source), (2, 1), "nobody wanted the others");
 }
 
 /// One who picks two files of every directory pays for a few bundles and is then left alone.

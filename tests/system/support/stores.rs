@@ -167,7 +167,7 @@ impl Store {
     /// `copperfs mount` of the origin as `/data`, with the variables that a user sets.
     pub fn mount(&self, container: &str, key: &str) -> Command {
         let origin = format!("/data={}", self.uri(container));
-        let mut mount = copperfs(["mount", "--request-timeout", "5s", "--origin", &origin]);
+        let mut mount = copperfs(["mount", "--request-timeout", "20s", "--origin", &origin]);
         match self.protocol {
             Protocol::Azure => {
                 mount.env("AZURE_STORAGE_ACCOUNT_NAME", Self::ACCOUNT);

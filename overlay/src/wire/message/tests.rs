@@ -221,7 +221,7 @@ fn requests_have_the_bytes_of_the_specification() {
         assert_eq!(&bytes[..], parts.concat(), "{request:?}");
     };
     let path = || ItemPath::parse(b"a/b").unwrap();
-    let (x, budget_ms) = (|| Bytes::from_static(b"x"), 300);
+    let (x, budget_ms, tree) = (|| Bytes::from_static(b"x"), 300, 1);
     let (cursor, limit) = (Some(Cursor(x())), 100_000);
     let list = Request::List {
         path: path(),
@@ -252,7 +252,6 @@ fn requests_have_the_bytes_of_the_specification() {
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
     same(Request::Usage { path: path_ }, &[&[4, 0]]);
-    let tree = 1;
     same(Request::Origins { tree }, &[&[5, 1]]);
     same(
         Request::ClusterReports { tree, budget_ms },

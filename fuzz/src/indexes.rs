@@ -1,0 +1,111 @@
+//! The decoders of an index: a file that anybody may have written. They belong to the program, which
+//! would be much to build for it; so their module is taken in as it is.
+
+use crate::{alloc, values};
+use arbitrary::Unstructured;
+use copperfs_overlay::Version;
+
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "of the program, not of this crate"
+)]
+#[path = "../../src/index/format.rs"]
+pub mod format;
+
+use format::{
+    BlockPlace, DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder, HEADER_BYTES,
+    Header, Tail, Totals, checksum, unpack,
+};
+
+/// What a decoder may take beside a multiple of what it is given.
+const SLACK_BYTES: usize = 512 << 10;
+/// What one byte may make a decoder take: an entry of no bytes has none, and a name or path may be
+/// shared with the one before it.
+const PER_BYTE: usize = 8192;
+
+/// One body; the first byte says of what.
+pub fn indexes(data: &[u8]) {
+    let Some((&kind, body)) = data.split_first() else {
+        return;
+    };
+    let bound = body.len() * PER_BYTE + SLACK_BYTES;
+    alloc::within(bound, || match kind % 5 {
+        0 => entries(body),
+        1 => directories(body),
+        2 => drop(Header::decode(body, body.len() as u64)),
+        3 => drop(Tail::decode(body, &header(body))),
+        _ => drop(unpack(body, body.len() * 2, &checksum(body))),
+    });
+}
+
+/// What is accepted comes back.
+fn entries(body: &[u8]) {
+    let mut decoder = EntryDecoder::new(body);
+    let mut encoder = EntryEncoder::default();
+    let (mut count, mut out) = (0, Vec::new());
+    while let Ok(entry) = decoder.entry() {
+        count += 1;
+        assert!(count <= body.len());
+        let mut alone = Vec::new();
+        EntryEncoder::default().push(&mut alone, &entry);
+        assert_eq!(EntryDecoder::new(&alone).entry().as_ref(), Ok(&entry));
+        out.clear();
+        encoder.push(&mut out, &entry);
+        assert!(out.len() <= format::ENTRY_BYTES_MAX);
+    }
+}
+
+fn directories(body: &[u8]) {
+    let mut decoder = DirectoryDecoder::new(body);
+    while let Ok(Some(record)) = decoder.record() {
+        let mut alone = Vec::new();
+        DirectoryEncoder::default().push(&mut alone, &record);
+        assert_eq!(DirectoryDecoder::new(&alone).record(), Ok(Some(record)));
+    }
+}
+
+/// A header that lets `tail` be looked into.
+fn header(tail: &[u8]) -> Header {
+    let stored = u32::try_from(tail.len()).unwrap_or(u32::MAX);
+    Header {
+        hashed: false,
+        file_bytes: 0,
+        tail_offset: HEADER_BYTES as u64,
+        tail_stored: stored,
+        tail_raw: stored,
+        tail_sum: checksum(tail),
+        made_at: 0,
+        totals: Totals::default(),
+        top: Version([0; 16]),
+    }
+}
+
+/// Bodies that the encoders make.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut from = Unstructured::new(&[0x5a; 4000]);
+    let mut entries = vec![0];
+    let mut encoder = EntryEncoder::default();
+    for _ in 0..3 {
+        let entry = values::entry(&mut from).expect("enough bytes");
+        encoder.push(&mut entries, &entry);
+    }
+    let tail = Tail {
+        uri: "s3://bucket/set".into(),
+        entries: vec![BlockPlace {
+            offset: HEADER_BYTES as u64,
+            stored: 9,
+            raw: 9,
+            sum: [1; 16],
+        }],
+        directories: Vec::new(),
+    };
+    let (tail, _) = tail.encode();
+    let header = header(&tail).encode();
+    vec![
+        entries,
+        [&[2], &header[..]].concat(),
+        [&[3], &tail[..]].concat(),
+        [&[4], &tail[..]].concat(),
+    ]
+}

@@ -1,0 +1,124 @@
+//! Listings ahead of those who walk a tree.
+
+use super::*;
+
+/// A directory of directories of one file each; counts who is listed.
+#[derive(Default)]
+struct Tree {
+    directories: usize,
+    listed: Mutex<Vec<String>>,
+}
+
+impl Tree {
+    fn entry(name: String, kind: FileKind) -> Entry {
+        Entry {
+            name: name.into(),
+            kind,
+            attributes: None,
+        }
+    }
+
+    fn refuse<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+        std::future::ready(Err(Failure::new(FailureKind::Unsupported, "not here"))).boxed()
+    }
+}
+
+impl Files for Tree {
+    fn list(
+        &self,
+        path: ItemPath,
+        _cursor: Option<Cursor>,
+        _limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        let name = String::from_utf8_lossy(path.as_bytes()).into_owned();
+        self.listed.lock().unwrap().push(name);
+        let entries = if path.is_root() {
+            let names = (0..self.directories).map(|at| format!("d{at:03}"));
+            names
+                .map(|name| Self::entry(name, FileKind::Directory))
+                .collect()
+        } else {
+            vec![Self::entry("file".to_owned(), FileKind::File)]
+        };
+        let listing = Listing {
+            directory: Source::new(&[]).attributes(b"").unwrap(),
+            entries,
+            next: None,
+        };
+        std::future::ready(Ok(listing)).boxed()
+    }
+
+    fn stat(
+        &self,
+        _parent: ItemPath,
+        _names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+        Self::refuse()
+    }
+
+    fn read(&self, _request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        Self::refuse()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+        Self::refuse()
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        Self::refuse()
+    }
+}
+
+async fn settled() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn tree(directories: usize) -> (ReadPath, Arc<Tree>) {
+    let tree = Arc::new(Tree {
+        directories,
+        ..Tree::default()
+    });
+    (alone(&options(), Arc::clone(&tree) as Arc<dyn Files>), tree)
+}
+
+async fn list(path: &ReadPath, name: &str) {
+    let directory = ItemPath::parse(name.as_bytes()).unwrap();
+    path.page_with(&directory, 0).await.unwrap();
+    settled().await;
+}
+
+#[tokio::test]
+async fn the_directories_behind_a_walker_are_listed_once_each_and_ahead() {
+    let (path, tree) = tree(100);
+    list(&path, "").await;
+    list(&path, "d000").await;
+    assert_eq!(tree.listed.lock().unwrap().len(), 2, "one says nothing");
+    list(&path, "d001").await;
+    let ahead = tree.listed.lock().unwrap().len();
+    assert!(ahead > 4, "{ahead}");
+    let mut waited = 0;
+    for at in 2..100 {
+        let name = format!("d{at:03}");
+        let directory = ItemPath::parse(name.as_bytes()).unwrap();
+        waited += usize::from(path.page_with_now(&directory, 0).is_none());
+        list(&path, &name).await;
+    }
+    assert_eq!(waited, 0);
+    let mut listed = tree.listed.lock().unwrap().clone();
+    assert_eq!(listed.len(), 101);
+    listed.sort_unstable();
+    listed.dedup();
+    assert_eq!(listed.len(), 101, "some were listed twice");
+}
+
+#[tokio::test]
+async fn one_who_picks_directories_has_none_listed_ahead() {
+    let (path, tree) = tree(100);
+    list(&path, "").await;
+    for name in ["d050", "d010", "d070", "d030", "d010"] {
+        list(&path, name).await;
+    }
+    assert_eq!(tree.listed.lock().unwrap().len(), 5);
+}

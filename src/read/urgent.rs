@@ -1,0 +1,135 @@
+//! Who waits for a file that a bundle is to bring does not wait for all those before it: after a moment
+//! the file is asked for by itself, and comes from whoever has it first.
+//!
+//! The moment is there because most files of a bundle come within it, and would be fetched twice.
+
+use super::blocks::{FileRef, landed};
+use super::flight::{Flight, Progress};
+use super::{Block, Inner, ReadPath};
+use bytes::BytesMut;
+use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest};
+use futures_util::StreamExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// How long a reader waits for a bundle alone: a round trip to most storage and a little more.
+const MOMENT: Duration = Duration::from_millis(30);
+
+impl ReadPath {
+    /// Waits for a block of `file`.
+    pub(super) async fn landed_soon(
+        &self,
+        file: &FileRef,
+        flight: &Arc<Flight>,
+    ) -> Result<Block, Failure> {
+        if flight.is_bundled() {
+            if let Ok(landed) = timeout(MOMENT, landed(flight)).await {
+                return landed;
+            }
+            self.urge(file, flight);
+        }
+        landed(flight).await
+    }
+
+    /// Waits for the next change of `flight`, the first block of `file`.
+    pub(super) async fn changed_soon(
+        &self,
+        file: &FileRef,
+        flight: &Arc<Flight>,
+        progress: &mut watch::Receiver<Progress>,
+    ) -> Result<(), watch::error::RecvError> {
+        if flight.is_bundled() {
+            if let Ok(changed) = timeout(MOMENT, progress.changed()).await {
+                return changed;
+            }
+            self.urge(file, flight);
+        }
+        progress.changed().await
+    }
+
+    fn urge(&self, file: &FileRef, flight: &Arc<Flight>) {
+        if flight.urge() {
+            let urgent = Urgent {
+                inner: Arc::clone(&self.0),
+                file: file.clone(),
+                flight: Arc::clone(flight),
+            };
+            drop(self.0.runtime.spawn(urgent.run()));
+        }
+    }
+}
+
+/// The request for one file of a bundle. Dropped with its runtime, it leaves nobody waiting.
+struct Urgent {
+    inner: Arc<Inner>,
+    file: FileRef,
+    flight: Arc<Flight>,
+}
+
+impl Urgent {
+    async fn run(self) {
+        let outcome = self.fetch().await;
+        if let Err(failure) = &outcome
+            && matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
+        {
+            self.inner.forget_attributes(&self.file.path);
+        }
+        self.end(outcome);
+    }
+
+    async fn fetch(&self) -> Result<Block, Failure> {
+        let request = ReadRequest {
+            path: self.file.path.clone(),
+            version: self.file.version,
+            size: self.file.size,
+            first_block: 0,
+            block_count: 1,
+            content: self.file.content,
+        };
+        let mut parts = self.inner.source.read(request).await?;
+        let mut bytes = BytesMut::new();
+        while let Some(part) = parts.next().await {
+            match part? {
+                BlockPart::Bytes(more) if bytes.len() as u64 <= self.file.size => {
+                    bytes.extend_from_slice(&more);
+                }
+                BlockPart::Bytes(_) => break,
+                BlockPart::Restart => bytes.clear(),
+                BlockPart::End(hash) if bytes.len() as u64 == self.file.size => {
+                    self.file.check(hash)?;
+                    return Ok(Block {
+                        bytes: bytes.freeze(),
+                        hash,
+                        path: self.file.path.clone(),
+                    });
+                }
+                BlockPart::End(_) => break,
+            }
+        }
+        let detail = format!("{}: a block of another length", self.file.path);
+        Err(Failure::new(FailureKind::Corrupt, detail))
+    }
+
+    fn end(&self, outcome: Result<Block, Failure>) {
+        if !self.flight.land() {
+            return;
+        }
+        let key = self.file.key(0);
+        if let Ok(block) = &outcome {
+            self.inner.data.insert(key, block.clone(), self.file.size);
+        }
+        self.inner.block_flights.remove(&key);
+        self.flight.finish(outcome);
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        self.end(Err(Failure::new(
+            FailureKind::Unavailable,
+            "the node is shutting down",
+        )));
+    }
+}
