@@ -296,7 +296,7 @@ impl Opened {
             );
             status.is_ok()
         };
-        kept.into_iter().all(|file| has_links(file)) && (0..FANS).all(fan)
+        kept.into_iter().all(has_links) && (0..FANS).all(fan)
     }
 
     /// The directory and name of a content file.
