@@ -175,9 +175,9 @@ impl Writer {
             return Err(Errno::AGAIN);
         }
         let (done, answer) = mpsc::sync_channel(1);
-        if self.jobs.send(Job::Room(bytes, done)).is_err() {
-            return Err(Errno::CANCELED);
-        }
+        self.jobs
+            .send(Job::Room(bytes, done))
+            .map_err(|_closed| Errno::CANCELED)?;
         answer.recv().unwrap_or(Err(Errno::CANCELED))
     }
 

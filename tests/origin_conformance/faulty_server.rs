@@ -31,7 +31,7 @@ pub(crate) enum Reply {
     /// Says nothing for a long time.
     Silence,
     /// The same, so much later.
-    Later(Duration, Box<Reply>),
+    Later(Duration, Box<Self>),
 }
 
 type Handler = dyn Fn(&Request) -> Reply + Send + Sync;

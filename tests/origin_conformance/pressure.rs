@@ -100,6 +100,7 @@ fn bundles(listing: &Listing, at_once: usize) -> Vec<BundleRequest> {
                 name: entry.name.clone(),
                 version: attributes.version,
                 size: attributes.size,
+                content: None,
             }
         })
         .collect();
@@ -223,6 +224,7 @@ async fn a_reader_goes_before_a_bundle() {
         size: last.size,
         first_block: 0,
         block_count: 1,
+        content: None,
     };
     let mut parts = origins.read(request).await.expect("a stream");
     let first = parts.next().await.expect("a part").expect("bytes");

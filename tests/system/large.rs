@@ -182,7 +182,7 @@ fn memory_stays_within_its_bound() {
         eprintln!("{what}: {} MiB", most / MIB);
         assert!(most <= MEMORY + 64 * MIB, "{what}: {most} bytes");
     };
-    let path = |file: usize| mount.path(&format!("f{file}"));
+    let path = |file: usize| mount.path(format!("f{file}"));
     let before = mount.stats();
     // Here and there first: a file of 12 MiB is not brought whole to a node this small.
     let file = fs::File::open(path(0)).unwrap();

@@ -52,7 +52,7 @@ impl Files for Tree {
         &self,
         _parent: ItemPath,
         _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Vec<Result<Attributes, Failure>>, Failure>> {
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         Self::refuse()
     }
 
@@ -60,7 +60,7 @@ impl Files for Tree {
         Self::refuse()
     }
 
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         Self::refuse()
     }
 
