@@ -172,7 +172,7 @@ impl Writer {
     /// The disk's, or that there is no room without touching the reserve.
     pub(super) fn room(&self, bytes: u64) -> Result<(), Errno> {
         if !self.shared.health.may_write() {
-            return Err(Errno::NOSPC);
+            return Err(Errno::AGAIN);
         }
         let (done, answer) = mpsc::sync_channel(1);
         self.jobs
