@@ -69,7 +69,7 @@ def _find(bench, environment, index):
 
 def _bucket(base):
     """The bucket as files, made once."""
-    bucket, mark = base / "many", base / f"many-{ENTRIES}"
+    bucket, mark = base / "many", base / f"many-{ENTRIES}-unlike"
     if mark.exists():
         return bucket
     shutil.rmtree(bucket, ignore_errors=True)
@@ -77,7 +77,7 @@ def _bucket(base):
         directory = bucket / f"part-{number:04}"
         directory.mkdir(parents=True)
         for file in range(FILES):
-            (directory / f"image-{number:04}-{file:02}.jpg").write_bytes(b"%d" % (number + file))
+            (directory / f"image-{number:04}-{file:02}.jpg").write_bytes(b"%d-%d" % (number, file))
     mark.touch()
     return bucket
 

@@ -112,10 +112,7 @@ fn change(served: &Served) {
     }
 }
 
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "it reads as an assertion does"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "they are made on the spot")]
 fn same<T: PartialEq + Debug>(what: &str, seen: T, wanted: T) -> Result<(), String> {
     if seen == wanted {
         return Ok(());

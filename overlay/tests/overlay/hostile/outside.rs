@@ -48,14 +48,14 @@ async fn no_question_leads_out_of_the_namespace() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
     let (_endpoint, child) = raw_child(&tree, 1).await;
-    let read = [&[9; 16][..], &[5, 0, 1]].concat();
+    let read = [&[9; 16][..], &[5, 0, 1, 0]].concat();
     let long = b"d/".repeat(2049);
     let no_paths = NO_PATHS.into_iter().chain([&long[..long.len() - 1]]);
     let mut questions = Vec::new();
     for wrong in no_paths {
         // List, stat of a name in it, read, extended attributes, usage, clear.
         let rests: [(&[u8], &[u8]); 6] = [
-            (&[0], &[0, 1]),
+            (&[0], &[0, 1, 0]),
             (&[1], &[1, 0]),
             (&[2], &read),
             (&[3], &[]),
@@ -100,7 +100,7 @@ async fn no_question_leads_out_of_the_namespace() {
     );
     assert!(tree.cleared().is_empty());
     // An absolute path is one of the namespace, whose root is nobody else's.
-    let answer = answer(&child, &question(&[0], b"/dir", &[0, 10]))
+    let answer = answer(&child, &question(&[0], b"/dir", &[0, 10, 0]))
         .await
         .unwrap();
     assert_eq!(answer[4], FrameKind::Head as u8);
