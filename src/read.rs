@@ -177,7 +177,7 @@ const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 const WINDOWS_SHARE: u64 = 16;
 
 /// A file that would fill more than one part in so many of the data cache is not fetched whole.
-const WHOLE_FILE_SHARE: u64 = 16;
+const WHOLE_FILE_SHARE: u64 = 4;
 
 /// The share of the attributes' bound that extended attributes get.
 const XATTR_SHARE: u64 = 8;

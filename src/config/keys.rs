@@ -333,7 +333,7 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "64MiB",
         Group::Caches,
-        "Bring files up to this size whole on their first read, if they fill no more than a sixteenth \
+        "Bring files up to this size whole on their first read, if they fill no more than a quarter \
          of the memory for data. Of larger ones comes what is asked for, and blocks of 1 MiB with \
          read-ahead to those who go forward.",
     ),
@@ -342,7 +342,8 @@ pub const KEYS: &[Key] = &[
         "true",
         Group::Caches,
         "Bring the small files of a directory together, when the first reads in it show that they will \
-         be wanted. What turns out not to be wanted is counted, and bounds what is brought.",
+         be wanted, and the listings of directories ahead of one who lists one after the other. What \
+         turns out not to be wanted of the files is counted, and bounds what is brought.",
     ),
     key(
         "bypass_above",

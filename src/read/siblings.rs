@@ -68,6 +68,9 @@ impl Descent {
 impl ReadPath {
     /// Somebody lists `path` from its beginning: lists ahead what he will want next.
     pub fn listing(&self, path: &ItemPath) {
+        if !self.0.options.bundles {
+            return;
+        }
         let Some((parent, name)) = path.split() else {
             return;
         };

@@ -27,9 +27,10 @@ const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
 /// How long a block waits for room in the queue.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// After a wait none waits for so many times as long: a slow disk delays readers by a tenth at most.
-const BETWEEN_WAITS: u32 = 9;
+const PATIENCE: Duration = Duration::from_millis(100);
+/// After a wait none waits for so many times as long: a slow disk takes up to half of the time of those
+/// who read what is not here yet, and nobody else's.
+const BETWEEN_WAITS: u32 = 1;
 
 /// A verified block to keep.
 #[derive(Debug)]

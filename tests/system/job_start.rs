@@ -242,6 +242,7 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     fixture::settle(top);
     let bytes = touched.files.values().sum::<u64>();
     let total = import_everywhere(top, script, &[]);
+    eprintln!("{} bytes read of {bytes}", total.get("origin.bytes_read"));
     let more = total.get("origin.bytes_read") - bytes;
     assert!(
         more * 5 <= bytes,
