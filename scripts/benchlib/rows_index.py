@@ -1,4 +1,4 @@
-"""Row 32b: `find` over 200,000 entries of an S3 bucket whose names come from an index.
+"""Row 37: `find` over 200,000 entries of an S3 bucket whose names come from an index.
 
 The server is `rclone serve s3` (scripts/test-servers) on loopback; what is measured asks it for no
 name, so its speed only counts for making the index, which is reported.
@@ -24,7 +24,7 @@ RCLONE = Path(__file__).resolve().parents[2] / ".venv/bin/rclone"
 KEYS = ("bench-key", "bench-secret")
 
 
-def row32b(bench):
+def row37(bench):
     bucket = _bucket(bench.data.base.parent / "buckets")
     with _server(bucket.parent) as environment, tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"
@@ -40,11 +40,11 @@ def row32b(bench):
     each = made["index_bytes"] / ENTRIES
     return [
         report.at_most(
-            "32b", f"S3, find over {ENTRIES:,} entries with an index, cold mount", 2,
+            "37a", f"S3, find over {ENTRIES:,} entries with an index, cold mount", 2,
             median(walls), " s", walls=walls,
         ),
-        report.at_most("32b2", "… bytes of the index for each entry", 40, each, " B"),
-        report.reported("32b3", "… making the index", f"{making:.1f} s"),
+        report.at_most("37b", "… bytes of the index for each entry", 40, each, " B"),
+        report.reported("37c", "… making the index", f"{making:.1f} s"),
     ]
 
 
