@@ -63,7 +63,7 @@ impl Inner {
         len: u64,
         deadline: Instant,
     ) -> Option<Bytes> {
-        // Out of trees is out of nodes above too: this one is the root.
+        // Nothing is held in a tree whose root this node is, and in one that there is not.
         let turns = self.holds.get(tree)?.as_ref().and(self.finds.get(tree))?;
         let finding = async {
             let _turn = turns.acquire().await.ok()?;
@@ -96,14 +96,14 @@ impl Inner {
                 Err(_failure) => Ok(None),
             }
         };
-        match taken.await {
+        let taken: Result<Option<Bytes>, StreamError> = taken.await;
+        match taken {
             Ok(Some(bytes)) => {
                 self.meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
                 Some(bytes)
             }
             Ok(None) => None,
             Err(error) => {
-                let error: StreamError = error;
                 if matches!(&error, StreamError::Wire(WireError::WrongHash)) {
                     self.meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
                     peer.lied();
