@@ -240,6 +240,12 @@ where
         }
     }
 
+    /// The first entry, in no order, of which `pick` makes something, without counting or touching it:
+    /// looks at all of them. `pick` must not use this cache.
+    pub fn search<R>(&self, mut pick: impl FnMut(&K, &V) -> Option<R>) -> Option<R> {
+        (self.slots.iter()).find_map(|slot| pick(slot.key(), &slot.value))
+    }
+
     /// Drops every entry for which `condemned` is true.
     pub fn remove_where(&self, mut condemned: impl FnMut(&K, &V) -> bool) {
         let _order = self.lock_order();

@@ -169,6 +169,7 @@ impl Node {
                 origins: origins.clone(),
                 store: store.clone(),
                 front: Arc::clone(&front),
+                scan: Arc::new(tokio::sync::Semaphore::new(1)),
             })
         })?;
         let overlay = Arc::new(overlay);

@@ -260,6 +260,16 @@ impl ReadPath {
         }
     }
 
+    /// A block in memory with these bytes, whatever file it belongs to. Looks at all blocks: call it on
+    /// a blocking thread, and seldom.
+    #[must_use]
+    pub fn by_hash(&self, hash: ContentHash, len: u64) -> Option<Bytes> {
+        (self.0.data).search(|_, block| {
+            let found = block.hash == hash && block.bytes.len() as u64 == len;
+            found.then(|| block.bytes.clone())
+        })
+    }
+
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> ReadStats {

@@ -124,7 +124,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=12)? {
+    Ok(match from.int_in_range(0..=13)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -187,6 +187,11 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             len: u64::arbitrary(from)?,
             content: None,
         }),
+        12 => Request::Find {
+            tree,
+            hash: ContentHash(<[u8; 32]>::arbitrary(from)?),
+            len: u64::arbitrary(from)?,
+        },
         _ => Request::ClearBelow {
             tree,
             path,

@@ -224,6 +224,13 @@ pub struct BundleItem {
 /// nothing more comes. Dropping the stream cancels the rest.
 pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;
 
+/// That nobody has bytes with this hash.
+pub(crate) fn not_here(hash: ContentHash, len: u64) -> Failure {
+    let hash = blake3::Hash::from_bytes(hash.0);
+    let detail = format!("nobody on the way has the {len} bytes that hash to {hash}");
+    Failure::new(FailureKind::NotFound, detail)
+}
+
 /// Answers for a namespace of files. All calls may be cancelled by dropping the future.
 pub trait Files: Send + Sync + 'static {
     /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
@@ -297,6 +304,15 @@ pub trait Files: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
         let block = self.read(range::block_of(&request));
         Box::pin(async move { range::cut(&request, block.await?).await })
+    }
+
+    /// Bytes by what they hash to, verified, from whatever caches there are here and on the way to the
+    /// roots: for who knows the hash of what storage has no more. Storage is never asked for them.
+    ///
+    /// # Errors
+    /// `NotFound` where nobody has them, or nobody said so in time.
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        Box::pin(std::future::ready(Err(not_here(hash, len))))
     }
 
     /// Streams small files of one directory.

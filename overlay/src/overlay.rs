@@ -9,7 +9,7 @@ use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
 use crate::identity::{IdentityError, Secret};
-use crate::item::{Failure, ItemPath};
+use crate::item::{ContentHash, Failure, ItemPath};
 use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
@@ -55,6 +55,12 @@ pub trait Service: Send + Sync + 'static {
     /// orders. What it asks of others must not come from an earlier position ([`Upstream::at`]), and
     /// must not wait for a question that does.
     fn files(&self, attempt: u8) -> Arc<dyn Files>;
+
+    /// `len` bytes with this hash, verified, if this node itself holds them. Asks nobody else.
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {
+        let _nothing_held = (hash, len);
+        Box::pin(std::future::ready(None))
+    }
 
     /// This node's report, opaque here (JSON), at most 64 KiB. Must be cheap and must not block.
     fn report(&self) -> Bytes;

@@ -14,6 +14,7 @@
 
 mod bundle;
 pub(crate) mod climb;
+mod find;
 mod list;
 pub(crate) mod peer;
 mod range;
@@ -26,7 +27,8 @@ use crate::files::{
 };
 use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
 use crate::item::{
-    Attributes, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
+    Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
+    Listing, XattrList,
 };
 use crate::overlay::OriginFingerprint;
 use crate::roster::Roster;
@@ -45,6 +47,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 pub use climb::{LinkReport, LinkStatus};
@@ -74,6 +77,8 @@ struct Inner {
     roster: Arc<Roster>,
     /// This node's hold in each tree; `None` where it is the root.
     holds: Vec<Option<Arc<Hold>>>,
+    /// Turns to ask for bytes by their hash, in each tree.
+    finds: Vec<Semaphore>,
     storage: Option<Arc<dyn Files>>,
     orphan: Orphan,
     patience: Duration,
@@ -128,10 +133,13 @@ impl Upstream {
         let holds = (0..roster.trees())
             .map(|tree| Hold::new(&roster, tree).map(Arc::new))
             .collect();
+        let turns = |_tree| Semaphore::new(find::FINDS_AT_ONCE);
+        let finds = (0..roster.trees()).map(turns).collect();
         Self {
             inner: Arc::new(Inner {
                 roster,
                 holds,
+                finds,
                 storage,
                 orphan,
                 patience,
@@ -565,6 +573,10 @@ impl Files for Upstream {
         request: RangeRequest,
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
         Box::pin(range::read(self.clone(), request))
+    }
+
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        Box::pin(find::anywhere(self.clone(), hash, len))
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {

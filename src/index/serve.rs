@@ -13,9 +13,9 @@ use super::{IndexError, LocalFile};
 use crate::origin::NamespaceRules;
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
-    FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, StatAnswers, XattrList,
+    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
+    FileKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -500,6 +500,10 @@ impl Files for IndexedFiles {
             answer.map_err(|failure| indexed.explained(&path, failure))
         }
         .boxed()
+    }
+
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        self.inner.find(hash, len)
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {

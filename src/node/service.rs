@@ -7,10 +7,13 @@ use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::store::Store;
 use bytes::Bytes;
-use copperfs_overlay::{Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally};
+use copperfs_overlay::{
+    ContentHash, Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally,
+};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};
+use tokio::sync::Semaphore;
 
 /// Files from the read path; the rest from the node. Serves from the moment the node listens, before
 /// it is mounted.
@@ -22,6 +25,9 @@ pub(super) struct NodeService {
     pub(super) origins: Option<Arc<Origins>>,
     pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
+    /// The turn to look through all of memory for a hash. One at a time: it takes a core for as long as
+    /// that takes, milliseconds for a million blocks.
+    pub(super) scan: Arc<Semaphore>,
 }
 
 impl Service for NodeService {
@@ -43,6 +49,26 @@ impl Service for NodeService {
 
     fn warm(&self, plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
         self.warmer.clone().carry_out(plan, tally).boxed()
+    }
+
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {
+        let (read, store) = (self.views[0].clone(), self.store.clone());
+        let scan = Arc::clone(&self.scan);
+        async move {
+            if let Some(store) = store
+                && let Some(bytes) = store.by_hash(hash, len).await
+            {
+                return Some(bytes);
+            }
+            let turn = scan.acquire_owned().await.ok()?;
+            let scanning = tokio::task::spawn_blocking(move || {
+                let found = read.by_hash(hash, len);
+                drop(turn);
+                found
+            });
+            scanning.await.ok()?
+        }
+        .boxed()
     }
 
     fn report(&self) -> Bytes {

@@ -236,14 +236,18 @@ impl Catalog {
 
     /// Where block `index` of `file` is.
     pub(super) fn find(&self, file: &FileRef, index: u64) -> Option<Place> {
+        let hash = self.hash_of(file, index)?;
+        self.find_content(hash, ReadRequest::block_len(file.size, index))
+    }
+
+    /// What block `index` of `file` hashes to, whether it is here or was evicted: known until the index
+    /// is written anew without it.
+    pub(super) fn hash_of(&self, file: &FileRef, index: u64) -> Option<ContentHash> {
         let record = self.files.get(&file.id())?;
         let hash = record.blocks.get(index)?;
         let moment = record.moment;
         drop(record);
-        if self.is_void(&file.path, moment) {
-            return None;
-        }
-        self.find_content(hash, ReadRequest::block_len(file.size, index))
+        (!self.is_void(&file.path, moment)).then_some(hash)
     }
 
     /// Where a block with this hash is.

@@ -85,6 +85,8 @@ impl Files for Stored {
             file,
             ahead: VecDeque::new(),
             passing: None,
+            refused: None,
+            found: None,
             due: None,
             failed: false,
         };
@@ -113,9 +115,33 @@ impl Files for Stored {
                 let detail = format!("{}: {fault}", request.path);
                 return Err(Failure::new(FailureKind::Corrupt, detail));
             }
-            match this.cut(&request).await {
-                Some(bytes) => Ok(RangeAnswer::of(bytes)),
-                None => this.source.read_range(request).await,
+            if let Some(bytes) = this.cut(&request).await {
+                return Ok(RangeAnswer::of(bytes));
+            }
+            let moment = this.store.moment();
+            let failure = match this.source.read_range(request.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let (path, content) = (request.path.clone(), request.content);
+            let file = FileRef::new(path, request.version, request.size, content);
+            match this
+                .elsewhere(&file, request.block(), moment, &failure)
+                .await
+            {
+                Some((block, _)) => Ok(RangeAnswer::of(cut_of(&request, &block))),
+                None => Err(failure),
+            }
+        }
+        .boxed()
+    }
+
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        let this = self.clone();
+        async move {
+            match this.store.by_hash(hash, len).await {
+                Some(bytes) => Ok(bytes),
+                None => this.source.find(hash, len).await,
             }
         }
         .boxed()
@@ -149,6 +175,10 @@ struct Feed {
     ahead: VecDeque<(ContentHash, JoinHandle<Option<Bytes>>)>,
     /// The source's answer for the next blocks, up to this one.
     passing: Option<(ReadStream, u64, Vec<Bytes>)>,
+    /// Why the source gives nothing of this version any more.
+    refused: Option<Failure>,
+    /// A block that came from elsewhere; its hash is due after it.
+    found: Option<Bytes>,
     /// The bytes of a block are given, and its hash is due.
     due: Option<ContentHash>,
     failed: bool,
@@ -159,6 +189,9 @@ impl Feed {
         loop {
             if self.failed || self.blocks.is_empty() {
                 return None;
+            }
+            if let Some(bytes) = self.found.take() {
+                return Some(Ok(BlockPart::Bytes(bytes)));
             }
             if let Some(hash) = self.due.take() {
                 self.blocks.start += 1;
@@ -179,8 +212,13 @@ impl Feed {
                 self.due = Some(hash);
                 return Some(Ok(BlockPart::Bytes(bytes)));
             }
-            if let Err(failure) = self.ask_source().await {
-                self.failed = true;
+            let asked = match self.refused.take() {
+                Some(failure) => Err(failure),
+                None => self.ask_source().await,
+            };
+            if let Err(failure) = asked
+                && let Err(failure) = self.find_elsewhere(failure).await
+            {
                 return Some(Err(failure));
             }
         }
@@ -260,14 +298,32 @@ impl Feed {
                 Some(Ok(BlockPart::End(hash)))
             }
             Some(Err(failure)) => {
-                self.failed = true;
-                Some(Err(failure))
+                let void = !pieces.is_empty();
+                match self.find_elsewhere(failure).await {
+                    Ok(()) => void.then_some(Ok(BlockPart::Restart)),
+                    Err(failure) => Some(Err(failure)),
+                }
             }
             None => {
                 self.failed = true;
                 None
             }
         }
+    }
+
+    /// The next block from elsewhere, after the source's `failure`, which is given back if nobody has
+    /// it: then nothing more comes.
+    async fn find_elsewhere(&mut self, failure: Failure) -> Result<(), Failure> {
+        self.passing = None;
+        let (layer, index) = (&self.layer, self.blocks.start);
+        let found = layer.elsewhere(&self.file, index, self.moment, &failure);
+        let Some((bytes, hash)) = found.await else {
+            self.failed = true;
+            return Err(failure);
+        };
+        self.refused = Some(failure);
+        (self.found, self.due) = (Some(bytes), Some(hash));
+        Ok(())
     }
 }
 
@@ -277,8 +333,34 @@ impl Stored {
         let file = FileRef::new(range.path.clone(), range.version, range.size, range.content);
         let place = self.store.find(&file, range.block())?;
         let block = self.store.load(place).await?;
-        let from = to_usize(range.offset % BLOCK_BYTES);
-        Some(block.slice(from..from + to_usize(range.len)))
+        Some(cut_of(range, &block))
+    }
+
+    /// Block `index` of `file` by its hash, where the source's `failure` says that storage has this
+    /// version no more and the store has once seen it. It is kept again.
+    async fn elsewhere(
+        &self,
+        file: &FileRef,
+        index: u64,
+        moment: u64,
+        failure: &Failure,
+    ) -> Option<(Bytes, ContentHash)> {
+        if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            return None;
+        }
+        let hash = self.store.0.shared.catalog.hash_of(file, index)?;
+        let len = ReadRequest::block_len(file.size, index);
+        let bytes = self.source.find(hash, len).await.ok()?;
+        tracing::info!(path = %file.path, index, "an old block came from another node, by its hash");
+        let put = Put {
+            file: file.id(),
+            moment,
+            index,
+            hash,
+            pieces: vec![bytes.clone()],
+        };
+        self.store.keep(put).await;
+        Some((bytes, hash))
     }
 
     /// The files that are here from here, the others from the source, in the request's order.
@@ -357,6 +439,12 @@ impl Stored {
         });
         Ok(kept.boxed())
     }
+}
+
+/// The bytes of `range` in its block, which is whole.
+fn cut_of(range: &RangeRequest, block: &Bytes) -> Bytes {
+    let from = to_usize(range.offset % BLOCK_BYTES);
+    block.slice(from..from + to_usize(range.len))
 }
 
 /// Two bundles' items, in the order of their indices.

@@ -1,5 +1,7 @@
 //! A store on a real directory, in front of a source in memory that counts what it is asked for.
 
+mod elsewhere;
+
 use super::*;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,

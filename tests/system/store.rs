@@ -2,6 +2,7 @@
 //! never served, and equal files lie there once. Trouble with the disk is in `store/trouble.rs`,
 //! passthrough in `store/whole.rs`.
 
+mod old_bytes;
 mod trouble;
 mod whole;
 

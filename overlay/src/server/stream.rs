@@ -10,7 +10,7 @@ use crate::files::{
     StatAnswers,
 };
 use crate::freshness::{Leased, to_ms};
-use crate::item::{BlockPart, Failure, FailureKind, XattrList};
+use crate::item::{BlockPart, ContentHash, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
@@ -189,6 +189,11 @@ async fn respond(
             answer.count_request();
             answer.range(found).await
         }
+        Request::Find { tree, hash, len } => {
+            let found = find(shared, usize::from(tree), hash, len).await;
+            answer.count_request();
+            answer.range(found).await
+        }
         Request::Bundle(request) => {
             answer.count_request();
             answer.bundle(files().bundle(request).await).await
@@ -222,6 +227,20 @@ async fn respond(
         | Request::Warm { .. }
         | Request::WarmBelow { .. } => cluster::answer(shared, request, writer).await,
     }
+}
+
+/// Bytes by their hash: those that this node holds, otherwise those of the nodes above it in `tree`.
+async fn find(
+    shared: &Shared,
+    tree: usize,
+    hash: ContentHash,
+    len: u64,
+) -> Result<RangeAnswer, Failure> {
+    if let Some(bytes) = shared.service.find(hash, len).await {
+        return Ok(RangeAnswer { bytes, hash });
+    }
+    let bytes = shared.upstream.find_in(tree, hash, len).await?;
+    Ok(RangeAnswer { bytes, hash })
 }
 
 /// An answer to a child, counted.

@@ -64,7 +64,10 @@ pub(super) async fn read(
 }
 
 /// An answer of `due` bytes, or the failure in its place.
-async fn take(answer: &mut Answer, due: u64) -> Result<Result<RangeAnswer, Failure>, StreamError> {
+pub(super) async fn take(
+    answer: &mut Answer,
+    due: u64,
+) -> Result<Result<RangeAnswer, Failure>, StreamError> {
     let reader = &mut answer.reader;
     let due = usize::try_from(due).unwrap_or(usize::MAX);
     let mut header = answer.header;

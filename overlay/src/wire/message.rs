@@ -6,7 +6,7 @@ use super::{
 };
 use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
 use crate::freshness::ListingDigest;
-use crate::item::{Attributes, Cursor, Failure, FilesystemUsage, ItemPath};
+use crate::item::{Attributes, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -124,6 +124,16 @@ pub enum Request {
     },
     /// [`crate::Files::read_range`]: answered by data frames and an end frame.
     ReadRange(RangeRequest),
+    /// Child to parent: bytes with this hash, from the caches of the parent and of those above it in
+    /// `tree`; storage is not asked. Answered by data frames and an end frame, or by `NotFound`.
+    Find {
+        /// Which tree.
+        tree: u8,
+        /// What they hash to.
+        hash: ContentHash,
+        /// How many they are: 1 to [`BLOCK_BYTES`].
+        len: u64,
+    },
 }
 
 /// The first frame of an answer that has one.
@@ -251,6 +261,13 @@ impl Request {
                 Some(fault) => Err(WireError::Impossible(fault)),
                 None => Ok(()),
             },
+            Self::Find { len, .. } => {
+                bounded("bytes sought by hash", *len, BLOCK_BYTES)?;
+                if *len == 0 {
+                    return Err(WireError::Impossible("no bytes sought by hash"));
+                }
+                Ok(())
+            }
             Self::Bundle(request) => super::bundle::check(request),
             Self::Xattrs { .. }
             | Self::Usage { .. }

@@ -7,6 +7,7 @@ mod bundles;
 mod cluster;
 #[cfg(test)]
 mod faults;
+mod finds;
 #[cfg(test)]
 mod healing;
 #[cfg(test)]

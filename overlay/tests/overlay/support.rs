@@ -105,6 +105,17 @@ pub(crate) struct TestService {
     pub(crate) seen: Arc<Seen>,
     pub(crate) report: Bytes,
     pub(crate) clear_hangs: bool,
+    pub(crate) finds: Finds,
+}
+
+/// How a test's node answers questions by hash.
+pub(crate) enum Finds {
+    Nothing,
+    /// It has these bytes.
+    Holds(Bytes),
+    /// It gives these, whatever is asked for.
+    Lies(Bytes),
+    Hangs,
 }
 
 /// A question that is never answered.
@@ -265,6 +276,17 @@ impl Service for TestService {
         }]))
     }
 
+    fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {
+        let is_it =
+            |bytes: &Bytes| blake3::hash(bytes).as_bytes() == &hash.0 && bytes.len() as u64 == len;
+        match &self.finds {
+            Finds::Holds(bytes) if is_it(bytes) => ready(Some(bytes.clone())),
+            Finds::Lies(bytes) => ready(Some(bytes.clone())),
+            Finds::Hangs => hang(&self.seen),
+            Finds::Nothing | Finds::Holds(_) => ready(None),
+        }
+    }
+
     fn report(&self) -> Bytes {
         self.report.clone()
     }
@@ -372,6 +394,7 @@ impl TestTree {
                 seen,
                 report,
                 clear_hangs: false,
+                finds: Finds::Nothing,
             };
             change(&mut service);
             Arc::new(service)

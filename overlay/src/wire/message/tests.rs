@@ -95,6 +95,11 @@ fn request() -> impl Strategy<Value = Request> {
                     content: None,
                 }
             )),
+        any::<(u8, [u8; 32], u64)>().prop_map(|(tree, hash, len)| Request::Find {
+            tree,
+            hash: ContentHash(hash),
+            len,
+        }),
         path().prop_map(|path| Request::Xattrs { path }),
         path().prop_map(|path| Request::Usage { path }),
         any::<u8>().prop_map(|tree| Request::Origins { tree }),
