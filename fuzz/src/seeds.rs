@@ -89,6 +89,11 @@ fn requests() -> Vec<Request> {
             block_count: 2,
             content: Some(ContentHash([5; 32])),
         }),
+        Request::Find {
+            tree,
+            hash: ContentHash([5; 32]),
+            len: 1 << 20,
+        },
         Request::Xattrs { path: path() },
         Request::Usage {
             path: ItemPath::root(),

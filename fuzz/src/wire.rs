@@ -117,6 +117,9 @@ fn request(body: &[u8]) {
                 assert_eq!(last, range.block());
             }
         }
+        Request::Find { len, .. } => {
+            assert!(!sound || (1..=BLOCK_BYTES).contains(len));
+        }
         Request::Xattrs { path }
         | Request::Usage { path }
         | Request::ClusterClear { path, .. }
