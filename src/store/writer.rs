@@ -1,8 +1,9 @@
 //! The one thread that changes a store: writes content, evicts, keeps the index.
 //!
 //! Readers hand it verified blocks through a queue that is bounded in bytes. When the disk does not
-//! keep up they wait for a moment, and when that does not help blocks are not kept: a slow disk costs
-//! hits, not time.
+//! keep up they wait for it, as long as it makes way: so what is read for the first time comes at the
+//! speed of the disk at least, and is there the second time. A disk that takes nothing for a second is
+//! passed by: that costs hits, not time.
 
 use super::catalog::{Held, Place, Unit, disk_bytes};
 use super::content::{self, Origin};
@@ -26,11 +27,11 @@ const QUEUE_BYTES_MAX: u64 = 16 << 20;
 const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
-/// How long a block waits for room in the queue.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// After a wait none waits for so many times as long: a slow disk takes up to half of the time of those
-/// who read what is not here yet, and nobody else's.
-const BETWEEN_WAITS: u32 = 1;
+/// How long a block waits for room in the queue. Any disk makes room for one in this time, unless it
+/// hangs …
+const PATIENCE: Duration = Duration::from_secs(1);
+/// … and then no block waits for so long: a disk that hangs delays readers by a tenth at most.
+const BETWEEN_WAITS: Duration = Duration::from_secs(9);
 
 /// A verified block to keep.
 #[derive(Debug)]
@@ -128,9 +129,8 @@ impl Writer {
                     return false;
                 }
                 let waited = tokio::time::timeout(PATIENCE, room.acquire_many_owned(units)).await;
-                let now = Instant::now();
-                *self.lock_next_wait() = now + (now - began) * BETWEEN_WAITS;
                 let Ok(Ok(permit)) = waited else {
+                    *self.lock_next_wait() = began + PATIENCE + BETWEEN_WAITS;
                     return false;
                 };
                 permit
