@@ -36,6 +36,11 @@ pub struct Started {
     pub log: PathBuf,
 }
 
+/// The allocator keeps what a thread frees for threads of the same arena. Blocks are made on one thread
+/// and freed on another: with an arena for each thread 3 GiB read through 256 MiB took 312 MiB, with two
+/// in all 220 MiB, and no longer.
+const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
+
 /// Starts a daemon for `layer`, which `settings` come from, and waits until its mount answers.
 /// `environment` is added to the daemon's.
 ///
@@ -56,6 +61,7 @@ pub fn background(
     let mut child = Command::new(&program)
         .arg("daemon")
         .arg(&settings.mountpoint)
+        .env(ARENAS.0, ARENAS.1)
         .envs(environment)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
