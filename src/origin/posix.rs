@@ -28,6 +28,7 @@ use copperfs_overlay::{
     BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
     XattrList,
 };
+use dashmap::DashSet;
 use futures_util::future::BoxFuture;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
@@ -69,6 +70,9 @@ struct Shared {
     hanging: Mutex<HashSet<Subject>>,
     /// Told whenever `hanging` shrinks.
     released: Notify,
+    /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
+    /// has under way.
+    bundled: DashSet<ItemPath>,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -119,6 +123,7 @@ impl PosixOrigin {
                 atime_only: AtomicBool::new(false),
                 hanging: Mutex::new(HashSet::new()),
                 released: Notify::new(),
+                bundled: DashSet::new(),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,

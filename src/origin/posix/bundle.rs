@@ -2,13 +2,14 @@
 //!
 //! A call and a wake-up for each would cost more than the files. Each file is found, checked, opened
 //! and read by the same rules as a single one (see [`super::read`]); what does not pass is left out.
-//! Two batches at most are being read for one request, and none before somebody takes them.
+//! Two batches at most are being read for one request, and none before somebody takes them. Who asks for
+//! a file of it by itself meanwhile takes it out, so that it is read once.
 
 use super::Shared;
 use super::read::{ACTION, Reading};
 use crate::origin::ByteRange;
 use bytes::Bytes;
-use copperfs_overlay::{BundleItem, BundleRequest, BundleStream, ContentHash, Failure};
+use copperfs_overlay::{BundleItem, BundleRequest, BundleStream, ContentHash, Failure, ItemPath};
 use futures_util::stream::{self, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ const BATCHES_AT_ONCE: usize = 2;
 /// Answers [`crate::origin::Origin::bundle`].
 pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStream {
     let batches = batches(&request);
+    let planned = Planned::new(&shared, &request);
     let request = Arc::new(request);
     stream::iter(batches)
         .map(move |batch| {
@@ -44,7 +46,40 @@ pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStrea
         })
         .buffered(BATCHES_AT_ONCE)
         .flat_map(|items| stream::iter(items.into_iter().map(Ok)))
+        .inspect(move |_item| planned.hold())
         .boxed()
+}
+
+/// The files of a request that are not read yet stand in [`Shared::bundled`]; those that are left when
+/// the request ends are taken out.
+struct Planned {
+    shared: Arc<Shared>,
+    paths: Vec<ItemPath>,
+}
+
+impl Planned {
+    fn new(shared: &Arc<Shared>, request: &BundleRequest) -> Self {
+        let names = request.files.iter().map(|file| &file.name);
+        let paths: Vec<ItemPath> = names
+            .filter_map(|name| request.directory.join(name).ok())
+            .collect();
+        for path in &paths {
+            shared.bundled.insert(path.clone());
+        }
+        let shared = Arc::clone(shared);
+        Self { shared, paths }
+    }
+
+    /// Is part of the stream for as long as that is.
+    fn hold(&self) {}
+}
+
+impl Drop for Planned {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            self.shared.bundled.remove(path);
+        }
+    }
 }
 
 fn batches(request: &BundleRequest) -> Vec<Range<usize>> {
@@ -69,6 +104,10 @@ fn read_batch(shared: &Shared, request: &BundleRequest, batch: Range<usize>) -> 
     for index in batch {
         if begun.elapsed() > BATCH_TIME {
             break;
+        }
+        let path = request.directory.join(&request.files[index].name);
+        if path.is_ok_and(|path| shared.bundled.remove(&path).is_none()) {
+            continue;
         }
         match read_file(shared, request, index) {
             Ok(bytes) => items.push(BundleItem {
