@@ -126,7 +126,7 @@ fn a_killed_daemon_leaves_what_it_had() {
     if !is_root() {
         skip!("needs root");
     }
-    let place = Place::of(many(5000, 4));
+    let place = Place::of(many(2000, 4));
     let expected = checksums(place.origin.path());
     let total = bytes_of(&files_below(place.origin.path()));
     for without_index in [false, true] {
@@ -149,13 +149,13 @@ fn a_killed_daemon_leaves_what_it_had() {
                 })
             })
             .collect();
-        eventually(SOON, "it fills", || place.contents().len() > 300);
+        eventually(SOON, "it fills", || place.contents().len() > 60);
         kill(&filling);
         let read: usize = readers
             .into_iter()
             .map(|reader| reader.join().unwrap())
             .sum();
-        assert!(read < 5004, "it was killed too late");
+        assert!(read < 2004, "it was killed too late");
         let contents = place.contents();
         let there = bytes_of(&contents);
         if without_index {
