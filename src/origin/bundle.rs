@@ -12,7 +12,7 @@ use futures_util::stream;
 /// Files read at the same time for one request.
 const AT_ONCE: usize = 8;
 
-pub(super) type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
+type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 
 /// Each file by itself, a few at a time, in the order of the request.
 pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest) -> BundleStream {
@@ -31,26 +31,30 @@ pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest)
         }
     }
     stream::iter(opens)
-        .map(|(index, size, open)| async move {
-            match whole(open, size).await {
-                Ok(bytes) => Some(Ok(BundleItem {
-                    index,
-                    hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
-                    bytes,
-                })),
-                Err(failure) => {
-                    tracing::debug!(%failure, "left out of a bundle");
-                    None
-                }
-            }
-        })
+        .map(|(index, size, open)| item(index, open, size))
         .buffered(AT_ONCE)
         .filter_map(std::future::ready)
+        .map(Ok)
         .boxed()
 }
 
+/// File `index` of a bundle; `None` when it cannot be read: it is left out.
+pub(super) async fn item(index: usize, open: Opening, size: u64) -> Option<BundleItem> {
+    match whole(open, size).await {
+        Ok(bytes) => Some(BundleItem {
+            index,
+            hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
+            bytes,
+        }),
+        Err(failure) => {
+            tracing::debug!(%failure, "left out of a bundle");
+            None
+        }
+    }
+}
+
 /// All of a small file; anything but `size` bytes is a fault.
-pub(super) async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
+async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
     let mut pieces = open.await?;
     let mut bytes = BytesMut::new();
     while let Some(piece) = pieces.next().await {

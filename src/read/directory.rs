@@ -4,7 +4,7 @@ use super::attributes::{Found, is_current};
 use super::lease::{Lease, Term};
 use super::siblings::Descent;
 use super::touched::Touched;
-use super::walk::Walk;
+use super::walk::{FILES, Walk};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Leased, Listing,
@@ -284,7 +284,9 @@ impl Directory {
             walk.carry_on(narrow(place));
         }
         let all_unseen = |places: Range<u32>| places.map(|at| at as usize).all(unseen);
-        let ahead = walk.step(narrow(place), all_unseen).unwrap_or_default();
+        let ahead = walk
+            .step(narrow(place), &FILES, all_unseen)
+            .unwrap_or_default();
         let ahead = (ahead.start as usize).min(count)..(ahead.end as usize).min(count);
         Step {
             ahead: ahead.map(entry_at).collect(),

@@ -6,63 +6,30 @@
 //! Their entries bring their attributes along where the origin's listings do.
 
 use super::ReadPath;
+use super::walk::{Stride, Walk};
 use copperfs_overlay::{FileKind, ItemPath};
 use futures_util::StreamExt;
 use futures_util::stream;
-use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-/// Directories listed in a row before any is listed ahead.
-const RUN_MIN: u32 = 2;
-/// The window, in runs.
-const GROWTH: u32 = 2;
-/// Directories listed ahead of one walker at most.
-const WINDOW_MAX: u32 = 64;
+/// Of those who list directories.
+const DIRECTORIES: Stride = Stride {
+    run_min: 2,
+    growth: 2,
+    window_max: 64,
+};
 /// Listings under way that nobody has asked for; those beyond are left to the walker.
 const UNDER_WAY_MAX: usize = 64;
 /// Listings of one window that are under way.
 const AT_ONCE: usize = 32;
 
-/// Those who go through the directories of one directory. Relaxed: for guesses.
+/// Those who go through the directories of one directory.
 #[derive(Debug, Default)]
 pub(super) struct Descent {
     /// Positions of the directories, in the listing's order.
     directories: OnceLock<Box<[u32]>>,
-    /// The place after the one that was listed last.
-    next: AtomicU32,
-    run: AtomicU32,
-    /// The place up to which directories were listed ahead.
-    fetched: AtomicU32,
-}
-
-impl Descent {
-    /// The directory at place `at` is being listed; gives the places to list ahead.
-    fn step(&self, at: u32) -> Option<Range<u32>> {
-        let next = self.next.swap(at.saturating_add(1), Ordering::Relaxed);
-        if at.saturating_add(1) == next {
-            // The same one once more.
-            return None;
-        }
-        if at != next {
-            self.run.store(1, Ordering::Relaxed);
-            self.fetched.store(0, Ordering::Relaxed);
-            return None;
-        }
-        let run = self.run.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if run < RUN_MIN {
-            return None;
-        }
-        let window = run.saturating_mul(GROWTH).min(WINDOW_MAX);
-        let fetched = self.fetched.load(Ordering::Relaxed).max(at + 1);
-        // In halves of the window, not one by one.
-        if fetched - (at + 1) > window / 2 {
-            return None;
-        }
-        let end = (at + 1).saturating_add(window);
-        self.fetched.store(end, Ordering::Relaxed);
-        Some(fetched..end)
-    }
+    walk: Walk,
 }
 
 impl ReadPath {
@@ -92,7 +59,7 @@ impl ReadPath {
         let Ok(place) = directories.binary_search(&narrow(position)) else {
             return;
         };
-        let Some(ahead) = descent.step(narrow(place)) else {
+        let Some(ahead) = descent.walk.step(narrow(place), &DIRECTORIES, |_| false) else {
             return;
         };
         let ahead = ahead.start as usize..(ahead.end as usize).min(directories.len());
@@ -139,7 +106,9 @@ mod tests {
 
     fn ahead(places: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let descent = Descent::default();
-        let steps = places.into_iter().filter_map(|at| descent.step(at));
+        let steps = places
+            .into_iter()
+            .filter_map(|at| descent.walk.step(at, &DIRECTORIES, |_| false));
         steps.flatten().collect()
     }
 
@@ -148,7 +117,7 @@ mod tests {
         let listed = ahead(0..200);
         assert_eq!(listed[0], 2, "known by the second");
         assert!(listed.windows(2).all(|pair| pair[0] + 1 == pair[1]));
-        assert!((200..=199 + 1 + WINDOW_MAX).contains(&(listed[listed.len() - 1] + 1)));
+        assert!((200..=199 + 1 + DIRECTORIES.window_max).contains(&(listed[listed.len() - 1] + 1)));
     }
 
     #[test]

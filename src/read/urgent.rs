@@ -71,10 +71,8 @@ struct Urgent {
 impl Urgent {
     async fn run(self) {
         let outcome = self.fetch().await;
-        if let Err(failure) = &outcome
-            && matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
-        {
-            self.inner.forget_attributes(&self.file.path);
+        if let Err(failure) = &outcome {
+            self.inner.look_again_after(failure, &self.file.path);
         }
         self.end(outcome);
     }

@@ -1,9 +1,9 @@
-//! Readers that go through a directory file by file, and what to fetch ahead of them. Pure.
+//! Readers that go through a directory one entry after the other, and what to fetch ahead of them. Pure.
 //!
 //! A tar, a copy or an epoch over a directory reads its files in the order of its listing or of their
 //! names. Such a reader would wait for a round trip up the tree at every file. After a run of
-//! [`RUN_MIN`] files that are each the next one, the following ones are fetched ahead, a window that
-//! grows with the run. A program that picks files (a Python import) rarely makes such a run.
+//! files that are each the next one, the following ones are fetched ahead, a window that grows with the
+//! run ([`Stride`]). A program that picks files (a Python import) rarely makes such a run.
 //!
 //! Files that were fetched ahead and stored into the page cache are read without a message: a step
 //! over such files is a step to the next one.
@@ -11,12 +11,23 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Files read one after another before anything is fetched ahead.
-const RUN_MIN: u32 = 8;
-/// Files fetched ahead at most.
-const WINDOW_MAX: u32 = 1024;
-/// The window, in runs.
-const GROWTH: u32 = 4;
+/// How soon and how far one who goes in order is fetched ahead for.
+#[derive(Debug)]
+pub(super) struct Stride {
+    /// Entries taken one after another before anything is fetched ahead.
+    pub(super) run_min: u32,
+    /// The window, in runs.
+    pub(super) growth: u32,
+    /// Entries fetched ahead at most.
+    pub(super) window_max: u32,
+}
+
+/// Of those who read files.
+pub(super) const FILES: Stride = Stride {
+    run_min: 8,
+    growth: 4,
+    window_max: 1024,
+};
 
 /// Files that one step may go over unseen.
 const SKIP_MAX: u32 = 256;
@@ -38,7 +49,7 @@ impl Walk {
     /// another directory to its end.
     pub(super) fn carry_on(&self, at: u32) {
         self.next.store(at, Ordering::Relaxed);
-        self.run.store(RUN_MIN - 1, Ordering::Relaxed);
+        self.run.store(FILES.run_min - 1, Ordering::Relaxed);
         self.fetched.store(0, Ordering::Relaxed);
     }
 
@@ -49,20 +60,25 @@ impl Walk {
 
     /// Whether a reader goes forward here.
     pub(super) fn is_run(&self) -> bool {
-        self.run.load(Ordering::Relaxed) >= RUN_MIN
+        self.run.load(Ordering::Relaxed) >= FILES.run_min
     }
 
     /// Whether a run long enough to fetch ahead for has come to place `end`.
     pub(super) fn has_come_to(&self, end: u32) -> bool {
-        self.next.load(Ordering::Relaxed) == end && self.run.load(Ordering::Relaxed) >= RUN_MIN
+        self.next.load(Ordering::Relaxed) == end && self.is_run()
     }
 
-    /// The file at place `at` is being read; `unseen` says whether files may have been read without a
-    /// message. Gives the places to fetch ahead.
-    pub(super) fn step(&self, at: u32, unseen: impl Fn(Range<u32>) -> bool) -> Option<Range<u32>> {
+    /// The entry at place `at` is being taken; `unseen` says whether entries may have been taken without
+    /// a message. Gives the places to fetch ahead.
+    pub(super) fn step(
+        &self,
+        at: u32,
+        stride: &Stride,
+        unseen: impl Fn(Range<u32>) -> bool,
+    ) -> Option<Range<u32>> {
         let next = self.next.swap(at.saturating_add(1), Ordering::Relaxed);
         if at.saturating_add(1) == next {
-            // The same file once more.
+            // The same one once more.
             return None;
         }
         let skipped = at.checked_sub(next).unwrap_or(u32::MAX);
@@ -74,12 +90,12 @@ impl Walk {
         let step = skipped.saturating_add(1);
         let run = self.run.fetch_add(step, Ordering::Relaxed);
         let run = run.saturating_add(step);
-        if run < RUN_MIN {
+        if run < stride.run_min {
             return None;
         }
-        let window = run.saturating_mul(GROWTH).min(WINDOW_MAX);
+        let window = run.saturating_mul(stride.growth).min(stride.window_max);
         let fetched = self.fetched.load(Ordering::Relaxed).max(at + 1);
-        // In halves of the window, not file by file.
+        // In halves of the window, not one by one.
         if fetched - (at + 1) > window / 2 {
             return None;
         }
@@ -96,7 +112,7 @@ mod tests {
     fn ahead(walk: &Walk, places: impl IntoIterator<Item = u32>) -> Vec<u32> {
         places
             .into_iter()
-            .filter_map(|at| walk.step(at, |_| false))
+            .filter_map(|at| walk.step(at, &FILES, |_| false))
             .flatten()
             .collect()
     }
@@ -109,8 +125,8 @@ mod tests {
             fetched.windows(2).all(|pair| pair[0] + 1 == pair[1]),
             "{fetched:?}"
         );
-        assert!(fetched[0] <= RUN_MIN + 1);
-        assert!((100..=100 + 100 * GROWTH).contains(fetched.last().unwrap()));
+        assert!(fetched[0] <= FILES.run_min + 1);
+        assert!((100..=100 + 100 * FILES.growth).contains(fetched.last().unwrap()));
     }
 
     #[test]
@@ -142,12 +158,12 @@ mod tests {
         let walk = Walk::default();
         let pushed = |places: Range<u32>| places.start >= 8;
         for at in (0..8).chain([15, 23]) {
-            walk.step(at, pushed);
+            walk.step(at, &FILES, pushed);
         }
         assert!(walk.has_come_to(24));
         let other = Walk::default();
         for at in (0..8).chain([15, 23]) {
-            other.step(at, |_| false);
+            other.step(at, &FILES, |_| false);
         }
         assert!(!other.has_come_to(24));
     }
@@ -174,9 +190,9 @@ mod tests {
                 if last != at.checked_sub(1) {
                     end = 0;
                 }
-                if let Some(window) = walk.step(at, |_| false) {
+                if let Some(window) = walk.step(at, &FILES, |_| false) {
                     proptest::prop_assert!(window.start > at && window.start >= end);
-                    proptest::prop_assert!(window.end <= at + 1 + WINDOW_MAX);
+                    proptest::prop_assert!(window.end <= at + 1 + FILES.window_max);
                     end = window.end;
                 }
                 last = Some(at);

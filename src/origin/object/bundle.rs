@@ -6,8 +6,8 @@
 use super::Inner;
 use super::gate::Turn;
 use crate::origin::ByteRange;
-use crate::origin::bundle::whole;
-use copperfs_overlay::{BundleItem, BundleRequest, BundleStream, ContentHash};
+use crate::origin::bundle::item;
+use copperfs_overlay::{BundleItem, BundleRequest, BundleStream};
 use dashmap::DashSet;
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
@@ -82,15 +82,5 @@ async fn fetch(index: usize, range: ByteRange, planned: Planned) -> Option<Bundl
     }
     let size = range.size;
     let opening = origin.open_part(planned.key.clone(), range, Turn::Ahead, permit);
-    match whole(Box::pin(opening), size).await {
-        Ok(bytes) => Some(BundleItem {
-            index,
-            hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
-            bytes,
-        }),
-        Err(failure) => {
-            tracing::debug!(%failure, "left out of a bundle");
-            None
-        }
-    }
+    item(index, Box::pin(opening), size).await
 }

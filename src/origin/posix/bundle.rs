@@ -9,7 +9,7 @@ use super::Shared;
 use super::read::{ACTION, Reading};
 use crate::origin::ByteRange;
 use bytes::Bytes;
-use copperfs_overlay::{BundleItem, BundleRequest, BundleStream, ContentHash, Failure, ItemPath};
+use copperfs_overlay::{BundleFile, BundleItem, BundleRequest, BundleStream, ContentHash, Failure};
 use futures_util::stream::{self, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,15 +30,14 @@ const BATCHES_AT_ONCE: usize = 2;
 /// Answers [`crate::origin::Origin::bundle`].
 pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStream {
     let batches = batches(&request);
-    let planned = Planned::new(&shared, &request);
-    let request = Arc::new(request);
+    let planned = Arc::new(Planned::new(&shared, &request));
     stream::iter(batches)
         .map(move |batch| {
-            let (shared, request) = (Arc::clone(&shared), Arc::clone(&request));
+            let (shared, planned) = (Arc::clone(&shared), Arc::clone(&planned));
+            let directory = request.directory.clone();
             async move {
-                let directory = request.directory.clone();
                 let reading = shared.run("read files of", directory, move |shared, _| {
-                    Ok(read_batch(shared, &request, batch))
+                    Ok(read_batch(shared, &planned, batch))
                 });
                 // A batch that hangs is left out: who needs a file of it asks for that one.
                 reading.await.unwrap_or_default()
@@ -46,38 +45,41 @@ pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStrea
         })
         .buffered(BATCHES_AT_ONCE)
         .flat_map(|items| stream::iter(items.into_iter().map(Ok)))
-        .inspect(move |_item| planned.hold())
         .boxed()
 }
 
-/// The files of a request that are not read yet stand in [`Shared::bundled`]; those that are left when
-/// the request ends are taken out.
+/// The files of a request, by index. Those that are not read yet stand in [`Shared::bundled`]; those that
+/// are left when the request ends are taken out.
 struct Planned {
     shared: Arc<Shared>,
-    paths: Vec<ItemPath>,
+    /// `None`: not a possible name.
+    files: Vec<Option<ByteRange>>,
 }
 
 impl Planned {
     fn new(shared: &Arc<Shared>, request: &BundleRequest) -> Self {
-        let names = request.files.iter().map(|file| &file.name);
-        let paths: Vec<ItemPath> = names
-            .filter_map(|name| request.directory.join(name).ok())
-            .collect();
-        for path in &paths {
-            shared.bundled.insert(path.clone());
+        let range = |file: &BundleFile| {
+            Some(ByteRange {
+                path: request.directory.join(&file.name).ok()?,
+                version: file.version,
+                size: file.size,
+                offset: 0,
+                length: file.size,
+            })
+        };
+        let files: Vec<_> = request.files.iter().map(range).collect();
+        for file in files.iter().flatten() {
+            shared.bundled.insert(file.path.clone());
         }
         let shared = Arc::clone(shared);
-        Self { shared, paths }
+        Self { shared, files }
     }
-
-    /// Is part of the stream for as long as that is.
-    fn hold(&self) {}
 }
 
 impl Drop for Planned {
     fn drop(&mut self) {
-        for path in &self.paths {
-            self.shared.bundled.remove(path);
+        for file in self.files.iter().flatten() {
+            self.shared.bundled.remove(&file.path);
         }
     }
 }
@@ -98,18 +100,20 @@ fn batches(request: &BundleRequest) -> Vec<Range<usize>> {
     batches
 }
 
-fn read_batch(shared: &Shared, request: &BundleRequest, batch: Range<usize>) -> Vec<BundleItem> {
+fn read_batch(shared: &Shared, planned: &Planned, batch: Range<usize>) -> Vec<BundleItem> {
     let mut items = Vec::with_capacity(batch.len());
     let begun = Instant::now();
     for index in batch {
         if begun.elapsed() > BATCH_TIME {
             break;
         }
-        let path = request.directory.join(&request.files[index].name);
-        if path.is_ok_and(|path| shared.bundled.remove(&path).is_none()) {
+        let Some(file) = &planned.files[index] else {
+            continue;
+        };
+        if shared.bundled.remove(&file.path).is_none() {
             continue;
         }
-        match read_file(shared, request, index) {
+        match read_file(shared, file.clone()) {
             Ok(bytes) => items.push(BundleItem {
                 index,
                 hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
@@ -121,18 +125,10 @@ fn read_batch(shared: &Shared, request: &BundleRequest, batch: Range<usize>) -> 
     items
 }
 
-fn read_file(shared: &Shared, request: &BundleRequest, index: usize) -> Result<Bytes, Failure> {
-    let file = &request.files[index];
-    let unnamed = |_invalid| Failure::not_found(&request.directory);
-    let range = ByteRange {
-        path: request.directory.join(&file.name).map_err(unnamed)?,
-        version: file.version,
-        size: file.size,
-        offset: 0,
-        length: file.size,
-    };
-    if shared.hangs(ACTION, &range.path) {
-        return Err(shared.too_slow(ACTION, &range.path));
+fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
+    if shared.hangs(ACTION, &file.path) {
+        return Err(shared.too_slow(ACTION, &file.path));
     }
-    Reading::begin(shared, range)?.piece(shared, file.size)
+    let size = file.size;
+    Reading::begin(shared, file)?.piece(shared, size)
 }
