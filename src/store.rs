@@ -254,7 +254,7 @@ impl Shared {
             }
             Ok(None) => {
                 // Evicted between the look and the read, or torn.
-                if self.catalog.holds(place) {
+                if self.catalog.holds_unit(&place.unit) {
                     count(&self.counters.damaged);
                     tracing::warn!(content = %place.unit, "damaged content in the store: dropped, and fetched anew");
                 }

@@ -272,10 +272,6 @@ impl Catalog {
         })
     }
 
-    pub(super) fn holds(&self, place: &Place) -> bool {
-        self.units.contains(&place.unit)
-    }
-
     pub(super) fn holds_unit(&self, unit: &Unit) -> bool {
         self.units.contains(unit)
     }

@@ -68,6 +68,17 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// What went wrong when `action` was tried on the store at `path`.
+    pub(super) fn on(path: &Path, action: &'static str) -> impl Fn(Errno) -> Self + Copy {
+        move |errno| Self::Io {
+            action,
+            path: path.to_owned(),
+            source: errno.into(),
+        }
+    }
+}
+
 /// An open and locked store directory.
 pub(super) struct Directory {
     path: PathBuf,
@@ -99,13 +110,7 @@ fn directory_flags() -> OFlags {
 impl Directory {
     /// Opens, makes or takes over `path`.
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
-        let failed = |action| {
-            move |errno: Errno| StoreError::Io {
-                action,
-                path: path.to_owned(),
-                source: errno.into(),
-            }
-        };
+        let failed = |action| StoreError::on(path, action);
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make")(errno)),
@@ -119,7 +124,7 @@ impl Directory {
         let identity = Arc::new(claim(path, &root)?);
         let opened = Opened::make(root, identity).map_err(failed("make a directory of"))?;
         // What another process was writing when it ended.
-        remove_files(&path.join(TEMPORARY)).map_err(failed("clean"))?;
+        remove_files(&path.join(TEMPORARY)).map_err(|error| failed("clean")(errno_of(&error)))?;
         Ok(Self {
             path: path.to_owned(),
             opened: RwLock::new(Arc::new(opened)),
@@ -133,11 +138,7 @@ impl Directory {
     ///
     /// Not on another filesystem: where the disk was unmounted, its mount point is not the store.
     pub(super) fn restore(&self) -> Result<bool, StoreError> {
-        let failed = |errno: Errno| StoreError::Io {
-            action: "restore",
-            path: self.path.clone(),
-            source: errno.into(),
-        };
+        let failed = StoreError::on(&self.path, "restore");
         let before = self.opened();
         let was = fstat(&before.root).map_err(failed)?;
         let root = open(&self.path, directory_flags(), Mode::empty()).map_err(failed)?;
@@ -176,11 +177,9 @@ impl Directory {
 
     /// So many per cent of the whole filesystem, in bytes.
     pub(super) fn share(&self, percent: f64) -> Result<u64, StoreError> {
-        let usage = self.usage().map_err(|errno| StoreError::Io {
-            action: "see the size of",
-            path: self.path.clone(),
-            source: errno.into(),
-        })?;
+        let usage = self
+            .usage()
+            .map_err(StoreError::on(&self.path, "see the size of"))?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
         Ok(crate::config::units::share(total, percent))
     }
@@ -322,14 +321,12 @@ fn make(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
 }
 
 /// Removes the files of a directory, and directories of an older format that were put there.
-fn remove_files(path: &Path) -> Result<(), Errno> {
-    let entries = std::fs::read_dir(path).map_err(|error| errno_of(&error))?;
-    for entry in entries.flatten() {
-        let removed = match entry.file_type() {
+fn remove_files(path: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(path)?.flatten() {
+        match entry.file_type() {
             Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
             _ => std::fs::remove_file(entry.path()),
-        };
-        removed.map_err(|error| errno_of(&error))?;
+        }?;
     }
     Ok(())
 }
@@ -340,15 +337,8 @@ pub(super) fn errno_of(error: &io::Error) -> Errno {
 
 /// Locks the directory and makes sure that it is a store of this format.
 fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
-    let failed = |action| {
-        move |errno: Errno| StoreError::Io {
-            action,
-            path: path.to_owned(),
-            source: errno.into(),
-        }
-    };
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let identity = match openat(root, IDENTITY, flags, Mode::empty()) {
+    let failed = |action| StoreError::on(path, action);
+    let identity = match openat(root, IDENTITY, IDENTITY_FLAGS, Mode::empty()) {
         Ok(identity) => identity,
         Err(Errno::NOENT) => {
             let mut entries =
@@ -357,13 +347,7 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
             if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
                 return Err(StoreError::Foreign(path.to_owned()));
             }
-            openat(
-                root,
-                IDENTITY,
-                flags | OFlags::CREATE,
-                Mode::RUSR | Mode::WUSR,
-            )
-            .map_err(failed("write to"))?
+            create_identity(root).map_err(failed("write to"))?
         }
         Err(errno) => return Err(failed("open")(errno)),
     };
@@ -398,12 +382,20 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         // release looks for it.
         Some(_) | None if !text.is_empty() => {
             tracing::info!(store = %path.display(), "a store of an older format: its content is discarded");
-            set_aside(path).map_err(failed("discard the old content of"))?;
+            set_aside(path)
+                .map_err(|error| failed("discard the old content of")(errno_of(&error)))?;
         }
         _ => {}
     }
     sign(&identity).map_err(failed("write to"))?;
     Ok(identity)
+}
+
+const IDENTITY_FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
+fn create_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = IDENTITY_FLAGS | OFlags::CREATE;
+    openat(root, IDENTITY, flags, Mode::RUSR | Mode::WUSR)
 }
 
 /// Says in the identity file what this is, and whose.
@@ -416,24 +408,20 @@ fn sign(identity: &OwnedFd) -> Result<(), Errno> {
 
 /// A new and locked identity file for a store that has lost its own.
 fn identify(root: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let identity = openat(root, IDENTITY, flags, Mode::RUSR | Mode::WUSR)?;
+    let identity = create_identity(root)?;
     flock(&identity, FlockOperation::NonBlockingLockExclusive)?;
     sign(&identity)?;
     Ok(identity)
 }
 
 /// Moves everything but the identity to where it is removed.
-fn set_aside(path: &Path) -> Result<(), Errno> {
+fn set_aside(path: &Path) -> io::Result<()> {
     let temporary = path.join(TEMPORARY);
-    let made = std::fs::create_dir_all(&temporary);
-    made.map_err(|error| errno_of(&error))?;
-    let entries = std::fs::read_dir(path).map_err(|error| errno_of(&error))?;
-    for entry in entries.flatten() {
+    std::fs::create_dir_all(&temporary)?;
+    for entry in std::fs::read_dir(path)?.flatten() {
         let name = entry.file_name();
         if name != IDENTITY && name != TEMPORARY && name != "lost+found" {
-            let aside = temporary.join(name);
-            std::fs::rename(entry.path(), aside).map_err(|error| errno_of(&error))?;
+            std::fs::rename(entry.path(), temporary.join(name))?;
         }
     }
     Ok(())

@@ -80,7 +80,6 @@ impl Files for Stored {
         let mut feed = Feed {
             moment: self.store.moment(),
             layer: self.clone(),
-            looked: blocks.start,
             blocks,
             file,
             ahead: VecDeque::new(),
@@ -169,8 +168,6 @@ struct Feed {
     moment: u64,
     /// What is still to be given.
     blocks: Range<u64>,
-    /// The block up to which the store was looked into.
-    looked: u64,
     /// Blocks that are being read from the disk, in order from `blocks.start` on.
     ahead: VecDeque<(ContentHash, JoinHandle<Option<Bytes>>)>,
     /// The source's answer for the next blocks, up to this one.
@@ -230,17 +227,17 @@ impl Feed {
 
     /// Starts to read the next blocks that are on the disk.
     fn read_ahead(&mut self) {
-        if self.ahead.is_empty() {
-            self.looked = self.blocks.start;
-        }
-        while self.ahead.len() < DISK_AHEAD && self.looked < self.blocks.end {
-            let Some(place) = self.find(self.looked) else {
+        while self.ahead.len() < DISK_AHEAD {
+            let next = self.blocks.start + self.ahead.len() as u64;
+            if next >= self.blocks.end {
+                return;
+            }
+            let Some(place) = self.find(next) else {
                 return;
             };
             let (store, hash) = (self.layer.store.clone(), place.hash);
             let reading = tokio::spawn(async move { store.load(place).await });
             self.ahead.push_back((hash, reading));
-            self.looked += 1;
         }
     }
 

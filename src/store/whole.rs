@@ -3,7 +3,7 @@
 //! Such a file is written from verified blocks, once, and has the hash of their hashes as its name. After
 //! a restart it is read and checked before it is handed to the kernel for the first time.
 
-use super::catalog::{Held, Kind, Place, Unit};
+use super::catalog::{Held, Place};
 use super::content;
 use super::writer::PutWhole;
 use super::{Store, count};
@@ -41,13 +41,7 @@ impl Store {
     #[must_use]
     pub fn whole(&self, file: &FileRef) -> Whole {
         match self.0.shared.catalog.whole_of(file) {
-            Some((
-                _,
-                Held {
-                    open: Some(open), ..
-                },
-            )) => Whole::Ready(open),
-            Some(_) => Whole::Unverified,
+            Some((_, held)) => held.open.map_or(Whole::Unverified, Whole::Ready),
             None => Whole::Absent,
         }
     }
@@ -160,7 +154,6 @@ impl WholeWriter {
             },
             temporary,
         });
-        debug_assert!(matches!(Unit::whole(name).kind, Kind::Whole));
         Ok(open)
     }
 }

@@ -154,17 +154,17 @@ impl Writer {
 
     /// Waits until a clear is on the disk.
     pub(super) fn cleared(&self, path: ItemPath, until: u64) {
-        self.ask(|done| Job::Cleared(path, until, done));
+        let _ended = self.ask(|done| Job::Cleared(path, until, done));
     }
 
     /// Waits until everything queued before is written.
     pub(super) fn flush(&self) {
-        self.ask(Job::Flush);
+        let _ended = self.ask(Job::Flush);
     }
 
     /// Waits until a whole file has its place.
     pub(super) fn whole(&self, whole: PutWhole) {
-        self.ask(|done| Job::Whole(whole, done));
+        let _ended = self.ask(|done| Job::Whole(whole, done));
     }
 
     /// Makes room for a whole file of so many bytes.
@@ -175,18 +175,15 @@ impl Writer {
         if !self.shared.health.may_write() {
             return Err(Errno::AGAIN);
         }
-        let (done, answer) = mpsc::sync_channel(1);
-        self.jobs
-            .send(Job::Room(bytes, done))
-            .map_err(|_closed| Errno::CANCELED)?;
-        answer.recv().unwrap_or(Err(Errno::CANCELED))
+        self.ask(|done| Job::Room(bytes, done))
+            .unwrap_or(Err(Errno::CANCELED))
     }
 
-    fn ask(&self, job: impl FnOnce(mpsc::SyncSender<()>) -> Job) {
+    /// Waits for a job's answer; `None`: the thread has ended.
+    fn ask<T>(&self, job: impl FnOnce(mpsc::SyncSender<T>) -> Job) -> Option<T> {
         let (done, answer) = mpsc::sync_channel(1);
-        if self.jobs.send(job(done)).is_ok() {
-            answer.recv().ok();
-        }
+        self.jobs.send(job(done)).ok()?;
+        answer.recv().ok()
     }
 
     fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -338,14 +335,14 @@ impl Writing {
             shared.catalog.forget(&torn);
             self.remove(&torn);
         }
+        let origin = Origin {
+            file: *put.file.as_bytes(),
+            moment: put.moment,
+            index: put.index,
+        };
         if shared.catalog.has_content(hash) {
             count(&shared.counters.shared);
         } else {
-            let origin = Origin {
-                file: *put.file.as_bytes(),
-                moment: put.moment,
-                index: put.index,
-            };
             let written = self
                 .make_room(len)
                 .and_then(|()| content::write(&shared.directory, hash, &put.pieces, &origin));
@@ -355,18 +352,9 @@ impl Writing {
                 return;
             }
             shared.health.wrote_well();
-            self.hold(Unit::block(hash), Held::block(len));
-            if let Ok(len) = u32::try_from(len) {
-                self.log.append(&Record::Content { hash, len });
-            }
+            self.hold_block(hash, len);
         }
-        shared.catalog.note(put.file, put.moment, put.index, hash);
-        self.log.append(&Record::Block {
-            file: *put.file.as_bytes(),
-            moment: put.moment,
-            index: put.index,
-            hash,
-        });
+        self.note(&origin, hash);
     }
 
     fn put_whole(&mut self, whole: PutWhole) {
@@ -413,20 +401,33 @@ impl Writing {
             self.remove(&unit);
             return;
         };
-        self.hold(unit, Held::block(len));
-        if let Ok(len) = u32::try_from(len) {
-            self.log.append(&Record::Content {
-                hash: unit.name,
-                len,
-            });
-        }
-        let (file, hash) = (FileId::of(origin.file), unit.name);
+        self.hold_block(unit.name, len);
         shared.catalog.reach(origin.moment);
-        shared.catalog.note(file, origin.moment, origin.index, hash);
+        self.note(&origin, unit.name);
+    }
+
+    /// A content file with one block exists now.
+    fn hold_block(&mut self, hash: ContentHash, len: u64) {
+        self.hold(Unit::block(hash), Held::block(len));
+        if let Ok(len) = u32::try_from(len) {
+            self.log.append(&Record::Content { hash, len });
+        }
+    }
+
+    /// The block that `origin` names has these bytes.
+    fn note(&mut self, origin: &Origin, hash: ContentHash) {
+        let Origin {
+            file,
+            moment,
+            index,
+        } = *origin;
+        self.shared
+            .catalog
+            .note(FileId::of(file), moment, index, hash);
         self.log.append(&Record::Block {
-            file: origin.file,
-            moment: origin.moment,
-            index: origin.index,
+            file,
+            moment,
+            index,
             hash,
         });
     }
