@@ -3,6 +3,7 @@
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
+pub mod allocator;
 pub mod bench;
 pub mod cache;
 pub mod cli;

@@ -51,6 +51,39 @@ impl Source {
     }
 }
 
+/// What nobody asks these sources for.
+macro_rules! content_only {
+    () => {
+        fn list(
+            &self,
+            _path: ItemPath,
+            _cursor: Option<Cursor>,
+            _limit: usize,
+        ) -> BoxFuture<'static, Result<Listing, Failure>> {
+            unsupported()
+        }
+
+        fn stat(
+            &self,
+            _parent: ItemPath,
+            _names: Vec<Bytes>,
+        ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+            unsupported()
+        }
+
+        fn xattrs(
+            &self,
+            _path: ItemPath,
+        ) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+            unsupported()
+        }
+
+        fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+            unsupported()
+        }
+    };
+}
+
 struct Counted(Arc<Source>);
 
 fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
@@ -59,22 +92,7 @@ fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
 }
 
 impl Files for Counted {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        unsupported()
-    }
-
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        unsupported()
-    }
+    content_only!();
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         self.0.reads.lock().unwrap().push(request.clone());
@@ -113,14 +131,6 @@ impl Files for Counted {
             })
             .collect();
         std::future::ready(Ok(stream::iter(items).boxed())).boxed()
-    }
-
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        unsupported()
-    }
-
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        unsupported()
     }
 }
 

@@ -28,22 +28,7 @@ impl Replaced {
 struct Tree(Arc<Replaced>);
 
 impl Files for Tree {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        unsupported()
-    }
-
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        unsupported()
-    }
+    content_only!();
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let Some((gone, failure)) = self.0.failure() else {
@@ -68,14 +53,6 @@ impl Files for Tree {
             .find(|block| *blake3::hash(block).as_bytes() == hash.0 && block.len() as u64 == len);
         let missing = || Failure::new(FailureKind::NotFound, "nobody has it");
         std::future::ready(found.cloned().ok_or_else(missing)).boxed()
-    }
-
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        unsupported()
-    }
-
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        unsupported()
     }
 }
 

@@ -1,0 +1,11 @@
+//! How cache and remote IO are divided among training jobs: the policies.
+//!
+//! Pure: a [`Problem`] in, an [`Allocation`] out. No clock, no I/O, no randomness. The live
+//! allocator (`src/budgets`) and the simulator (`src/simulate/cluster`) call the same functions,
+//! so what is simulated is what runs.
+//!
+//! Source: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2.
+
+pub mod problem;
+
+pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};
