@@ -23,6 +23,7 @@ mod bad_input;
 mod bundles;
 mod caches;
 mod changes;
+mod datasets;
 mod faults;
 mod freshness;
 mod healing;
