@@ -165,7 +165,7 @@ def row43(bench):
         bench.copperfs, scratch, origin, NODES, [*flags, "--remote-io", f"{cap}B/s"]
     ) as nodes:
         for name in names:
-            nodes.add(name, "--budget", 0, "--origin-readers", "roots")
+            nodes.add(name, "--budget", "1B", "--origin-readers", "roots")
         stop = scratch / "stop"
         how = ["--epochs", 10_000, "--workers", 4, "--every", 0.1, "--stop", stop]
         jobs = [
@@ -225,9 +225,9 @@ def beside_a_slow_one(bench, origin, flags):
     """A job throttled to 1 MB/s with many reads that wait: hits and misses of others beside it."""
     hits, misses = {True: [], False: []}, {True: [], False: []}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
-        nodes.add("first", "--budget", 0, "--origin-readers", "homes")
+        nodes.add("first", "--budget", "1B", "--origin-readers", "homes")
         nodes.add("second", "--budget", 40 * MB, "--origin-readers", "homes")
-        nodes.add("third", "--budget", 0, "--origin-readers", "homes")
+        nodes.add("third", "--budget", "1B", "--origin-readers", "homes")
         warm = nodes.loader(2, "warm", "second", ["--epochs", 1])
         warm.finish()
         for turn in range(2 * bench.runs):

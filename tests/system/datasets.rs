@@ -116,7 +116,7 @@ fn storage_that_changes_under_a_dataset() {
     epoch(&nodes.path(0, "set"), &truth, 3);
     // All of it gone: what is cached is served on, what is not is an error, and `show` says why.
     fs::rename(&truth, origin.path().join("elsewhere")).unwrap();
-    nodes.ask(&["allocate", "cache", "set", "0"]);
+    nodes.ask(&["allocate", "cache", "set", "1B"]);
     eventually(SOON, "nothing is cached", || nodes.cached("set") == 0);
     let file = nodes.path(1, "set/d0/f5");
     drop(fs::read(&file).expect_err("storage is gone"));

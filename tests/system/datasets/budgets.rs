@@ -132,7 +132,7 @@ fn what_cannot_be_is_refused() {
         ),
         (
             &["dataset", "add", "b", "/other", "--budget", "9000TB"],
-            &["capacity"],
+            &["more than there is"],
         ),
         (&["dataset", "show", "nothing"], &["nothing", "dataset"]),
         (&["dataset", "rm", "nothing"], &["nothing", "dataset"]),
@@ -163,7 +163,7 @@ fn what_cannot_be_is_refused() {
         (&["job", "end", "nobody"], &["nobody", "job"]),
         (&["job", "show", "nobody"], &["nobody", "job"]),
         (&["allocate", "cache", "set", "-5MB"], &["-5MB"]),
-        (&["allocate", "cache", "set", "9000TB"], &["capacity"]),
+        (&["allocate", "cache", "set", "9000TB"], &["more than there is"]),
         (
             &["allocate", "cache", "nothing", "1MB"],
             &["nothing", "dataset"],

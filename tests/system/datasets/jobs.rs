@@ -108,7 +108,7 @@ fn jobs_get_the_rates_that_they_were_given() {
     let stop = origin.path().join("stop");
     let mut running = Vec::new();
     for (rank, (name, _, rate)) in jobs.iter().enumerate() {
-        nodes.add(name, &["--budget", "0", "--origin-readers", "roots"]);
+        nodes.add(name, &["--budget", "1B", "--origin-readers", "roots"]);
         let how = [
             "--epochs",
             "1000",
