@@ -17,6 +17,8 @@ FILES, FILE_BYTES = 2000, 40_000
 SHARES = range(10, 100, 10)
 # A home takes whole items only, so each may be one short.
 POINTS = 1.0
+MEMORY_MIN = 128 << 20
+AMPLE = 256 * MB
 
 
 def row40(bench):
@@ -53,7 +55,7 @@ def told(percents):
 def measured_shares(bench, origin, size, share, policy, epochs=4):
     """Percent of each epoch's bytes that storage was not asked for."""
     budget = size * share // 100
-    flags = ["--page-cache=false", "--allocation-policy", policy, *capacity(budget, policy)]
+    flags = ["--page-cache=false", "--allocation-policy", policy, *room(budget // NODES if policy == "lru" else AMPLE)]
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         nodes.add("shares", "--budget", budget, "--origin-readers", "homes")
         how = ["--epochs", epochs, "--pause", 1, "--workers", 2, "--seed", share]
@@ -71,10 +73,14 @@ def measured_shares(bench, origin, size, share, policy, epochs=4):
         return hits
 
 
-def capacity(budget, policy):
-    """Flags for nodes that have room for the budget: with LRU, no more than it."""
-    room = budget // NODES if policy == "lru" else 256 * MB
-    return ["--dataset-cache", room]
+def room(size):
+    """Flags for nodes with so many bytes each for datasets: of memory, a tenth is for metadata, and
+    the reserve for other files is as large as a small room needs it (memory has a least size)."""
+    for reserve in range(20, 100):
+        memory = size / (1 - reserve / 100) / 0.9
+        if memory >= MEMORY_MIN:
+            return ["--memory", f"{round(memory)}B", "--shared-reserve", f"{reserve}%"]
+    raise ValueError(f"{size} bytes are too few")
 
 
 def row42(bench):
@@ -89,7 +95,7 @@ def row42(bench):
         budgets += [budgets[0] // 2, budgets[0]]
     took = []
     with scratch_dir() as scratch, training(
-        bench.copperfs, scratch, origin, NODES, ["--page-cache=false", *capacity(size, "greedy")]
+        bench.copperfs, scratch, origin, NODES, ["--page-cache=false", *room(AMPLE)]
     ) as nodes:
         for name in names:
             nodes.add(name, "--budget", budgets[0], "--origin-readers", "homes")
@@ -159,7 +165,7 @@ def row43(bench):
     for name in names:
         make_files(origin / name, 1000, FILE_BYTES)
     cap, rates = 20 * MB, [10 * MB, 5 * MB, 5 * MB]
-    flags = ["--page-cache=false", *capacity(40 * MB, "greedy")]
+    flags = ["--page-cache=false", *room(AMPLE)]
     seconds = 10
     with scratch_dir() as scratch, training(
         bench.copperfs, scratch, origin, NODES, [*flags, "--remote-io", f"{cap}B/s"]

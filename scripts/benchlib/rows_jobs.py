@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import report
 from .clock import wait_until
 from .mounts import run
-from .rows_datasets import NODES, capacity
+from .rows_datasets import AMPLE, NODES, room
 from .rows_hosts import scratch_dir
 from .training import MB, Loader, end, make_files, predicted, training
 
@@ -122,7 +122,7 @@ def train(bench, origin, jobs, policy):
     """One run: what each loader says at its end, with its epochs."""
     flags = [
         "--page-cache=false", "--allocation-policy", policy, "--remote-io", f"{REMOTE_IO}B/s",
-        *capacity(CACHE, "lru"),
+        *room(CACHE // NODES),
     ]  # fmt: skip
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         for job in jobs:
@@ -153,7 +153,7 @@ def row44(bench):
     for name in names:
         make_files(origin / name, 1000, 40_000)
     flags = ["--page-cache=false", "--roots", 2, "--remote-io", "12MB/s"]
-    flags += capacity(80 * MB, "greedy")
+    flags += room(AMPLE)
     took = {}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         nodes.add("first", "--budget", 20 * MB, "--origin-readers", "homes")
@@ -239,7 +239,7 @@ def row45(bench):
     size = sum(path.stat().st_size for path in folders[0].glob("*/*"))
     rate, epochs, share = 1_500_000, 3, 50
     seen = []
-    flags = ["--page-cache=false", *capacity(size, "greedy")]
+    flags = ["--page-cache=false", *room(AMPLE)]
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, 2, flags) as nodes:
         for folder in folders:
             nodes.add(folder.name, "--budget", size * share // 100, "--origin-readers", "homes")
