@@ -5,6 +5,7 @@
 
 pub mod allocator;
 pub mod bench;
+pub mod budgets;
 pub mod cache;
 pub mod cli;
 pub mod config;
