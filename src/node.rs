@@ -7,6 +7,7 @@
 mod arrivals;
 mod backing;
 mod cluster;
+mod data;
 mod directory;
 mod errors;
 mod front;

@@ -4,6 +4,7 @@
 //! paths and attributes into inodes and back; it holds no data of its own.
 
 use super::arrivals::{Lister, PushArrivals};
+use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
@@ -55,6 +56,8 @@ pub(super) struct FrontInner {
     notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
+    /// Of the data mount only.
+    pub(super) data: Option<DataFiles>,
 }
 
 /// More absent names at the top than this are promised to the kernel for no time at all.
@@ -87,6 +90,7 @@ impl Front {
             notifier: OnceLock::new(),
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
+            data: None,
         }))
     }
 
@@ -367,11 +371,19 @@ impl fuse::Backend for Front {
         }))
     }
 
-    fn open(&self, _reader: Reader, ino: Ino) -> Answer<()> {
-        Answer::Ready(self.inode(ino).and_then(|inode| check_readable(&inode)))
+    fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
+        Answer::Ready(self.inode(ino).and_then(|inode| {
+            check_readable(&inode)?;
+            let data = self.data.as_ref();
+            Ok(data.map_or_else(fuse::Opened::default, |data| data.open(reader, &inode.file)))
+        }))
     }
 
-    fn release(&self, _ino: Ino) {}
+    fn release(&self, _ino: Ino, handle: u64) {
+        if let Some(data) = &self.data {
+            data.release(handle);
+        }
+    }
 
     fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
         Answer::Ready(
@@ -380,7 +392,14 @@ impl fuse::Backend for Front {
         )
     }
 
-    fn read(&self, _reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes> {
+    fn read(
+        &self,
+        _reader: Reader,
+        ino: Ino,
+        handle: u64,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
         let inode = match self
             .inode(ino)
             .and_then(|inode| check_readable(&inode).map(|()| inode))
@@ -388,6 +407,9 @@ impl fuse::Backend for Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
+            return self.read_item(&*item, inode, offset, size);
+        }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
