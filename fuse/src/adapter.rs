@@ -123,8 +123,7 @@ impl Adapter {
     fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
         match command {
             ioctl::NODE_STATS => {
-                let mut stats = self.backend().node_stats();
-                self.counters().fill(&mut stats);
+                let stats = self.backend().node_stats(self.counters());
                 reply::stats(reply, Ok(stats));
             }
             ioctl::CLUSTER_STATS => {

@@ -320,10 +320,11 @@ pub trait Backend: Send + Sync + 'static {
     /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
-    /// This node's counters, for ioctl; `fuse.*` and `push.*` are filled in by the front.
-    fn node_stats(&self) -> crate::ioctl::StatsBody;
+    /// This node's counters, for ioctl; those of the mount that asks are `counters`
+    /// ([`Counters::fill`](crate::Counters::fill)).
+    fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;
 
-    /// The cluster's summed counters, for ioctl. The front fills in nothing here: this node's own
+    /// The cluster's summed counters, for ioctl. This node's own
     /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
     fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
 

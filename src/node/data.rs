@@ -13,7 +13,8 @@ use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{Failure, ItemPath};
 use dashmap::DashMap;
-use fuse::{Answer, Opened, Reader};
+use fuse::ioctl::StatsBody;
+use fuse::{Answer, Op, Opened, Reader};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,6 +60,16 @@ pub(super) struct DataFiles {
     unread: AtomicU64,
     /// Opens of files that belong to a dataset.
     of_datasets: AtomicU64,
+    /// The mount went away by itself.
+    lost: AtomicBool,
+}
+
+impl std::fmt::Debug for DataFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataFiles")
+            .field("open", &self.open.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl DataFiles {
@@ -71,7 +82,28 @@ impl DataFiles {
             last: AtomicU64::new(0),
             unread: AtomicU64::new(0),
             of_datasets: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
         }
+    }
+
+    /// The mount is gone, and with it what was open.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        self.open.clear();
+    }
+
+    /// Writes `data_mount.*`; `counters` are the mount's.
+    pub(super) fn fill(&self, counters: &fuse::Counters, stats: &mut StatsBody) {
+        let lost = self.lost.load(Ordering::Relaxed);
+        stats.data_mount_mounted = u64::from(!lost);
+        stats.data_mount_lost = u64::from(lost);
+        stats.data_mount_requests = counters.messages();
+        stats.data_mount_opens = counters.requests(Op::Open);
+        stats.data_mount_dataset_opens = self.of_datasets.load(Ordering::Relaxed);
+        stats.data_mount_releases = counters.requests(Op::Release);
+        stats.data_mount_cached_opens = self.unread.load(Ordering::Relaxed);
+        stats.data_mount_reads = counters.requests(Op::Read);
+        stats.data_mount_bytes_read = counters.bytes_read();
     }
 
     pub(super) fn open(&self, reader: Reader, file: &FileRef) -> Opened {

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use copperfs_fuse::ioctl::{NodeName, ROLE_SINGLE, StatsBody};
 use copperfs_fuse::{
-    Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, Opened,
-    Reader, Timestamp, Usage,
+    Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
+    Opened, Reader, Timestamp, Usage,
 };
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -401,8 +401,8 @@ impl Backend for Memory {
             .collect()
     }
 
-    fn node_stats(&self) -> StatsBody {
-        StatsBody {
+    fn node_stats(&self, counters: &Counters) -> StatsBody {
+        let mut stats = StatsBody {
             node: NodeName::new("memory"),
             pid: std::process::id().into(),
             role: ROLE_SINGLE,
@@ -411,12 +411,14 @@ impl Backend for Memory {
             coalesced: 4711,
             verify_failures: 13,
             ..StatsBody::default()
-        }
+        };
+        counters.fill(&mut stats);
+        stats
     }
 
     fn cluster_stats(&self) -> Answer<StatsBody> {
-        let mut sum = self.node_stats();
-        sum.add(&self.node_stats());
+        let mut sum = self.node_stats(&Counters::default());
+        sum.add(&self.node_stats(&Counters::default()));
         Answer::Pending(Box::pin(async move { Ok(sum) }))
     }
 
