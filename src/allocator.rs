@@ -9,6 +9,7 @@
 
 pub mod baselines;
 pub mod greedy;
+pub mod max_min;
 pub mod performance;
 pub mod policy;
 pub mod problem;

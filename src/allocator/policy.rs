@@ -2,6 +2,7 @@
 
 use super::baselines::{fixed, lru};
 use super::greedy::{benefit, greedy};
+use super::max_min::max_min;
 use super::problem::{Allocation, Problem};
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +13,7 @@ pub enum Policy {
     /// The most efficient datasets first: [`greedy`].
     #[default]
     Greedy,
-    /// The job that gains least over an equal share gains as much as can be: `max_min`.
+    /// The job that gains least over an equal share gains as much as can be: [`max_min`].
     MaxMin,
     /// The shortest job in all resources first: `sjf`.
     Sjf,
@@ -54,7 +55,7 @@ impl Policy {
     pub fn allocate(self, problem: &Problem) -> Allocation {
         match self {
             Self::Greedy => greedy(problem),
-            Self::MaxMin => greedy(problem),
+            Self::MaxMin => max_min(problem),
             Self::Sjf => greedy(problem),
             Self::Benefit => benefit(problem),
             Self::Lru => lru(problem),
