@@ -11,6 +11,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod index;
+pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod num;
