@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod dataset;
 pub mod index;
 pub mod namespace;
 pub mod node;

@@ -457,6 +457,22 @@ pub const KEYS: &[Key] = &[
          trees. tracked: the daemon sees every open. passthrough: reads of big files bypass the \
          daemon after the first; needs CAP_SYS_ADMIN.",
     ),
+    key(
+        "data_mount",
+        "DIR",
+        "",
+        Group::Kernel,
+        "Mount the same files at DIR too, for datasets: there the daemon sees every open and close, \
+         whatever --open says. An empty directory that exists, and not within MOUNTPOINT. Local nodes \
+         of a launch have DIR/0, DIR/1 and so on.",
+    ),
+    switch(
+        "page_cache",
+        "true",
+        Group::Kernel,
+        "Whether the kernel may keep what is read through --data-mount. Without it every read reaches \
+         the daemon, and is counted.",
+    ),
     switch(
         "allow_other",
         "false",

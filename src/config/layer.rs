@@ -165,8 +165,9 @@ impl Layer {
     /// `working_dir`. A host list counts when it names a file that way.
     #[must_use]
     pub fn absolute(mut self, working_dir: &Path) -> Self {
-        const PATHS: [&str; 5] = [
+        const PATHS: [&str; 6] = [
             "mountpoint",
+            "data_mount",
             "secret_file",
             "topology",
             "runtime_dir",

@@ -138,6 +138,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             file: log_file,
         },
         foreground,
+        data_mount: reader.data_mount(&mountpoint)?,
+        page_cache: reader.parsed("page_cache", parse_bool)?,
         mountpoint,
     })
 }
@@ -377,6 +379,21 @@ impl<'a> Reader<'a> {
                 ],
             )?,
         })
+    }
+
+    fn data_mount(self, mountpoint: &Path) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(path) = self.path("data_mount")? else {
+            return Ok(None);
+        };
+        if path.starts_with(mountpoint) || mountpoint.starts_with(&path) {
+            let why = format!(
+                "{} and the mount point {} must be two directories, neither within the other",
+                path.display(),
+                mountpoint.display()
+            );
+            return Err(self.wrong("data_mount", why));
+        }
+        Ok(Some(path))
     }
 
     fn push(self) -> Result<PushSettings, ConfigError> {

@@ -23,6 +23,11 @@ use std::time::Duration;
 pub struct Settings {
     /// Where the filesystem is mounted: absolute.
     pub mountpoint: PathBuf,
+    /// Where it is mounted a second time, for datasets: absolute, and neither within the mount point
+    /// nor around it.
+    pub data_mount: Option<PathBuf>,
+    /// Whether the kernel may cache what is read through the data mount.
+    pub page_cache: bool,
     /// What is served, and where below the mount point. Prefixes are distinct; at least one.
     pub origins: Vec<OriginSpec>,
     /// Prefixes whose names come from an index.

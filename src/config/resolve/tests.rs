@@ -54,6 +54,20 @@ fn the_defaults() {
 }
 
 #[test]
+fn the_data_mount_is_a_directory_of_its_own() {
+    let at = |path| settings(&[("mountpoint", "/m/mnt"), ("data_mount", path)]);
+    let settings = at("/m/data").unwrap();
+    assert_eq!(settings.data_mount.as_deref(), Some(Path::new("/m/data")));
+    assert!(settings.page_cache);
+    for path in ["/m/mnt", "/m/mnt/data", "/m", "/"] {
+        let error = at(path).unwrap_err().to_string();
+        assert!(error.contains("neither within the other"), "{error}");
+    }
+    let error = refused(&[("data_mount", "data")]);
+    assert!(error.contains("not an absolute path"), "{error}");
+}
+
+#[test]
 fn flags_go_before_variables_and_variables_before_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("job.toml");
