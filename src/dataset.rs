@@ -7,6 +7,7 @@
 //! What it does not do: decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or
 //! travel (`copperfs_overlay`).
 
+pub mod reader;
 pub mod slots;
 
 pub use slots::{Homes, SLOTS, items_of, slot_of};
