@@ -12,6 +12,8 @@
 //! reads storage for it without keeping it: that costs an extra read of storage, never a wrong byte.
 
 mod open;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use open::OpenDatasetFile;
