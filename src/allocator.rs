@@ -14,6 +14,7 @@ pub mod performance;
 pub mod policy;
 pub mod problem;
 mod shares;
+pub mod sjf;
 pub mod water;
 
 pub use policy::{Policy, UnknownPolicy};
