@@ -13,7 +13,7 @@ use crate::node::{Node, NodeError};
 use copperfs_fuse::{MountError, NonEmpty};
 use runtime_dir::{PidFile, RuntimeDirError};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,6 +26,18 @@ pub enum DaemonError {
     /// The mount point is not fit.
     #[error(transparent)]
     Mountpoint(#[from] MountError),
+    /// One mount point is within the other, by whatever links.
+    #[error(
+        "--data-mount: {} and the mount point {} must be two directories, neither within the other",
+        data_mount.display(),
+        mount.display()
+    )]
+    MountWithinMount {
+        /// The software mount.
+        mount: PathBuf,
+        /// The data mount.
+        data_mount: PathBuf,
+    },
     /// The runtime directory is not fit.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
@@ -64,9 +76,12 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     {
         runtime_dir::sweep(base);
     }
-    make_way(&settings.mountpoint)?;
+    make_way(&settings)?;
     let mount = settings.mountpoint.clone();
     let left = left_by_launch(&settings);
+    let data_mount = settings.data_mount.clone();
+    runtime_dir::note_data_mount(&settings.runtime_dir, data_mount.as_deref())?;
+    let runtime_dir = settings.runtime_dir.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(blocking_threads(&settings))
@@ -78,8 +93,15 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     // Readers may still hang in the kernel, and threads with them: nothing is waited for.
     runtime.shutdown_background();
     // Usually the node has done this itself.
-    if let Err(error) = mountpoint::detach_all(&mount) {
-        tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
+    let mut gone = true;
+    for mount in data_mount.iter().chain([&mount]) {
+        if let Err(error) = mountpoint::detach_all(mount) {
+            gone = false;
+            tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
+        }
+    }
+    if gone {
+        let _unwritable = runtime_dir::note_data_mount(&runtime_dir, None);
     }
     for path in left {
         let _absent = std::fs::remove_file(path);
@@ -143,12 +165,23 @@ async fn live(
     Ok(())
 }
 
-/// Checks that a mount can be made at `path`, and takes away what a killed daemon left there.
+/// Checks that the mounts of `settings` can be made, and takes away what a killed daemon left there.
 ///
 /// # Errors
 /// What is in the way, and what to do about it.
-pub fn make_way(path: &Path) -> Result<(), DaemonError> {
-    copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
+    // The data mount of a daemon that was killed, which may have had another than this one has.
+    if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
+        mountpoint::take_away_stale(&left);
+    }
+    let mount = copperfs_fuse::make_way(&settings.mountpoint, NonEmpty::Refuse)?;
+    let Some(path) = &settings.data_mount else {
+        return Ok(());
+    };
+    let data_mount = copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+    if data_mount.starts_with(&mount) || mount.starts_with(&data_mount) {
+        return Err(DaemonError::MountWithinMount { mount, data_mount });
+    }
     Ok(())
 }
 

@@ -5,11 +5,13 @@
 
 pub mod allocator;
 pub mod bench;
+pub mod budgets;
 pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod dataset;
 pub mod index;
 pub mod job;
 pub mod namespace;

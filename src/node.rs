@@ -7,17 +7,19 @@
 mod arrivals;
 mod backing;
 mod cluster;
+mod data;
 mod directory;
 mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod mounts;
 mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{Freshness, Settings, Toggle};
+use crate::config::Settings;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -31,8 +33,9 @@ use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
     Secret, SecretError,
 };
-use front::{Front, Promises};
+use front::Front;
 use indexed::Indexes;
+use mounts::{DataMount, Mounts};
 use service::NodeService;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -125,7 +128,7 @@ fn advice(parent: Option<&str>) -> String {
 /// A running node.
 #[derive(Debug)]
 pub struct Node {
-    mount: fuse::Mount,
+    mounts: Mounts,
     overlay: Arc<Overlay>,
     warmer: Warmer,
     /// Held for its drop.
@@ -183,17 +186,11 @@ impl Node {
         }
         let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
         let backings = ladder::backings(&settings, store.as_ref(), &runtime);
-        let this = Front::new(read, root, promises(&settings), backings, store);
+        let promises = mounts::promises(&settings);
+        let this = Front::new(read, root.clone(), promises, backings, store);
         drop(this.cluster.set(cluster.clone()));
-        let counters = Arc::new(fuse::Counters::default());
-        cluster.mounted(Arc::clone(&counters));
-        let options = mount_options(&settings, counters);
-        let backend = Arc::new(this.clone());
-        let mounting = move || fuse::mount(backend, options, &runtime);
-        let mount = tokio::task::spawn_blocking(mounting)
-            .await
-            .map_err(NodeError::Task)??;
-        this.connect(&mount);
+        let beside = DataMount::new(&settings, &this, root, None);
+        let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
             overlay: Arc::clone(&overlay),
@@ -204,28 +201,28 @@ impl Node {
 
         let control = serve_commands(&settings, parts)?;
         Ok(Self {
-            mount,
+            mounts,
             overlay,
             warmer,
             _control: control,
         })
     }
 
-    /// Runs until `shutdown` is ready or the mount is gone, then unmounts and leaves the tree. Ends
-    /// within seconds even if someone still holds the mount.
+    /// Runs until `shutdown` is ready or the software mount is gone, then unmounts and leaves the tree.
+    /// Ends within seconds even if someone still holds a mount. A data mount that goes by itself is
+    /// told of and not waited for.
     ///
     /// # Errors
     /// When the mount point could not be freed: the message says who may hold it.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
         tokio::select! {
             () = shutdown => {}
-            () = self.mount.closed() => tracing::info!("unmounted"),
+            () = self.mounts.closed() => tracing::info!("unmounted"),
         }
         self.warmer.stop();
-        let unmounting = tokio::task::spawn_blocking(move || self.mount.unmount());
-        let unmounted = unmounting.await.map_err(NodeError::Task)?;
+        let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
-        Ok(unmounted?)
+        unmounted
     }
 }
 
@@ -281,7 +278,8 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .exclude
         .iter()
         .flatten()
-        .chain([&settings.mountpoint]);
+        .chain([&settings.mountpoint])
+        .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
     let patience = settings.request_timeout.mul_f64(0.8);
@@ -409,37 +407,4 @@ async fn root_attributes(
     let parent = roster.ancestors(0).first().copied();
     let parent = parent.and_then(|rank| Some(roster.members().get(rank)?.name.clone()));
     attributes.map_err(|failure| NodeError::Root { failure, parent })
-}
-
-fn promises(settings: &Settings) -> Promises {
-    let push = settings.push;
-    Promises {
-        ttl: settings.ttl,
-        negative_ttl: settings.negative_ttl,
-        lease: settings.freshness.lease(),
-        push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
-    }
-}
-
-fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
-    fuse::MountOptions {
-        open: settings.open,
-        allow_other: settings.allow_other,
-        readdir_plus: settings.readdir_plus,
-        posix_acl: match settings.posix_acl {
-            Toggle::Auto => settings.allow_other,
-            Toggle::On => true,
-            Toggle::Off => false,
-        },
-        threads: settings.fuse_threads,
-        see_directories: settings.freshness != Freshness::Job,
-        max_background: settings.max_background,
-        push: fuse::PushLimits {
-            enabled: settings.push.enabled,
-            bytes_max: settings.push.bytes_max,
-            ..fuse::PushLimits::default()
-        },
-        counters,
-        ..fuse::MountOptions::new(&settings.mountpoint)
-    }
 }

@@ -180,7 +180,10 @@ pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Opt
 pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
     let mounted = mountpoint::is_copperfs(path);
     let pid = daemon_of(path, mounted, machine);
-    if !mounted && pid.is_none() {
+    let name = instance_name(path, machine.host_name());
+    let runtime_dir = machine.runtime_base(machine.uid).join(name);
+    let data_mount = runtime_dir::noted_data_mount(&runtime_dir);
+    if !mounted && pid.is_none() && !data_mount.as_deref().is_some_and(mountpoint::is_copperfs) {
         return Ok(None);
     }
     let done = match pid.map(Process::open).transpose()?.flatten() {
@@ -204,6 +207,11 @@ pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
     };
     mountpoint::detach_all(path)
         .with_context(|| format!("cannot take away the mount at {}", path.display()))?;
+    if let Some(data_mount) = data_mount {
+        // Not the mount of another daemon, which may have come there since.
+        mountpoint::take_away_stale(&data_mount);
+        let _gone_already = runtime_dir::note_data_mount(&runtime_dir, None);
+    }
     Ok(Some(done))
 }
 

@@ -23,6 +23,7 @@ mod bad_input;
 mod bundles;
 mod caches;
 mod changes;
+mod data_mount;
 mod faults;
 mod freshness;
 mod healing;
