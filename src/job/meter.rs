@@ -32,11 +32,6 @@ impl Busy {
         self.count = self.count.saturating_sub(1);
     }
 
-    /// How many there are.
-    pub(super) fn count(&self) -> u64 {
-        self.count
-    }
-
     /// All time with at least one, up to `now`.
     pub(super) fn total(&mut self, now: Instant) -> Duration {
         self.advance(now);
@@ -128,7 +123,6 @@ mod tests {
         busy.begin(at(10));
         busy.begin(at(20));
         busy.end(at(15)); // another thread's clock
-        assert_eq!(busy.count(), 1);
         busy.end(at(40));
         assert_eq!(busy.total(at(100)), Duration::from_millis(30));
         busy.end(at(100));

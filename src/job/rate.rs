@@ -48,7 +48,7 @@ const WINDOWS_MIN: usize = 3;
 /// since loaders are started anew in each and then all wait at once.
 const READERS_MEMORY: Duration = Duration::from_secs(300);
 
-/// Threads of a job on a node that are told apart; more count as one.
+/// Threads of a job on a node that are followed; the waits of more are not counted.
 const READERS_MAX: usize = 1024;
 
 /// What is known of a job's ideal rate on this node.
