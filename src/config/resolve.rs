@@ -80,9 +80,14 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
+    let data_mount = reader.data_mount(&mountpoint)?;
     let served = Served {
         origins,
-        mounts: vec![mountpoint.clone()],
+        mounts: [&mountpoint]
+            .into_iter()
+            .chain(&data_mount)
+            .cloned()
+            .collect(),
     };
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
@@ -138,7 +143,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             file: log_file,
         },
         foreground,
-        data_mount: reader.data_mount(&mountpoint)?,
+        data_mount,
         page_cache: reader.parsed("page_cache", parse_bool)?,
         mountpoint,
     })
