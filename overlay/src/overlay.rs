@@ -8,17 +8,19 @@ use crate::cluster::warm::{PlanReader, Tally, WarmOutcome, WarmProgress};
 use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
+use crate::homes::{Homes, ItemAnswer, ItemRequest};
 use crate::identity::{IdentityError, Secret};
 use crate::item::{ContentHash, Failure, ItemPath};
 use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
+use crate::steering::{LatestReceiver, LatestSender};
 use crate::transport::{KernelNetwork, Network, Transport, close};
 use crate::upstream::climb::Climber;
 use crate::upstream::peer::{Dialer, Liveness};
 use crate::upstream::{Orphan, Upstream};
 use crate::wire::message::NodeId;
-use crate::{cluster, server};
+use crate::{cluster, homes, server, steering};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use quinn::{Connection, VarInt};
@@ -84,6 +86,51 @@ pub trait Service: Send + Sync + 'static {
         drop(plan);
         tally.failed("this node cannot be warmed");
         Box::pin(std::future::ready(()))
+    }
+
+    /// Whether [`Service::item`] would answer `request` without waiting for the origin. Such requests
+    /// never wait behind those that do. Must be cheap and must not block.
+    fn item_is_here(&self, request: &ItemRequest) -> bool {
+        let _none_here = request;
+        false
+    }
+
+    /// Bytes of an item whose home this node is. The answer has exactly [`ItemRequest::len`] bytes, or
+    /// says what reading them costs. Dropped when nobody waits for it any more.
+    ///
+    /// # Errors
+    /// `Unsupported` on a node that is nobody's home; what [`Files::read`] fails with.
+    fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        drop(request);
+        Box::pin(std::future::ready(Err(homes::no_home())))
+    }
+
+    /// A stream of `child`, a node that hangs from this one in `tree`: hears its frames and gives it
+    /// new ones until the child is gone (`up` ends, and the future is dropped) or it returns, which
+    /// ends the stream. Called anew for each stream; there is at most one for each child and tree.
+    ///
+    /// # Errors
+    /// Whatever the child is to know; it then finds its stream ended.
+    fn steer(
+        &self,
+        child: String,
+        tree: usize,
+        up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        drop((child, tree, up, down));
+        Box::pin(std::future::ready(Err(steering::nobody())))
+    }
+
+    /// A command of at most 1 MiB from a node below this one in `tree`: answered with at most 1 MiB by
+    /// who is in charge, passed on by everybody else ([`Upstream::command`]). Dropped when nobody
+    /// waits for it any more.
+    ///
+    /// # Errors
+    /// Whatever the asker is to know.
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        drop((tree, command));
+        Box::pin(std::future::ready(Err(steering::nobody())))
     }
 }
 
@@ -300,6 +347,7 @@ async fn release(shared: Arc<Shared>) {
 #[derive(Debug)]
 pub struct Overlay {
     shared: Arc<Shared>,
+    homes: Homes,
     transport: Option<Transport>,
     /// The accept loop and the link to the parent.
     tasks: Mutex<JoinSet<()>>,
@@ -386,6 +434,7 @@ impl Overlay {
             }
         }
         Ok(Self {
+            homes: Homes::default(),
             shared,
             transport,
             tasks: Mutex::new(tasks),
@@ -396,6 +445,12 @@ impl Overlay {
     #[must_use]
     pub fn upstream(&self) -> &Upstream {
         &self.shared.upstream
+    }
+
+    /// The way to the homes of items.
+    #[must_use]
+    pub fn homes(&self) -> &Homes {
+        &self.homes
     }
 
     /// Who is in the cluster.

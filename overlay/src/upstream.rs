@@ -192,6 +192,10 @@ impl Upstream {
         }
     }
 
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.inner.roster
+    }
+
     pub(crate) fn hold(&self, tree: usize) -> Option<&Arc<Hold>> {
         self.inner.holds.get(tree)?.as_ref()
     }

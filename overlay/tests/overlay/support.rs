@@ -486,6 +486,7 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
         content: None,
+        through: false,
     }
 }
 

@@ -76,6 +76,7 @@ fn request() -> impl Strategy<Value = Request> {
                     first_block,
                     block_count,
                     content: content.map(ContentHash),
+                    through: false,
                 })
             }),
         (
@@ -178,6 +179,7 @@ fn reads_are_bounded_by_the_file() {
             first_block,
             block_count,
             content: None,
+            through: false,
         })
         .check()
     };
@@ -249,6 +251,7 @@ fn requests_have_the_bytes_of_the_specification() {
         first_block,
         block_count,
         content: Some(ContentHash([4; 32])),
+        through: false,
     };
     same(
         Request::Read(read),
