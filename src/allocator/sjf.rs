@@ -13,6 +13,21 @@
 //! Where remote IO suffices, the score is linear in `c`; where it does not, it is
 //! `work/B · (1 - c/d) · (1 + g/G + c/C)`, concave in `c`. So the minimum lies at an end of one of the
 //! two ranges: `c = 0`, `c = min(d, C)`, or where remote IO begins to suffice, `c = d · (1 - B/f*)`.
+//!
+//! # What jobs are given
+//! The paper says in which order jobs are scheduled, not what of cache and remote IO each gets. Given
+//! literally the minimising `R` of one job after the other, the first take whole datasets that few
+//! bytes will be read from. Of the divisions that were tried in fluid simulations (150 jobs with
+//! Table 4's models on 24 GPUs, durations from ten minutes to four days, four mixes of cache and
+//! remote IO, four seeds each) this one had the shortest average completion:
+//!
+//! - cache by efficiency, as `greedy`: what saves most remote IO helps all;
+//! - remote IO first to the job that has least to read remotely, `work · (1 - c/d)`: shortest first
+//!   in the resource that is short;
+//! - but a tenth of it evenly, so that no job that holds GPUs stands still. That made the average
+//!   better too.
+//!
+//! Literally by `R` and score, the average was 1 to 17 % longer; with remote IO max-min, 7 to 28 %.
 
 use super::performance::{hit_ratio, io_perf, remote_io};
 use super::problem::{Allocation, Job, Problem};
