@@ -10,8 +10,8 @@
 mod fetch;
 pub mod home;
 pub mod item;
-mod shelf;
 pub mod reader;
+mod shelf;
 pub mod slots;
 pub mod uniform;
 

@@ -80,7 +80,7 @@ pub(super) struct Inner {
     /// Replaced as a whole with each decision; held for a look.
     view: RwLock<Arc<View>>,
     homes: Arc<dyn Homes>,
-    readers: Readers,
+    readers: Arc<Readers>,
     activities: Arc<Activities>,
     /// Room for what open files hold, in units of [`HELD_UNIT`].
     held: Arc<Semaphore>,
@@ -99,7 +99,7 @@ impl DatasetReader {
     /// A reader that knows no datasets yet. `readers` tells whose processes read, `activities` what
     /// they do.
     #[must_use]
-    pub fn new(homes: Arc<dyn Homes>, readers: Readers, activities: Arc<Activities>) -> Self {
+    pub fn new(homes: Arc<dyn Homes>, readers: Arc<Readers>, activities: Arc<Activities>) -> Self {
         let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             view: RwLock::default(),

@@ -121,7 +121,7 @@ fn reader(homes: &Arc<Fake>, rate: Option<u64>) -> DatasetReader {
     let activities = Arc::new(Activities::new());
     let reader = DatasetReader::new(
         Arc::new(Arc::clone(homes)),
-        Readers::new(proc),
+        Arc::new(Readers::new(proc)),
         Arc::clone(&activities),
     );
     drop(activities.of(None, "d", Instant::now()));
