@@ -5,6 +5,7 @@
 //! and the control socket.
 
 mod arrivals;
+mod attendant;
 mod backing;
 mod cluster;
 mod data;

@@ -3,7 +3,8 @@
 //! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
 //! paths and attributes into inodes and back; it holds no data of its own.
 
-use super::arrivals::{Lister, PushArrivals};
+use super::arrivals::PushArrivals;
+use super::attendant::Lister;
 use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
@@ -123,8 +124,8 @@ impl Front {
         beside
     }
 
-    /// Tells the kernel things unasked from now on.
-    pub(super) fn connect(&self, mount: &fuse::Mount) {
+    /// Tells the kernel things unasked from now on, with a `lister` also of what is not known there.
+    pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
         if self.notifier.set(mount.notifier()).is_err() {
             tracing::warn!("the mount was connected twice");
             return;
@@ -133,7 +134,7 @@ impl Front {
             let arrivals = PushArrivals {
                 front: Arc::downgrade(&self.0),
                 push: mount.push(),
-                lister: Lister::start(mount.mountpoint()),
+                lister,
             };
             self.read.connect(Arc::new(arrivals));
         }
