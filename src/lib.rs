@@ -14,6 +14,7 @@ pub mod control;
 pub mod daemon;
 pub mod dataset;
 pub mod index;
+pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod num;

@@ -61,7 +61,8 @@ pub struct Problem {
 /// What a dataset gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DatasetShare {
-    /// Bytes of cache (`c`), at most its size.
+    /// Bytes of cache (`c`), at most its size; with `static`, the sum of what its jobs cache of it
+    /// each for itself, which can be more.
     pub cache: f64,
 }
 
@@ -83,7 +84,8 @@ pub struct JobShare {
     pub limit: f64,
     /// Bytes per second that it is expected to read with that (Eq. 4).
     pub throughput: f64,
-    /// The policy's score, where it has one (Eq. 7 for `sjf`, the fairness ratio for `max-min`).
+    /// The policy's score, where it has one: Eq. 7 for `sjf`, the fairness ratio for `max-min`, its
+    /// dataset's cache efficiency for `greedy` and `benefit`.
     pub score: Option<f64>,
     /// Its place in the policy's order, from 0.
     pub order: usize,

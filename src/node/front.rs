@@ -59,6 +59,8 @@ pub(super) struct FrontInner {
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
     /// Of the data mount only.
     pub(super) data: Option<Arc<DataFiles>>,
+    /// Of the software mount: who is told that a dataset is read through it.
+    pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
 }
@@ -94,6 +96,7 @@ impl Front {
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
             data: None,
+            datasets: OnceLock::new(),
             other: OnceLock::new(),
         }))
     }
@@ -117,6 +120,7 @@ impl Front {
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
             data: Some(data),
+            datasets: OnceLock::new(),
             other: OnceLock::new(),
         }));
         drop(beside.other.set(Arc::downgrade(&self.0)));
@@ -442,6 +446,11 @@ impl fuse::Backend for Front {
         };
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
             return self.read_item(&*item, inode, offset, size);
+        }
+        if let Some(datasets) = self.datasets.get() {
+            let left = inode.file.size.saturating_sub(offset);
+            let bytes = left.min(size.into());
+            datasets.reader.unattributed(inode.path(), bytes);
         }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);
