@@ -2,7 +2,9 @@
 
 use super::baselines::{fixed, lru};
 use super::greedy::{benefit, greedy};
+use super::max_min::max_min;
 use super::problem::{Allocation, Problem};
+use super::sjf::sjf;
 use std::fmt;
 use std::str::FromStr;
 
@@ -12,9 +14,9 @@ pub enum Policy {
     /// The most efficient datasets first: [`greedy`].
     #[default]
     Greedy,
-    /// The job that gains least over an equal share gains as much as can be: `max_min`.
+    /// The job that gains least over an equal share gains as much as can be: [`max_min`].
     MaxMin,
-    /// The shortest job in all resources first: `sjf`.
+    /// The shortest job in all resources first: [`sjf`].
     Sjf,
     /// Whole datasets by benefit over cost: [`benefit`].
     Benefit,
@@ -54,8 +56,8 @@ impl Policy {
     pub fn allocate(self, problem: &Problem) -> Allocation {
         match self {
             Self::Greedy => greedy(problem),
-            Self::MaxMin => greedy(problem),
-            Self::Sjf => greedy(problem),
+            Self::MaxMin => max_min(problem),
+            Self::Sjf => sjf(problem),
             Self::Benefit => benefit(problem),
             Self::Lru => lru(problem),
             Self::Static => fixed(problem),

@@ -1,12 +1,15 @@
 //! The paper's examples, and what holds for every policy and every problem.
 
+mod lp;
 mod properties;
+
+pub(super) use properties::{problems, steady_problems};
 
 use super::*;
 
-const MB: f64 = 1e6;
-const GB: f64 = 1e9;
-const TB: f64 = 1e12;
+pub(super) const MB: f64 = 1e6;
+pub(super) const GB: f64 = 1e9;
+pub(super) const TB: f64 = 1e12;
 
 pub(super) fn totals(gpus: f64, cache: f64, remote_io: f64) -> Totals {
     Totals {

@@ -165,3 +165,101 @@ impl Front {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_overlay::Version;
+    use futures_util::FutureExt;
+
+    struct One;
+
+    impl OpenItem for One {
+        fn read_now(&self, _offset: u64, size: u32) -> Option<Bytes> {
+            Some(Bytes::from(vec![7; size as usize]))
+        }
+
+        fn read(&self, _offset: u64, _size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
+            std::future::pending().boxed()
+        }
+    }
+
+    /// Knows the files whose names begin with `item`; remembers who asked.
+    #[derive(Default)]
+    struct Known(std::sync::Mutex<Vec<u32>>);
+
+    impl Items for Known {
+        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> Option<Arc<dyn OpenItem>> {
+            self.0.lock().unwrap().push(pid);
+            let known = path.as_bytes().starts_with(b"item");
+            known.then(|| Arc::new(One) as Arc<dyn OpenItem>)
+        }
+    }
+
+    fn file(name: &str) -> FileRef {
+        let path = ItemPath::parse(name.as_bytes()).unwrap();
+        FileRef::new(path, Version([1; 16]), 100, None)
+    }
+
+    const READER: Reader = Reader {
+        pid: 42,
+        uid: 0,
+        gid: 0,
+    };
+
+    fn numbers(files: &DataFiles) -> [u64; 4] {
+        let mut stats = StatsBody::default();
+        files.fill(&fuse::Counters::default(), &mut stats);
+        [
+            stats.data_mount_mounted,
+            stats.data_mount_lost,
+            stats.data_mount_dataset_opens,
+            stats.data_mount_cached_opens,
+        ]
+    }
+
+    #[test]
+    fn files_of_datasets_are_theirs_from_open_to_release() {
+        let known = Arc::new(Known::default());
+        let files = DataFiles::new(Some(known.clone()), true);
+        let item = files.open(READER, &file("item1"));
+        let other = files.open(READER, &file("other"));
+        assert_eq!(*known.0.lock().unwrap(), [42, 42]);
+        assert_ne!(item.handle, other.handle);
+        assert!(!item.direct && item.handle > 0 && other.handle > 0);
+        assert!(files.item(item.handle).is_some());
+        assert!(files.item(other.handle).is_none(), "the read path answers");
+        assert!(files.item(0).is_none());
+        files.release(item.handle);
+        files.release(other.handle);
+        assert!(files.item(item.handle).is_none());
+        assert_eq!(numbers(&files), [1, 0, 1, 0]);
+        let unread = files.open(READER, &file("item2"));
+        files.release(unread.handle);
+        files.release(unread.handle);
+        assert_eq!(numbers(&files), [1, 0, 2, 1]);
+    }
+
+    #[test]
+    fn what_is_open_goes_with_the_mount() {
+        let files = DataFiles::new(Some(Arc::new(Known::default())), false);
+        let item = files.open(READER, &file("item"));
+        assert!(item.direct);
+        files.lose();
+        assert!(files.item(item.handle).is_none());
+        assert_eq!(numbers(&files), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_full_table_leaves_files_to_the_read_path() {
+        let files = DataFiles::new(Some(Arc::new(Known::default())), true);
+        let file = file("item");
+        let first = files.open(READER, &file);
+        for _ in 1..OPEN_MAX {
+            files.open(READER, &file);
+        }
+        assert_eq!(files.open(READER, &file).handle, 0);
+        files.release(first.handle);
+        assert!(files.open(READER, &file).handle > 0);
+    }
+}

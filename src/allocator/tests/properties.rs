@@ -49,6 +49,20 @@ pub(in super::super) fn problems() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Problems in steady state, with jobs and with some remote IO.
+pub(in super::super) fn steady_problems() -> impl Strategy<Value = Problem> {
+    problems().prop_map(|mut problem| {
+        for job in &mut problem.jobs {
+            job.hit_ratio = None;
+        }
+        if problem.jobs.is_empty() {
+            problem.jobs.push(job("only", 0, 100.0 * MB, 1.0));
+        }
+        problem.totals.remote_io = problem.totals.remote_io.max(MB);
+        problem
+    })
+}
+
 /// The same problem with its lists turned by so many places.
 fn turned(problem: &Problem, by: usize) -> Problem {
     let mut turned = problem.clone();
