@@ -5,7 +5,7 @@ use super::super::decision::{Decision, HomeNode};
 use super::super::registry::{self, Registry, UNATTRIBUTED};
 use super::super::report::{JobReport, NodeReport};
 use super::{budgets, rates};
-use crate::allocator::{Dataset, Job, Policy, Problem, Totals};
+use crate::allocator::{self, Dataset, Job, Policy, Problem, Totals};
 use crate::num::{as_f64, whole};
 use std::collections::BTreeMap;
 
@@ -210,10 +210,7 @@ impl Question<'_> {
             .iter()
             .map(|(at, _)| jobs.get(*at).is_some_and(|job| job.irregular))
             .collect();
-        let allocation = {
-            let _todo = &irregular;
-            policy.allocate(&problem)
-        };
+        let allocation = allocator::allocate_partitioned(policy, &problem, &irregular);
         let wanted: Vec<f64> = allocation
             .datasets
             .iter()
