@@ -1,7 +1,5 @@
 //! A store on a real directory, in front of a source in memory that counts what it is asked for.
 
-mod elsewhere;
-
 use super::*;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,
@@ -84,6 +82,9 @@ macro_rules! content_only {
     };
 }
 
+// Behind the macro, which it uses.
+mod elsewhere;
+
 struct Counted(Arc<Source>);
 
 fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
@@ -159,6 +160,7 @@ fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
         first_block: blocks.start,
         block_count: blocks.end - blocks.start,
         content: None,
+        through: false,
     }
 }
 
