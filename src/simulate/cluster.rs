@@ -24,7 +24,6 @@ mod progress;
 mod schedule;
 pub mod trace;
 mod uniform;
-mod waterfill;
 mod workload;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use super::control::Control;
 use super::lru::Lru;
 use super::outcome::{Recorder, state};
-use super::progress::Progress;
+use super::progress::{Filling, Progress};
 use super::schedule::Queue;
 use super::uniform::Uniform;
 use super::{ClusterError, Outcome, STEPS_MAX, Scenario, System, Workload};
@@ -83,19 +83,16 @@ impl Fluid<'_> {
             &self.progress,
             self.queue.waiting(),
         );
-        (
-            sample.allocated_cache,
-            sample.cached,
-            sample.effective_cache,
-        ) = match &self.cache {
-            Cache::Uniform(uniform) => uniform.measure(&self.progress),
-            Cache::Lru(lru) => lru.measure(&self.progress),
-        };
-        recorder.add(self.now, seconds, &sample);
+        let before = self.measure();
         match &mut self.cache {
             Cache::Uniform(uniform) => uniform.advance(seconds, &mut self.progress),
             Cache::Lru(lru) => lru.advance(seconds, &self.progress),
         }
+        let after = self.measure();
+        sample.allocated_cache = before.allocated;
+        sample.cached = f64::midpoint(before.cached, after.cached);
+        sample.effective_cache = f64::midpoint(before.effective, after.effective);
+        recorder.add(self.now, seconds, &sample);
         self.now += seconds;
         let changed = self.read(seconds) | self.arrive();
         if changed {
@@ -105,6 +102,13 @@ impl Fluid<'_> {
             lru.settle(seconds, &mut self.progress);
         }
         Ok(())
+    }
+
+    fn measure(&self) -> Filling {
+        match &self.cache {
+            Cache::Uniform(uniform) => uniform.measure(&self.progress),
+            Cache::Lru(lru) => lru.measure(&self.progress),
+        }
     }
 
     /// How long nothing happens.

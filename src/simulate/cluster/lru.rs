@@ -7,7 +7,7 @@
 //! epoch that came after it. It shrinks while the frontier moves through that epoch: the thrashing,
 //! and the teeth of Figure 9. Fast jobs push the frontier on, through slow jobs' items.
 
-use super::progress::Progress;
+use super::progress::{Filling, Progress};
 use super::{Scenario, Workload};
 use std::collections::VecDeque;
 
@@ -263,8 +263,8 @@ impl Lru {
         });
     }
 
-    /// Allocated, filled, effective bytes.
-    pub(super) fn measure(&self, progress: &[Progress]) -> (f64, f64, f64) {
+    /// What is held, and helps.
+    pub(super) fn measure(&self, progress: &[Progress]) -> Filling {
         let mut effective = 0.0;
         for &set in &self.live {
             let running = self.readers[set].iter().filter(|reader| reader.running);
@@ -275,6 +275,10 @@ impl Lru {
                 effective += hits / count * self.readers[set][0].size;
             }
         }
-        (self.capacity, self.cached, effective)
+        Filling {
+            allocated: self.capacity,
+            cached: self.cached,
+            effective,
+        }
     }
 }

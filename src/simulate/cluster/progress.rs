@@ -22,3 +22,14 @@ pub(super) struct Progress {
     /// When it was done.
     pub(super) finished: Option<f64>,
 }
+
+/// What a cache holds for the jobs that run, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Filling {
+    /// Given to datasets that are being read.
+    pub(super) allocated: f64,
+    /// Of it filled.
+    pub(super) cached: f64,
+    /// Useful to those who read: hit ratio times dataset.
+    pub(super) effective: f64,
+}

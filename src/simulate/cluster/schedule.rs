@@ -6,8 +6,7 @@
 //! beside epochs, so the model takes their limit: all jobs run at once, each at its part of its
 //! speed, and keep what they have cached.
 
-use super::{Scenario, Scheduler, System, Workload};
-use crate::allocator;
+use super::{Scenario, Scheduler, Workload};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

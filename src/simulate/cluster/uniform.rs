@@ -5,7 +5,8 @@
 //! what another job brings raises it; random eviction lowers it; and when the job begins an epoch, all
 //! items are unread, so it is what the slot holds. That is the delayed effectiveness of §6.
 
-use super::progress::Progress;
+use super::outcome::index_f64;
+use super::progress::{Filling, Progress};
 use super::{Scenario, System, Workload};
 
 /// While several jobs fill one slot, hit ratios move within epochs: steps end after this part of
@@ -29,7 +30,6 @@ pub(super) struct Uniform {
     /// Slots with readers or bytes.
     live: Vec<usize>,
     alive: Vec<bool>,
-    admitted: Vec<f64>,
 }
 
 impl Uniform {
@@ -51,7 +51,6 @@ impl Uniform {
             private,
             capacity: scenario.cache,
             live: Vec::new(),
-            admitted: Vec::new(),
         }
     }
 
@@ -146,37 +145,39 @@ impl Uniform {
                 slot.cached = (slot.cached + missed).min(slot.budget);
                 continue;
             }
-            let missed: f64 = slot.readers.iter().map(|&j| progress[j].remote).sum::<f64>() * seconds;
-            if missed <= 0.0 {
-                continue;
-            }
-            let admitted = missed.min(slot.budget - slot.cached);
-            let uncached = slot.size - slot.cached;
-            self.admitted.clear();
-            let part = admitted / missed;
-            let own = |&job: &usize| progress[job].remote * seconds * part;
-            self.admitted.extend(slot.readers.iter().map(own));
-            for (&job, own) in slot.readers.iter().zip(&self.admitted) {
-                let now = &mut progress[job];
-                let others = (admitted - own).max(0.0);
-                now.hit += (others / uncached).min(1.0) * (1.0 - now.hit);
-            }
-            slot.cached += admitted;
+            fill_together(slot, seconds, progress);
         }
     }
 
-    /// Allocated to datasets that are read, filled, and effective bytes.
-    pub(super) fn measure(&self, progress: &[Progress]) -> (f64, f64, f64) {
-        let mut sums = (0.0, 0.0, 0.0);
+    /// What is held, and helps.
+    pub(super) fn measure(&self, progress: &[Progress]) -> Filling {
+        let mut sums = Filling::default();
         for slot in self.live.iter().map(|&at| &self.slots[at]) {
             if slot.readers.is_empty() {
                 continue;
             }
             let hits: f64 = slot.readers.iter().map(|&job| progress[job].hit).sum();
-            sums.0 += slot.budget;
-            sums.1 += slot.cached;
-            sums.2 += hits / super::outcome::index_f64(slot.readers.len()) * slot.size;
+            sums.allocated += slot.budget;
+            sums.cached += slot.cached;
+            sums.effective += hits / index_f64(slot.readers.len()) * slot.size;
         }
         sums
     }
+}
+
+/// Several jobs fill one slot: what one brings, the others hit if they have not read it yet.
+fn fill_together(slot: &mut Slot, seconds: f64, progress: &mut [Progress]) {
+    let brings = |job: usize, progress: &[Progress]| progress[job].remote * seconds;
+    let missed: f64 = slot.readers.iter().map(|&job| brings(job, progress)).sum();
+    if missed <= 0.0 {
+        return;
+    }
+    let admitted = missed.min(slot.budget - slot.cached);
+    let uncached = slot.size - slot.cached;
+    for &job in &slot.readers {
+        let others = (admitted - brings(job, progress) * admitted / missed).max(0.0);
+        let now = &mut progress[job];
+        now.hit += (others / uncached).min(1.0) * (1.0 - now.hit);
+    }
+    slot.cached += admitted;
 }

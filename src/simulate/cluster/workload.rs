@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 /// Most jobs of a workload: a year of the largest clusters' traces.
-pub const JOBS_MAX: usize = 1 << 20;
+pub(super) const JOBS_MAX: usize = 1 << 20;
 
 /// A dataset.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,7 +136,7 @@ pub enum WorkloadError {
 
 /// Collects a workload piece by piece, refusing what makes no sense where it stands.
 #[derive(Debug, Default)]
-pub struct Builder {
+pub(super) struct Builder {
     workload: Workload,
     datasets: HashMap<String, usize>,
     ids: HashSet<String>,
@@ -147,7 +147,7 @@ impl Builder {
     ///
     /// # Errors
     /// A size of zero or less, or another size than before.
-    pub fn dataset(&mut self, name: &str, size: f64) -> Result<usize, WorkloadError> {
+    pub(super) fn dataset(&mut self, name: &str, size: f64) -> Result<usize, WorkloadError> {
         positive("size", name, size)?;
         if let Some(&at) = self.datasets.get(name) {
             let first = self.workload.datasets[at].size;
@@ -172,7 +172,7 @@ impl Builder {
 
     /// The position of the dataset of that name.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<usize> {
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.datasets.get(name).copied()
     }
 
@@ -180,7 +180,7 @@ impl Builder {
     ///
     /// # Errors
     /// An id that is taken, a time before the last job's, numbers of zero or less.
-    pub fn job(&mut self, job: Job) -> Result<(), WorkloadError> {
+    pub(super) fn job(&mut self, job: Job) -> Result<(), WorkloadError> {
         positive("ideal rate", &job.id, job.ideal_rate)?;
         positive("work", &job.id, job.work)?;
         positive("number of GPUs", &job.id, f64::from(job.gpus))?;
@@ -217,7 +217,7 @@ impl Builder {
     ///
     /// # Errors
     /// No job.
-    pub fn finish(self) -> Result<Workload, WorkloadError> {
+    pub(super) fn finish(self) -> Result<Workload, WorkloadError> {
         if self.workload.jobs.is_empty() {
             return Err(WorkloadError::Empty);
         }
