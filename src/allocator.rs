@@ -10,12 +10,15 @@
 pub mod baselines;
 pub mod greedy;
 pub mod max_min;
+mod partition;
 pub mod performance;
 pub mod policy;
 pub mod problem;
 mod shares;
+pub mod sjf;
 pub mod water;
 
+pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};
 pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};
 
