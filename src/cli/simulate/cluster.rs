@@ -125,7 +125,11 @@ pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
         figures::write(directory, args.sweep.as_ref(), &runs, &workload)?;
     }
     if args.json {
-        say(serde_json::to_string_pretty(&as_json(&scenario, args.sweep.as_ref(), &runs))?);
+        say(serde_json::to_string_pretty(&as_json(
+            &scenario,
+            args.sweep.as_ref(),
+            &runs,
+        ))?);
     } else {
         say(report(args.sweep.as_ref(), &runs).trim_end());
     }
@@ -149,8 +153,14 @@ impl ClusterArgs {
             )
         };
         let scenario = Scenario {
-            gpus: self.gpus.or(cluster.gpus).with_context(|| missing("--gpus"))?,
-            cache: self.cache.or(cluster.cache).with_context(|| missing("--cache"))?,
+            gpus: self
+                .gpus
+                .or(cluster.gpus)
+                .with_context(|| missing("--gpus"))?,
+            cache: self
+                .cache
+                .or(cluster.cache)
+                .with_context(|| missing("--cache"))?,
             remote_io: self
                 .remote_io
                 .or(cluster.remote_io)

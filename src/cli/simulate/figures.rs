@@ -7,6 +7,9 @@ use crate::simulate::cluster::{Sample, Scheduler, Workload};
 use anyhow::Context;
 use std::path::Path;
 
+/// What is read off a sample.
+type Value = fn(&Sample) -> f64;
+
 /// Draws what the runs give into `directory`, which is made.
 pub(super) fn write(
     directory: &Path,
@@ -26,15 +29,28 @@ pub(super) fn write(
     put("throughput.svg", throughput(runs).lines())?;
     put("resources.svg", resources(runs).lines())?;
     put("effective-cache.svg", effective(runs).lines())?;
-    put("fairness.svg", over_time(runs, "Fairness ratio (Eq. 8), mean over jobs", "", 1.0, |s| {
-        s.fairness
-    })
-    .lines())?;
+    put(
+        "fairness.svg",
+        over_time(
+            runs,
+            "Fairness ratio (Eq. 8), mean over jobs",
+            "",
+            1.0,
+            |s| s.fairness,
+        )
+        .lines(),
+    )?;
     put("jct-distribution.svg", distribution(runs).lines())?;
     let groups = groups(runs);
     let bars = |title: &str, value: fn(&Run) -> f64| bars(runs, title, value).bars(&groups);
-    put("jct.svg", bars("Average job completion time", |run| run.outcome.jct_mean_s))?;
-    put("makespan.svg", bars("Makespan", |run| run.outcome.makespan_s))?;
+    put(
+        "jct.svg",
+        bars("Average job completion time", |run| run.outcome.jct_mean_s),
+    )?;
+    put(
+        "makespan.svg",
+        bars("Makespan", |run| run.outcome.makespan_s),
+    )?;
     if workload.jobs.iter().any(|job| job.curriculum.is_some()) {
         put("pacing.svg", pacing(workload).lines())?;
     }
@@ -58,13 +74,7 @@ fn name(run: &Run, runs: &[Run]) -> String {
     }
 }
 
-fn over_time(
-    runs: &[Run],
-    title: &str,
-    y: &str,
-    factor: f64,
-    value: fn(&Sample) -> f64,
-) -> Chart {
+fn over_time(runs: &[Run], title: &str, y: &str, factor: f64, value: Value) -> Chart {
     let series = |run: &Run| Series {
         name: name(run, runs),
         points: points(run, factor, value),
@@ -77,7 +87,7 @@ fn over_time(
     }
 }
 
-fn points(run: &Run, factor: f64, value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+fn points(run: &Run, factor: f64, value: Value) -> Vec<(f64, f64)> {
     let samples = run.outcome.samples.iter();
     samples
         .map(|sample| (sample.at_s / 3600.0, value(sample) * factor))
@@ -90,12 +100,16 @@ fn throughput(runs: &[Run]) -> Chart {
 }
 
 fn resources(runs: &[Run]) -> Chart {
-    let mut chart = over_time(runs, "Ideal and real throughput, remote IO (figure 11)", "MB/s", 1e-6, |s| {
-        s.throughput
-    });
+    let mut chart = over_time(
+        runs,
+        "Ideal and real throughput, remote IO (figure 11)",
+        "MB/s",
+        1e-6,
+        |s| s.throughput,
+    );
     chart.series.clear();
     for run in runs {
-        let kinds: [(&str, fn(&Sample) -> f64); 3] = [
+        let kinds: [(&str, Value); 3] = [
             ("ideal throughput", |sample| sample.ideal_throughput),
             ("real throughput", |sample| sample.throughput),
             ("remote IO", |sample| sample.remote_io),
@@ -115,7 +129,7 @@ fn effective(runs: &[Run]) -> Chart {
     let mut chart = over_time(runs, title, "TB", 1e-12, |sample| sample.effective_cache);
     chart.series.clear();
     for run in runs {
-        let kinds: [(&str, fn(&Sample) -> f64); 2] = [
+        let kinds: [(&str, Value); 2] = [
             ("effective", |sample| sample.effective_cache),
             ("allocated", |sample| sample.allocated_cache),
         ];
@@ -131,12 +145,20 @@ fn effective(runs: &[Run]) -> Chart {
 
 fn distribution(runs: &[Run]) -> Chart {
     let series = |run: &Run| {
-        let mut hours: Vec<f64> = run.outcome.jobs.iter().map(|job| job.jct_s / 3600.0).collect();
+        let mut hours: Vec<f64> = run
+            .outcome
+            .jobs
+            .iter()
+            .map(|job| job.jct_s / 3600.0)
+            .collect();
         hours.sort_unstable_by(f64::total_cmp);
         // A thousand points are more than a screen shows.
         let points = (0..=1000_usize).map(|part| {
             let at = part * (hours.len() - 1) / 1000;
-            (hours[at], f64::from(u32::try_from(part).unwrap_or(0)) / 10.0)
+            (
+                hours[at],
+                f64::from(u32::try_from(part).unwrap_or(0)) / 10.0,
+            )
         });
         Series {
             name: name(run, runs),
@@ -170,7 +192,9 @@ fn bars(runs: &[Run], title: &str, value: fn(&Run) -> f64) -> Chart {
         ..Chart::default()
     };
     for run in runs {
-        let group = groups.iter().position(|name| name == scheduler(run.scheduler));
+        let group = groups
+            .iter()
+            .position(|name| name == scheduler(run.scheduler));
         let group = f64::from(u32::try_from(group.unwrap_or(0)).unwrap_or(0));
         let point = (group, value(run) / 3600.0);
         let name = run.system.name();
@@ -195,7 +219,10 @@ fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
     };
     for run in runs {
         let name = name(run, runs);
-        let point = (run.at.unwrap_or(0.0) * factor, run.outcome.jct_mean_s / 3600.0);
+        let point = (
+            run.at.unwrap_or(0.0) * factor,
+            run.outcome.jct_mean_s / 3600.0,
+        );
         match chart.series.iter_mut().find(|series| series.name == name) {
             Some(series) => series.points.push(point),
             None => chart.series.push(Series {

@@ -63,6 +63,9 @@ impl Sweep {
     }
 }
 
+/// One value's reader.
+type Parse<'a> = dyn Fn(&str) -> Result<f64, String> + 'a;
+
 /// Reads `PARAMETER=VALUE,VALUE,…`.
 pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
     const FORMS: &str = "Write remote-io=2GB/s,4GB/s or gpu-speed=1,2,4 or sharing=0,0.5,1";
@@ -83,7 +86,7 @@ pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
             Err(format!("{text:?} is out of range. {FORMS}"))
         }
     };
-    let (parameter, parse): (_, &dyn Fn(&str) -> Result<f64, String>) = match name.trim() {
+    let (parameter, parse): (_, &Parse<'_>) = match name.trim() {
         "remote-io" => (Parameter::RemoteIo, &rate),
         "gpu-speed" => (Parameter::GpuSpeed, &|text| within(text, 1e6, false)),
         "sharing" => (Parameter::Sharing, &|text| within(text, 1.0, true)),

@@ -53,7 +53,13 @@ impl Chart {
             let x = LEFT + part * (WIDTH - LEFT - RIGHT);
             line(&mut svg, (x, TOP), (x, TOP + PLOT), "stroke=\"#eee\"");
             let label = tick(part * right);
-            text(&mut svg, x, TOP + PLOT + 18.0, "text-anchor=\"middle\"", &label);
+            text(
+                &mut svg,
+                x,
+                TOP + PLOT + 18.0,
+                "text-anchor=\"middle\"",
+                &label,
+            );
         }
         for (at, series) in self.series.iter().enumerate() {
             let mut path = String::new();
@@ -88,7 +94,13 @@ impl Chart {
         let bar = width * 0.8 / super::outcome::index_f64(self.series.len().max(1));
         for (at, name) in groups.iter().enumerate() {
             let middle = LEFT + width * (super::outcome::index_f64(at) + 0.5);
-            text(&mut svg, middle, TOP + PLOT + 18.0, "text-anchor=\"middle\"", name);
+            text(
+                &mut svg,
+                middle,
+                TOP + PLOT + 18.0,
+                "text-anchor=\"middle\"",
+                name,
+            );
         }
         for (at, series) in self.series.iter().enumerate() {
             for &(group, value) in &series.points {
@@ -124,7 +136,13 @@ impl Chart {
         text(&mut svg, LEFT, 22.0, "font-size=\"17\"", &self.title);
         text(&mut svg, LEFT, TOP - 8.0, "font-size=\"12\"", &self.y);
         let middle = f64::midpoint(LEFT, WIDTH - RIGHT);
-        text(&mut svg, middle, TOP + PLOT + 36.0, "text-anchor=\"middle\"", &self.x);
+        text(
+            &mut svg,
+            middle,
+            TOP + PLOT + 36.0,
+            "text-anchor=\"middle\"",
+            &self.x,
+        );
         svg
     }
 
@@ -166,7 +184,9 @@ fn ceiling(value: f64) -> f64 {
     }
     let power = 10_f64.powf(value.log10().floor());
     let steps = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
-    let found = steps.into_iter().find(|step| step * power >= value * 0.999_999);
+    let found = steps
+        .into_iter()
+        .find(|step| step * power >= value * 0.999_999);
     found.unwrap_or(10.0) * power
 }
 

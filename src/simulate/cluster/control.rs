@@ -2,7 +2,8 @@
 //! [`crate::allocator`].
 //!
 //! Budgets follow from a policy when the jobs that run change. Rates follow from effective hit
-//! ratios, which change with every epoch; they are divided as the policy divides them.
+//! ratios, which change with every epoch. Where a policy's rates are plain water filling over what is
+//! known here already, that is called instead of the whole policy; a test holds the two together.
 
 use super::progress::Progress;
 use super::{Scenario, Scheduler, System, Workload};
@@ -22,8 +23,8 @@ const SLACK: f64 = 1.05;
 pub(super) struct Control<'a> {
     scenario: &'a Scenario,
     workload: &'a Workload,
-    /// The policy's ranks of the jobs that run, in their order.
-    ranks: Vec<usize>,
+    /// What was last solved.
+    problem: Problem,
     /// Where a dataset stands in the problem at hand.
     places: Vec<Option<usize>>,
     needs: Vec<f64>,
@@ -33,7 +34,8 @@ pub(super) struct Control<'a> {
 /// The policy that divides cache and remote IO.
 fn policy(scenario: &Scenario) -> Policy {
     match (scenario.system, scenario.scheduler) {
-        (System::Silod, Scheduler::Fifo | Scheduler::Sjf) => Policy::Greedy,
+        (System::Silod, Scheduler::Fifo) => Policy::Greedy,
+        (System::Silod, Scheduler::Sjf) => Policy::Sjf,
         (System::Silod, Scheduler::Gavel) => Policy::MaxMin,
         (System::Quiver, _) => Policy::Benefit,
         (System::Coordl, _) => Policy::Static,
@@ -46,7 +48,15 @@ impl<'a> Control<'a> {
         Self {
             scenario,
             workload,
-            ranks: Vec::new(),
+            problem: Problem {
+                totals: Totals {
+                    gpus: 0.0,
+                    cache: 0.0,
+                    remote_io: 0.0,
+                },
+                datasets: Vec::new(),
+                jobs: Vec::new(),
+            },
             places: vec![None; workload.datasets.len()],
             needs: Vec::new(),
             weights: Vec::new(),
@@ -117,8 +127,7 @@ impl<'a> Control<'a> {
                 budgets[set] = allocation.datasets[wanted.dataset].cache;
             }
         }
-        self.ranks.clear();
-        self.ranks.extend(allocation.jobs.iter().map(|job| job.order));
+        self.problem = problem;
     }
 
     fn totals(&self) -> Totals {
@@ -206,25 +215,37 @@ impl<'a> Control<'a> {
         moved > 0.01
     }
 
-    /// With the hit ratios as they are now: what each job reads, and what of it from storage.
-    pub(super) fn rates(&mut self, active: &[usize], progress: &mut [Progress]) {
+    /// Divides remote IO among the jobs that run, with the hit ratios as they are now: bytes a second
+    /// for each, in their order.
+    pub(super) fn remote_io(&mut self, active: &[usize], progress: &[Progress]) -> Vec<f64> {
+        let total = self.scenario.remote_io;
+        let allocated = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
+        if allocated && self.scenario.scheduler == Scheduler::Sjf {
+            for (job, &at) in self.problem.jobs.iter_mut().zip(active) {
+                job.hit_ratio = Some(progress[at].hit);
+                job.work = Some(progress[at].left);
+            }
+            let allocation = Policy::Sjf.allocate(&self.problem);
+            return allocation.jobs.iter().map(|job| job.remote_io).collect();
+        }
         self.needs.clear();
         self.weights.clear();
         for &job in active {
             let now = &progress[job];
-            let ideal = self.ideal(job) * now.share;
-            self.needs.push(remote_io(ideal, now.hit));
+            self.needs
+                .push(remote_io(self.ideal(job) * now.share, now.hit));
             self.weights.push(remote_io(now.equal, now.hit));
         }
-        let total = self.scenario.remote_io;
-        let fair = self.scenario.scheduler == Scheduler::Gavel
-            && self.scenario.system == System::Silod
-            && self.scenario.remote_io_allocation;
-        let given = if fair {
+        if allocated && self.scenario.scheduler == Scheduler::Gavel {
             fill_weighted(total, &self.needs, &self.weights)
         } else {
             fill(total, &self.needs)
-        };
+        }
+    }
+
+    /// What each job reads now, and what of it from storage.
+    pub(super) fn rates(&mut self, active: &[usize], progress: &mut [Progress]) {
+        let given = self.remote_io(active, progress);
         for (&job, given) in active.iter().zip(given) {
             let ideal = self.ideal(job) * progress[job].share;
             let now = &mut progress[job];
@@ -239,5 +260,62 @@ fn dataset(set: &super::Dataset) -> Dataset {
         name: set.name.clone(),
         size: set.size,
         budget: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::generate::{Recipe, generate};
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_policies() {
+        let recipe = Recipe {
+            jobs: 60,
+            days: 1.0,
+            sharing: 0.3,
+            seed: 5,
+        };
+        let workload = generate(&recipe).unwrap();
+        let active: Vec<usize> = (0..60).collect();
+        for scheduler in [Scheduler::Fifo, Scheduler::Sjf, Scheduler::Gavel] {
+            let scenario = Scenario {
+                gpus: 60,
+                cache: 6e12,
+                remote_io: 5e8,
+                scheduler,
+                ..Scenario::default()
+            };
+            let mut control = Control::new(&scenario, &workload);
+            let mut progress = vec![Progress::default(); 60];
+            for &job in &active {
+                progress[job].left = workload.jobs[job].work;
+                progress[job].hit = f64::from(u32::try_from(job % 5).unwrap()) / 5.0;
+            }
+            let mut budgets = vec![0.0; workload.datasets.len()];
+            control.divide(&active, &mut progress, &mut budgets);
+            let found = control.remote_io(&active, &progress);
+            let mut problem = control.problem(&active, &progress);
+            for (job, state) in problem.jobs.iter_mut().zip(&progress) {
+                job.hit_ratio = Some(state.hit);
+            }
+            // What is equal was told before GPUs were given anew; the policy tells it of its problem.
+            for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
+                progress[job].equal = equal;
+            }
+            let found = if scheduler == Scheduler::Gavel {
+                control.remote_io(&active, &progress)
+            } else {
+                found
+            };
+            let wanted = policy(&scenario).allocate(&problem);
+            for (found, wanted) in found.iter().zip(&wanted.jobs) {
+                let wanted = wanted.remote_io;
+                assert!(
+                    (found - wanted).abs() <= 1e-6 * wanted.max(1.0),
+                    "{found} {wanted}"
+                );
+            }
+        }
     }
 }

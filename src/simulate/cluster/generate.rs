@@ -129,7 +129,10 @@ pub fn share(workload: &Workload, sharing: f64, seed: u64) -> Result<Workload, W
     for job in &workload.jobs {
         let set = &workload.datasets[job.dataset];
         let shared = random.unit() < sharing;
-        let base = set.name.split_once('#').map_or(&*set.name, |(base, _)| base);
+        let base = set
+            .name
+            .split_once('#')
+            .map_or(&*set.name, |(base, _)| base);
         let name = if shared { base } else { &set.name };
         let dataset = builder.dataset(name, set.size)?;
         builder.job(Job {

@@ -13,7 +13,7 @@ use super::control::Control;
 use super::outcome::{Recorder, index, index_f64, state};
 use super::progress::Progress;
 use super::schedule::Queue;
-use super::{ClusterError, Outcome, STEPS_MAX, Scenario, Scheduler, System, Workload};
+use super::{ClusterError, Outcome, STEPS_MAX, Scenario, System, Workload};
 use crate::allocator::water::fill_weighted;
 use store::{Lru, Uniform};
 
@@ -53,6 +53,8 @@ struct Pipeline {
     computing: Option<(f64, f64)>,
     /// When the last one was done.
     done: f64,
+    /// What the policy gives it of the link.
+    planned: f64,
 }
 
 struct Engine<'a> {
@@ -91,7 +93,9 @@ fn below(random: &mut Random, end: usize) -> usize {
 /// Bytes of an item: so that the largest dataset that fits into the cache has as many as are wanted.
 fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterError> {
     let sizes = || workload.datasets.iter().map(|set| set.size);
-    let fitting = sizes().filter(|&size| size <= scenario.cache).fold(0.0, f64::max);
+    let fitting = sizes()
+        .filter(|&size| size <= scenario.cache)
+        .fold(0.0, f64::max);
     let largest = if fitting > 0.0 {
         fitting
     } else {
@@ -100,8 +104,17 @@ fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterEr
     let item = largest / f64::from(scenario.items);
     let reads = workload.jobs.iter().map(|job| job.work).sum::<f64>() / item;
     let private = scenario.system == System::Coordl;
-    let of_jobs = || workload.jobs.iter().map(|job| workload.datasets[job.dataset].size);
-    let held = if private { of_jobs().sum::<f64>() } else { sizes().sum() } / item;
+    let of_jobs = || {
+        workload
+            .jobs
+            .iter()
+            .map(|job| workload.datasets[job.dataset].size)
+    };
+    let held = if private {
+        of_jobs().sum::<f64>()
+    } else {
+        sizes().sum()
+    } / item;
     if reads > READS_MAX || held > ITEMS_MAX {
         return Err(ClusterError::TooManyItems {
             reads,
@@ -125,9 +138,13 @@ impl<'a> Engine<'a> {
         let uniform = |at: usize| Uniform::new(sets[at].0 as usize);
         let cache = match scenario.system {
             System::Alluxio => Cache::Lru(Lru::new(first, capacity)),
-            System::Coordl => {
-                Cache::Uniform(workload.jobs.iter().map(|job| uniform(job.dataset)).collect())
-            }
+            System::Coordl => Cache::Uniform(
+                workload
+                    .jobs
+                    .iter()
+                    .map(|job| uniform(job.dataset))
+                    .collect(),
+            ),
             _ => Cache::Uniform((0..sets.len()).map(uniform).collect()),
         };
         let slots = match &cache {
@@ -173,8 +190,12 @@ impl<'a> Engine<'a> {
         if self.finished == self.workload.jobs.len() {
             return Ok(());
         }
+        let mut epochs = false;
         for at in 0..self.active.len() {
-            self.feed(self.active[at]);
+            epochs |= self.feed(self.active[at]);
+        }
+        if changed || epochs {
+            self.plan();
         }
         self.share_link();
         let seconds = self.seconds();
@@ -211,8 +232,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Puts the next batch on the GPUs, and the loader to work.
-    fn feed(&mut self, job: usize) {
+    /// Puts the next batch on the GPUs, and the loader to work; whether with that an epoch began.
+    fn feed(&mut self, job: usize) -> bool {
         let ideal = self.control.ideal(job) * self.progress[job].share;
         let line = &mut self.pipelines[job];
         if line.computing.is_none()
@@ -222,9 +243,10 @@ impl<'a> Engine<'a> {
         }
         let ready = u32::try_from(line.ready.len()).unwrap_or(u32::MAX);
         if line.batch > 0.0 || ready >= AHEAD || line.unread < 0.5 * self.item {
-            return;
+            return false;
         }
         let items = self.next_batch(job);
+        let begins = self.pipelines[job].at == items.len();
         let mut missing = std::mem::take(&mut self.pipelines[job].missing);
         missing.clear();
         for &item in &items {
@@ -241,6 +263,7 @@ impl<'a> Engine<'a> {
         line.fetching = index_f64(missing.len()) * self.item;
         line.unread -= line.batch;
         line.missing = missing;
+        begins
     }
 
     /// The items of the next batch.
@@ -298,26 +321,46 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Divides the link among the loaders that fetch.
-    fn share_link(&mut self) {
-        let weighted = self.scenario.system == System::Silod
-            && self.scenario.scheduler == Scheduler::Gavel
-            && self.scenario.remote_io_allocation;
-        let fetches = |job: usize| self.pipelines[job].fetching > NOTHING;
-        let needs: Vec<f64> = self
-            .active
-            .iter()
-            .map(|&job| if fetches(job) { f64::INFINITY } else { 0.0 })
-            .collect();
-        let weight = |&job: &usize| {
+    /// What the policy gives each job, from what it really hits: the unread items that are cached.
+    fn plan(&mut self) {
+        if self.scenario.system != System::Silod || !self.scenario.remote_io_allocation {
+            return;
+        }
+        for &job in &self.active {
             let line = &self.pipelines[job];
-            if weighted && fetches(job) {
-                let items = index_f64(line.missing.len().max(1)) * self.item;
-                self.progress[job].equal * items / line.batch
+            let unread = line.order.get(line.at..).unwrap_or(&[]);
+            if !unread.is_empty() {
+                let cached = unread.iter().filter(|&&item| self.has(job, item)).count();
+                self.progress[job].hit = index_f64(cached) / index_f64(unread.len());
+            }
+        }
+        let given = self.control.remote_io(&self.active, &self.progress);
+        for (&job, given) in self.active.iter().zip(given) {
+            self.pipelines[job].planned = given;
+        }
+    }
+
+    /// Divides the link among the loaders that fetch: evenly, or as planned.
+    fn share_link(&mut self) {
+        let planned = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
+        // Nobody who misses an item waits for ever because none was foreseen.
+        let least = self.scenario.remote_io * 1e-6;
+        let line = |&job: &usize| &self.pipelines[job];
+        let need = |job| {
+            if line(job).fetching > NOTHING {
+                f64::INFINITY
+            } else {
+                0.0
+            }
+        };
+        let weight = |job| {
+            if planned {
+                line(job).planned.max(least)
             } else {
                 1.0
             }
         };
+        let needs: Vec<f64> = self.active.iter().map(need).collect();
         let weights: Vec<f64> = self.active.iter().map(weight).collect();
         let given = fill_weighted(self.scenario.remote_io, &needs, &weights);
         for (&job, given) in self.active.iter().zip(given) {

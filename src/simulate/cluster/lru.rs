@@ -12,9 +12,12 @@ use super::{Scenario, Workload};
 use std::collections::VecDeque;
 
 /// Steps end after this part of the fastest epoch that is not wholly cached.
-const EPOCH_STEP: f64 = 0.02;
+const EPOCH_STEP: f64 = 0.005;
 /// But are no shorter and no longer than this, in seconds.
-const STEP_S: (f64, f64) = (2.0, 300.0);
+const STEP_S: (f64, f64) = (2.0, 120.0);
+/// By about so many steps hit ratios are seen late: half of the one that comes, and a part of the one
+/// by which the frontier is behind.
+const AHEAD: f64 = 1.0;
 /// Slopes that differ by less are one segment of a history.
 const SLOPE: f64 = 1e-3;
 /// In a steady state the frontier moves as fast as time. Where it would move faster than this its
@@ -31,6 +34,8 @@ struct Reader {
     read: f64,
     epoch: f64,
     size: f64,
+    /// Its hit ratio as it was last seen.
+    hit: f64,
     running: bool,
 }
 
@@ -132,6 +137,7 @@ impl Lru {
             read: 0.0,
             epoch: 0.0,
             size: workload.datasets[set].size,
+            hit: 0.0,
             running: true,
         });
         self.now = now;
@@ -169,15 +175,24 @@ impl Lru {
                 self.seen.push(seen);
             }
             total += size * (1.0 - out);
-            for (at, reader) in readers.iter().enumerate() {
+            for (at, reader) in readers.iter_mut().enumerate() {
                 let seen = self.seen[at];
                 // Short lists: jobs that share a dataset at a time, and few that have gone.
-                let others: f64 = self.seen.iter().enumerate().filter(|&(other, _)| other != at)
+                let others: f64 = self
+                    .seen
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, _)| other != at)
                     .map(|(_, seen)| 1.0 - seen.all)
                     .product();
                 density += size * seen.density * others;
                 if reader.running {
-                    progress[reader.job].hit = 1.0 - (1.0 - seen.unread) * others;
+                    let hit = 1.0 - (1.0 - seen.unread) * others;
+                    // Within an epoch it falls, and the frontier is a step behind: what counts is
+                    // the middle of the step that comes.
+                    let falls = (hit - reader.hit).min(0.0);
+                    progress[reader.job].hit = (hit + AHEAD * falls).max(0.0);
+                    reader.hit = hit;
                 }
             }
         }

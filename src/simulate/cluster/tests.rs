@@ -68,7 +68,9 @@ fn table_6_comes_out() {
         errors.extend([found_jct / jct - 1.0, found_makespan / makespan - 1.0]);
         found.push((found_jct, found_makespan));
     }
-    let worst = errors.iter().fold(0.0_f64, |most, error| most.max(error.abs()));
+    let worst = errors
+        .iter()
+        .fold(0.0_f64, |most, error| most.max(error.abs()));
     let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / 8.0;
     assert!(worst <= 0.08 && mean <= 0.05, "{worst} {mean}");
     let [silod, coordl, alluxio, quiver] = found[..] else {
@@ -85,16 +87,25 @@ fn all_systems_are_equal_until_the_first_epoch_ends() {
     // Four jobs share 192 MB/s until the first of them has read its 1.3 TiB.
     let end = 1.3 * 2_f64.powi(40) / 48e6;
     for outcome in &outcomes {
-        let first = outcome.samples.iter().filter(|sample| sample.at_s + 600.0 < end);
+        let first = outcome
+            .samples
+            .iter()
+            .filter(|sample| sample.at_s + 600.0 < end);
         for sample in first {
             assert!(near(sample.throughput, 200e6, 1e-6), "{sample:?}");
         }
-        let later = outcome.samples.iter().find(|sample| sample.at_s > end + 600.0);
+        let later = outcome
+            .samples
+            .iter()
+            .find(|sample| sample.at_s > end + 600.0);
         assert!(later.unwrap().throughput > 205e6);
     }
     // Then one ResNet-50 is cached and the other has the rest: nobody waits for data (Figure 9).
     let silod = &outcomes[0];
-    let second = silod.samples.iter().find(|sample| sample.at_s > end + 600.0);
+    let second = silod
+        .samples
+        .iter()
+        .find(|sample| sample.at_s > end + 600.0);
     assert!(near(second.unwrap().throughput, 374e6, 1e-6), "{second:?}");
     assert!(near(second.unwrap().remote_io, 198.6e6, 1e-3), "{second:?}");
 }
@@ -112,7 +123,10 @@ fn items_and_liquids_agree() {
         println!("{system:?}: {} {}", fluid.jct_mean_s, items.jct_mean_s);
         assert!(near(items.jct_mean_s, fluid.jct_mean_s, 0.01), "{system:?}");
         assert!(near(items.makespan_s, fluid.makespan_s, 0.01), "{system:?}");
-        assert!(near(items.remote_bytes, fluid.remote_bytes, 0.02), "{system:?}");
+        assert!(
+            near(items.remote_bytes, fluid.remote_bytes, 0.02),
+            "{system:?}"
+        );
     }
 }
 
@@ -172,7 +186,11 @@ fn a_newcomer_hits_what_another_has_cached() {
         assert!(near(outcome.remote_bytes, 1e11, 1e-6), "{system:?}");
     }
     let apart = run(&small(System::Coordl, 16e11, 1e8), &workload).unwrap();
-    assert!(near(apart.remote_bytes, 2e11, 1e-6), "{}", apart.remote_bytes);
+    assert!(
+        near(apart.remote_bytes, 2e11, 1e-6),
+        "{}",
+        apart.remote_bytes
+    );
 }
 
 #[test]
@@ -223,7 +241,10 @@ fn nothing_is_lost_and_nothing_exceeds_the_link() {
                 ..Scenario::default()
             };
             let outcome = run(&scenario, &workload).unwrap();
-            assert!(near(outcome.read_bytes, work, 1e-6), "{scheduler:?} {system:?}");
+            assert!(
+                near(outcome.read_bytes, work, 1e-6),
+                "{scheduler:?} {system:?}"
+            );
             for sample in &outcome.samples {
                 assert!(sample.remote_io <= 640e6 * (1.0 + 1e-9), "{sample:?}");
                 assert!(sample.cached <= 8e12 * (1.0 + 1e-6), "{sample:?}");
@@ -272,44 +293,99 @@ fn bad_traces_name_their_line() {
         from_csv(&text).unwrap_err().to_string()
     };
     let cases = [
-        ("b,4,m,d,1e9,1,1e6,1e9", "line 3: job \"b\" is submitted at 4 s, before the job above it (5 s)"),
-        ("a,5,m,d,1e9,1,1e6,1e9", "line 3: two jobs have the id \"a\""),
-        ("b,5,m,d,2e9,1,1e6,1e9", "line 3: dataset \"d\" has 1000000000 bytes in one place and 2000000000 in another"),
-        ("b,5,m,e,0,1,1e6,1e9", "line 3: size of \"e\" must be above zero, not 0"),
-        ("b,5,m,d,1e9,0,1e6,1e9", "line 3: number of GPUs of \"b\" must be above zero, not 0"),
-        ("b,5,m,d,1e9,1,-1,1e9", "line 3: ideal rate of \"b\" must be above zero, not -1"),
-        ("b,5,m,d,1e9,1,1e6,NaN", "line 3: work of \"b\" must be above zero, not NaN"),
-        ("b,-5,m,d,1e9,1,1e6,1e9", "line 3: time of submission of \"b\" must be zero or above, not -5"),
-        ("b,5,m,d,1e9,1.5,1e6,1e9", "line 3: gpus is \"1.5\", which is not a whole number of GPUs"),
-        ("b,5,m,d,1GB,1,1e6,1e9", "line 3: dataset_bytes is \"1GB\", which is not a number"),
-        ("b,5,m,d,1e9,1,1e6", "line 3: 7 fields, where line 1 names 8 columns"),
+        (
+            "b,4,m,d,1e9,1,1e6,1e9",
+            "line 3: job \"b\" is submitted at 4 s, before the job above it (5 s)",
+        ),
+        (
+            "a,5,m,d,1e9,1,1e6,1e9",
+            "line 3: two jobs have the id \"a\"",
+        ),
+        (
+            "b,5,m,d,2e9,1,1e6,1e9",
+            "line 3: dataset \"d\" has 1000000000 bytes in one place and 2000000000 in another",
+        ),
+        (
+            "b,5,m,e,0,1,1e6,1e9",
+            "line 3: size of \"e\" must be above zero, not 0",
+        ),
+        (
+            "b,5,m,d,1e9,0,1e6,1e9",
+            "line 3: number of GPUs of \"b\" must be above zero, not 0",
+        ),
+        (
+            "b,5,m,d,1e9,1,-1,1e9",
+            "line 3: ideal rate of \"b\" must be above zero, not -1",
+        ),
+        (
+            "b,5,m,d,1e9,1,1e6,NaN",
+            "line 3: work of \"b\" must be above zero, not NaN",
+        ),
+        (
+            "b,-5,m,d,1e9,1,1e6,1e9",
+            "line 3: time of submission of \"b\" must be zero or above, not -5",
+        ),
+        (
+            "b,5,m,d,1e9,1.5,1e6,1e9",
+            "line 3: gpus is \"1.5\", which is not a whole number of GPUs",
+        ),
+        (
+            "b,5,m,d,1GB,1,1e6,1e9",
+            "line 3: dataset_bytes is \"1GB\", which is not a number",
+        ),
+        (
+            "b,5,m,d,1e9,1,1e6",
+            "line 3: 7 fields, where line 1 names 8 columns",
+        ),
     ];
     for (text, wanted) in cases {
         assert_eq!(line(text), wanted);
     }
     let missing = from_csv("id,submit_s\n").unwrap_err().to_string();
-    assert!(missing.starts_with("line 1: there is no column \"model\""), "{missing}");
+    assert!(
+        missing.starts_with("line 1: there is no column \"model\""),
+        "{missing}"
+    );
     let twice = from_csv("id,id,submit_s\n").unwrap_err().to_string();
     assert!(twice.contains("there twice"), "{twice}");
     assert!(from_csv("").unwrap_err().to_string().contains("empty"));
-    assert_eq!(from_csv(COLUMNS).unwrap_err().to_string(), "there is no job");
+    assert_eq!(
+        from_csv(COLUMNS).unwrap_err().to_string(),
+        "there is no job"
+    );
 }
 
 #[test]
 fn bad_clusters_and_files_are_refused() {
+    type Change = fn(&mut Scenario);
     let (scenario, workload) = eight_gpus();
-    let refused = |change: fn(&mut Scenario)| {
+    let refused = |change: Change| {
         let mut scenario = scenario.clone();
         change(&mut scenario);
         run(&scenario, &workload).unwrap_err().to_string()
     };
-    let cases: [(fn(&mut Scenario), &str); 6] = [
-        (|s| s.gpus = 2, "job \"bert\" needs 4 GPUs; the cluster has 2"),
-        (|s| s.gpus = 0, "the number of GPUs must be 1 to 1048576, not 0"),
+    let cases: [(Change, &str); 6] = [
+        (
+            |s| s.gpus = 2,
+            "job \"bert\" needs 4 GPUs; the cluster has 2",
+        ),
+        (
+            |s| s.gpus = 0,
+            "the number of GPUs must be 1 to 1048576, not 0",
+        ),
         (|s| s.cache = 0.0, "the cache must be above zero, not 0"),
-        (|s| s.remote_io = f64::NAN, "remote IO must be above zero, not NaN"),
-        (|s| s.gpu_speed = -1.0, "the GPUs' speed must be above zero, not -1"),
-        (|s| s.items = 1, "the number of items must be 64 to 1048576, not 1"),
+        (
+            |s| s.remote_io = f64::NAN,
+            "remote IO must be above zero, not NaN",
+        ),
+        (
+            |s| s.gpu_speed = -1.0,
+            "the GPUs' speed must be above zero, not -1",
+        ),
+        (
+            |s| s.items = 1,
+            "the number of items must be 64 to 1048576, not 1",
+        ),
     ];
     for (change, wanted) in cases {
         assert_eq!(refused(change), wanted);
@@ -319,9 +395,18 @@ fn bad_clusters_and_files_are_refused() {
         ("remote_io = \"200MB\"", "does not end with /s"),
         ("gpu = 8", "unknown field `gpu`"),
         ("[[dataset]]\nname=\"a\"\nsize=\"0TB\"", "above zero"),
-        ("[[dataset]]\nname=\"a\"\nsize=\"1TB\"\n[[dataset]]\nname=\"a\"\nsize=\"1TB\"", "there twice"),
-        ("[[job]]\nid=\"j\"\ndataset=\"x\"\nideal_rate=\"1MB/s\"\nepochs=1", "no dataset of this file"),
-        ("[[dataset]]\nname=\"a\"\nsize=\"1TB\"\n[[job]]\nid=\"j\"\ndataset=\"a\"\nideal_rate=\"1MB/s\"", "either epochs"),
+        (
+            "[[dataset]]\nname=\"a\"\nsize=\"1TB\"\n[[dataset]]\nname=\"a\"\nsize=\"1TB\"",
+            "there twice",
+        ),
+        (
+            "[[job]]\nid=\"j\"\ndataset=\"x\"\nideal_rate=\"1MB/s\"\nepochs=1",
+            "no dataset of this file",
+        ),
+        (
+            "[[dataset]]\nname=\"a\"\nsize=\"1TB\"\n[[job]]\nid=\"j\"\ndataset=\"a\"\nideal_rate=\"1MB/s\"",
+            "either epochs",
+        ),
         ("", "there is no job"),
     ] {
         let error = from_toml(text).unwrap_err().to_string();

@@ -299,8 +299,7 @@ impl FileJob {
             model: self.model.clone(),
             dataset,
             gpus: self.gpus,
-            ideal_rate: value("ideal_rate", &self.id, Some(&self.ideal_rate), rate)?
-                .unwrap_or(0.0),
+            ideal_rate: value("ideal_rate", &self.id, Some(&self.ideal_rate), rate)?.unwrap_or(0.0),
             work,
             curriculum,
         })
@@ -313,11 +312,13 @@ fn value(
     text: Option<&str>,
     parse: fn(&str) -> Result<f64, String>,
 ) -> Result<Option<f64>, TraceError> {
-    text.map(parse).transpose().map_err(|why| TraceError::Value {
-        what,
-        whose: whose.to_owned(),
-        why,
-    })
+    text.map(parse)
+        .transpose()
+        .map_err(|why| TraceError::Value {
+            what,
+            whose: whose.to_owned(),
+            why,
+        })
 }
 
 /// A size with its unit: `1.3TB` is decimal, `1.3TiB` binary.

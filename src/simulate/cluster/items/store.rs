@@ -128,9 +128,10 @@ mod tests {
         for item in [0, 1, 2, 0, 3] {
             lru.touch(item);
         }
-        assert_eq!([0, 1, 2, 3, 4].map(|item| lru.has(item)), [
-            true, false, true, true, false
-        ]);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|item| lru.has(item)),
+            [true, false, true, true, false]
+        );
         lru.touch(4);
         assert!(!lru.has(2) && lru.has(0) && lru.len() == 3);
     }
