@@ -130,7 +130,7 @@ impl Store {
             let inner = Arc::clone(&self.0);
             // Bounded by what was evicted: one call for all of it.
             drop(tokio::task::spawn_blocking(move || {
-                inner.writer.release(items)
+                inner.writer.release(items);
             }));
         }
     }
