@@ -270,6 +270,30 @@ async fn a_reader_who_leaves_takes_nothing_from_the_others() {
 }
 
 #[tokio::test]
+async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
+    let files = [
+        "data/a/0", "data/a/1", "data/a/2", "data/a/3", "data/a/4", "data/a/5",
+    ];
+    let storage = Storage::of(&files.map(|name| (name, 4 * MIB)));
+    let home = alone(&storage, &decision(1, &[0], &[("a", 0)]));
+    storage.hold();
+    let asked = files.map(|name| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        let request = all_of(&storage, name, RICH);
+        tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
+    });
+    // 16 MiB of room are four stripes.
+    until("four are under way", || storage.reads() == 4).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(storage.reads(), 4);
+    storage.go_on();
+    for asked in asked {
+        assert_eq!(asked.await.unwrap(), read(4 * MIB, 0));
+    }
+    assert_eq!(storage.reads(), 6);
+}
+
+#[tokio::test]
 async fn failures_pass_with_their_kind_and_who_joined_tries_once_more() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));

@@ -102,6 +102,24 @@ async fn a_restart_finds_the_share_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_index_is_made_again_from_the_content() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (storage, names) = twenty();
+    let told = decision(1, &[0], &[("a", MIB)]);
+    let home = on_disk(scratch.path(), &storage, &told);
+    fill(&home, &storage, &names).await;
+    until("all is written", || home.report()[0].items == 20).await;
+    home.close().await;
+    drop(home);
+    let datasets = fs::read_dir(scratch.path().join("datasets")).unwrap();
+    for dataset in datasets {
+        fs::remove_file(dataset.unwrap().path().join("index.log")).unwrap();
+    }
+    let home = on_disk(scratch.path(), &storage, &told);
+    assert_eq!(hits(&home, &storage, &names).await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let (storage, names) = twenty();
