@@ -40,7 +40,7 @@ pub use files::{
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use freshness::{Leased, ListingDigest};
-pub use homes::{Homes, ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
+pub use homes::{Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
 pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
@@ -49,7 +49,7 @@ pub use item::{
 pub use overlay::{OriginFingerprint, Overlay, OverlayConfig, OverlayError, Service};
 pub use placement::Placement;
 pub use roster::{Member, Roster, Seat};
-pub use steering::{LatestReceiver, LatestSender, STEERING_BYTES_MAX, Steering};
+pub use steering::{LatestReceiver, LatestSender, NotSent, STEERING_BYTES_MAX, Steering, latest};
 pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};
 pub use tree::Tree;
 pub use upstream::{LinkReport, LinkStatus, Liveness, Orphan, Upstream};

@@ -8,13 +8,14 @@ use crate::cluster::warm::{PlanReader, Tally, WarmOutcome, WarmProgress};
 use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
-use crate::homes::{Homes, ItemAnswer, ItemRequest};
+use crate::homes::{Homes, HomesBounds, ItemAnswer, ItemRequest};
 use crate::identity::{IdentityError, Secret};
 use crate::item::{ContentHash, Failure, ItemPath};
 use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
-use crate::steering::{LatestReceiver, LatestSender};
+use crate::server::readers::Readers;
+use crate::steering::{COMMANDS_AT_ONCE, LatestReceiver, LatestSender, Steered};
 use crate::transport::{KernelNetwork, Network, Transport, close};
 use crate::upstream::climb::Climber;
 use crate::upstream::peer::{Dialer, Liveness};
@@ -160,6 +161,8 @@ pub struct OverlayConfig {
     pub patience: Patience,
     /// What to do when no root can be reached.
     pub orphan: Orphan,
+    /// How many connections to homes of items this node keeps.
+    pub homes: HomesBounds,
     /// Where datagrams travel.
     pub network: Arc<dyn Network>,
 }
@@ -181,6 +184,7 @@ impl OverlayConfig {
             liveness: Liveness::default(),
             patience: Patience::default(),
             orphan: Orphan::default(),
+            homes: HomesBounds::default(),
             network: Arc::new(KernelNetwork),
         }
     }
@@ -237,6 +241,12 @@ pub(crate) struct Shared {
     pub(crate) plans: Semaphore,
     /// This node is going: what fails from now on says nothing about what was asked.
     pub(crate) leaving: AtomicBool,
+    /// Who reads items from this node.
+    pub(crate) readers: Readers,
+    /// Streams of steering from children.
+    pub(crate) steered: Steered,
+    /// Turns of children's commands.
+    pub(crate) commands: Semaphore,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
     children: Mutex<HashMap<NodeId, Child>>,
 }
@@ -285,6 +295,13 @@ impl Shared {
             .is_some_and(|own| self.roster.forest().is_root(own));
         let floor = if is_root { 512 } else { 32 };
         self.roster.forest().arity().saturating_mul(8).max(floor)
+    }
+
+    /// Whether `id` hangs from this node in `tree`, over `connection`.
+    pub(crate) fn is_child(&self, id: &NodeId, tree: usize, connection: &Connection) -> bool {
+        self.lock_children().get(id).is_some_and(|child| {
+            child.connection.stable_id() == connection.stable_id() && child.trees.contains(&tree)
+        })
     }
 
     /// Forgets a child's connection, unless another has taken its place.
@@ -347,7 +364,6 @@ async fn release(shared: Arc<Shared>) {
 #[derive(Debug)]
 pub struct Overlay {
     shared: Arc<Shared>,
-    homes: Homes,
     transport: Option<Transport>,
     /// The accept loop and the link to the parent.
     tasks: Mutex<JoinSet<()>>,
@@ -394,7 +410,8 @@ impl Overlay {
         let upstream = Upstream::new(
             Arc::clone(&roster),
             storage,
-            (config.orphan, config.request_timeout),
+            (config.orphan, config.request_timeout, config.liveness),
+            Homes::new(config.homes),
             Arc::clone(&meters),
         );
         let shared = Arc::new(Shared {
@@ -407,6 +424,9 @@ impl Overlay {
             refusals: Refusals::default(),
             plans: Semaphore::new(cluster::warm::PLANS_MAX),
             leaving: AtomicBool::new(false),
+            readers: Readers::default(),
+            steered: Steered::default(),
+            commands: Semaphore::new(COMMANDS_AT_ONCE),
             children: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
@@ -422,6 +442,8 @@ impl Overlay {
                 config.network,
                 config.connect_timeout,
             ));
+            shared.upstream.homes().open(Arc::clone(&dialer));
+            tasks.spawn(shared.upstream.homes().clone().sweep());
             let seed = digest(shared.roster.name().as_bytes());
             for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
                 let climber = Climber {
@@ -434,7 +456,6 @@ impl Overlay {
             }
         }
         Ok(Self {
-            homes: Homes::default(),
             shared,
             transport,
             tasks: Mutex::new(tasks),
@@ -450,7 +471,7 @@ impl Overlay {
     /// The way to the homes of items.
     #[must_use]
     pub fn homes(&self) -> &Homes {
-        &self.homes
+        self.shared.upstream.homes()
     }
 
     /// Who is in the cluster.
@@ -527,6 +548,7 @@ impl Overlay {
     fn stop(&self) {
         self.shared.leaving.store(true, Ordering::Release);
         self.shared.upstream.stop();
+        self.shared.upstream.homes().stop();
         if let Some(transport) = &self.transport {
             transport
                 .endpoint

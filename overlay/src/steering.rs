@@ -8,12 +8,26 @@
 //! yet. So a report or a decision must be whole in itself, and nothing queues up behind a slow peer.
 
 use crate::item::{Failure, FailureKind};
-use crate::upstream::Upstream;
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::upstream::unexpected;
+use crate::wire::FrameKind;
+use crate::wire::message::{self, NodeId};
 use bytes::Bytes;
-use tokio::sync::watch;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
 /// Most bytes of one frame, and of a command and its answer.
 pub const STEERING_BYTES_MAX: usize = 1 << 20;
+
+/// How often a side that has nothing to say shows that it lives.
+const TICK: Duration = Duration::from_millis(500);
+/// Commands that one node answers or passes on at a time, its children's; further ones wait unread.
+/// Each may hold 2 MiB.
+pub(crate) const COMMANDS_AT_ONCE: usize = 16;
 
 /// Both ways of a stream to an ancestor ([`crate::Upstream::steer`]). Dropping either half ends it.
 #[derive(Debug)]
@@ -32,10 +46,16 @@ pub struct LatestSender(watch::Sender<Option<Bytes>>);
 #[derive(Debug)]
 pub struct LatestReceiver(watch::Receiver<Option<Bytes>>);
 
-/// Nobody takes frames any more: the stream has ended.
+/// Why a frame is not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the stream has ended")]
-pub struct Ended;
+pub enum NotSent {
+    /// Nobody takes frames any more.
+    #[error("the stream has ended")]
+    Ended,
+    /// It has none or too many.
+    #[error("a frame of {0} bytes: there must be 1 to 1,048,576")]
+    Length(usize),
+}
 
 /// One way: a place for one frame.
 #[must_use]
@@ -45,13 +65,15 @@ pub fn latest() -> (LatestSender, LatestReceiver) {
 }
 
 impl LatestSender {
-    /// Puts `frame` in, in the place of one that was not taken yet. It is not sent if it has more than
-    /// [`STEERING_BYTES_MAX`] bytes, or none: the stream then ends.
+    /// Puts `frame` in, in the place of one that was not taken yet.
     ///
     /// # Errors
-    /// The stream has ended.
-    pub fn send(&self, frame: Bytes) -> Result<(), Ended> {
-        self.0.send(Some(frame)).map_err(|_unsent| Ended)
+    /// The stream has ended; a frame of no bytes, or of more than [`STEERING_BYTES_MAX`].
+    pub fn send(&self, frame: Bytes) -> Result<(), NotSent> {
+        if frame.is_empty() || frame.len() > STEERING_BYTES_MAX {
+            return Err(NotSent::Length(frame.len()));
+        }
+        self.0.send(Some(frame)).map_err(|_unsent| NotSent::Ended)
     }
 
     /// Resolves when the stream has ended.
@@ -68,47 +90,151 @@ impl LatestReceiver {
     }
 }
 
+/// Carries frames both ways over an open stream, until it ends, a half is dropped, or something comes
+/// that has no place in it. Something is sent every [`TICK`], so that a reader's patience tells who is
+/// gone from who has nothing to say.
+pub(crate) async fn carry(
+    reader: &mut FrameReader,
+    writer: &mut FrameWriter,
+    heard: &LatestSender,
+    mut said: LatestReceiver,
+) -> Result<(), StreamError> {
+    let hearing = async {
+        loop {
+            match reader.frame().await? {
+                Some((FrameKind::Steering, body)) if body.is_empty() => {}
+                Some((FrameKind::Steering, body)) => {
+                    if heard.send(body).is_err() {
+                        return Ok(());
+                    }
+                }
+                Some((FrameKind::Failure, body)) => {
+                    let failure: Failure = message::decode("failure", &body)?;
+                    tracing::warn!(%failure, "a stream of steering was ended by the other side");
+                    return Ok(());
+                }
+                Some((got, _)) => return Err(unexpected(got, "steering")),
+                None => return Ok(()),
+            }
+        }
+    };
+    let telling = async {
+        loop {
+            let frame = match timeout(TICK, said.recv()).await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Ok(()),
+                Err(_elapsed) => Bytes::new(),
+            };
+            writer.frame(FrameKind::Steering, frame).await?;
+        }
+    };
+    tokio::select! {
+        ended = hearing => ended,
+        ended = telling => ended,
+        () = heard.ended() => Ok(()),
+    }
+}
+
+/// The streams of steering that lead to this node: one for each child and tree.
+#[derive(Debug, Default)]
+pub(crate) struct Steered {
+    /// By child and tree: who is told when another takes its place, and which it is. Held for look-ups
+    /// only; at most one entry for each connected child and tree.
+    streams: Mutex<HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>>,
+    opened: AtomicU64,
+}
+
+/// The place of one stream among them.
+pub(crate) struct Place<'a> {
+    steered: &'a Steered,
+    key: (NodeId, usize),
+    number: u64,
+    replaced: oneshot::Receiver<()>,
+}
+
+impl Steered {
+    /// A place for a stream of `child` in `tree`, in that of an older one if there is one.
+    pub(crate) fn enter(&self, child: NodeId, tree: usize) -> Place<'_> {
+        let (replace, replaced) = oneshot::channel();
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let key = (child, tree);
+        self.lock().insert(key.clone(), (number, replace));
+        Place {
+            steered: self,
+            key,
+            number,
+            replaced,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place<'_> {
+    /// Resolves when a newer stream has taken it.
+    pub(crate) async fn replaced(&mut self) {
+        // The sender goes when a newer one comes.
+        let _gone = (&mut self.replaced).await;
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut streams = self.steered.lock();
+        if streams
+            .get(&self.key)
+            .is_some_and(|(number, _)| *number == self.number)
+        {
+            streams.remove(&self.key);
+        }
+    }
+}
+
 /// That this node steers nothing.
 pub(crate) fn nobody() -> Failure {
     Failure::new(FailureKind::Unsupported, "this node steers nothing")
 }
 
-impl Upstream {
-    /// Whether this node is the root of `tree`: nobody is above it there, so that [`Upstream::steer`]
-    /// and [`Upstream::command`] have nobody to turn to.
-    #[must_use]
-    pub fn is_root_of(&self, tree: usize) -> bool {
-        self.roster().is_root_of(tree)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_newer_frame_takes_the_place_of_one_not_taken() {
+        let (sender, mut receiver) = latest();
+        sender.send(Bytes::from_static(b"one")).unwrap();
+        sender.send(Bytes::from_static(b"two")).unwrap();
+        assert_eq!(receiver.recv().await.unwrap(), "two");
+        sender.send(Bytes::from_static(b"last")).unwrap();
+        assert_eq!(sender.send(Bytes::new()), Err(NotSent::Length(0)));
+        let long = Bytes::from(vec![0; STEERING_BYTES_MAX + 1]);
+        assert_eq!(
+            sender.send(long),
+            Err(NotSent::Length(STEERING_BYTES_MAX + 1))
+        );
+        drop(sender);
+        assert_eq!(receiver.recv().await.unwrap(), "last");
+        assert_eq!(receiver.recv().await, None);
+        let (sender, receiver) = latest();
+        drop(receiver);
+        sender.ended().await;
+        assert_eq!(sender.send(Bytes::from_static(b"x")), Err(NotSent::Ended));
     }
 
-    /// How many trees there are.
-    #[must_use]
-    pub fn trees(&self) -> usize {
-        self.roster().trees()
-    }
-
-    /// A stream to the ancestor from which this node hangs in `tree`, whom it waits for within the
-    /// request time-out. It ends within two seconds after that ancestor has died, and when this node
-    /// moves to another one: ask for the next then, after a pause if it ended at once.
-    ///
-    /// # Errors
-    /// `Unsupported` where there is nobody above ([`Upstream::is_root_of`]), or the ancestor does not
-    /// steer; `Unavailable` when none can be reached.
-    pub async fn steer(&self, tree: usize) -> Result<Steering, Failure> {
-        let _tree = tree;
-        Err(nobody())
-    }
-
-    /// Asks the ancestor from which this node hangs in `tree`, once, and gives its answer. At most
-    /// [`STEERING_BYTES_MAX`] each way. A command whose answer was lost is not repeated: it may have
-    /// been carried out.
-    ///
-    /// # Errors
-    /// `Unsupported` where there is nobody above, or the ancestor takes no commands; `Unavailable` when
-    /// none can be reached or the answer does not come, within the request time-out; what the answerer
-    /// failed with.
-    pub async fn command(&self, tree: usize, command: Bytes) -> Result<Bytes, Failure> {
-        let _unsent = (tree, command);
-        Err(nobody())
+    #[tokio::test]
+    async fn a_newer_stream_takes_the_place_of_an_older_one() {
+        let steered = Steered::default();
+        let id = || NodeId::Member(3);
+        let mut older = steered.enter(id(), 0);
+        let other = steered.enter(id(), 1);
+        let newer = steered.enter(id(), 0);
+        older.replaced().await;
+        drop(older);
+        assert_eq!(steered.lock().len(), 2);
+        drop(newer);
+        drop(other);
+        assert!(steered.lock().is_empty());
     }
 }
