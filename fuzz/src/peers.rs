@@ -180,6 +180,7 @@ impl Child {
             first_block: 0,
             block_count: 1,
             content: None,
+            through: false,
         };
         let Ok(mut parts) = self.files.read(request).await else {
             return;

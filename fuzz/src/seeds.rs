@@ -88,6 +88,7 @@ fn requests() -> Vec<Request> {
             first_block: 1,
             block_count: 2,
             content: Some(ContentHash([5; 32])),
+            through: false,
         }),
         Request::Find {
             tree,

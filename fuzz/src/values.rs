@@ -148,6 +148,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
             content: content(from)?,
+            through: bool::arbitrary(from)?,
         }),
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },

@@ -120,6 +120,24 @@ pub fn parse_rate(text: &str) -> Result<f64, UnitError> {
     }
 }
 
+/// As [`parse_rate`], in whole bytes per second, at least one.
+///
+/// # Errors
+/// As [`parse_rate`]; less than a byte per second.
+pub fn parse_whole_rate(text: &str) -> Result<u64, UnitError> {
+    let rate = parse_rate(text)?.round();
+    if rate < 1.0 {
+        let why = "nothing comes through".into();
+        return Err(unit_error(text, "a rate", why, RATE_FORMS));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and the cast saturates"
+    )]
+    Ok(rate as u64)
+}
+
 /// A length of time.
 ///
 /// # Errors
@@ -368,6 +386,25 @@ mod tests {
         assert!(parse_cpus("0-99999999").is_err());
         assert_eq!(parse_bool("Yes"), Ok(true));
         assert!(parse_bool("maybe").is_err());
+    }
+
+    #[test]
+    fn rates_have_a_unit_and_a_second() {
+        assert_eq!(parse_whole_rate("200MB/s"), Ok(200_000_000));
+        assert_eq!(parse_whole_rate("1.6Gbit/s"), Ok(200_000_000));
+        assert_eq!(parse_whole_rate(" 1 GiB/s"), Ok(1 << 30));
+        for (wrong, hint) in [
+            ("200", "per second"),
+            ("200MB", "per second"),
+            ("200/s", "is not known"),
+            ("-1MB/s", "no number"),
+            ("0MB/s", "nothing comes through"),
+            ("5%/s", "is not known"),
+            ("1bananas/s", "or bits: 1.6Gbps"),
+        ] {
+            let error = parse_whole_rate(wrong).unwrap_err().to_string();
+            assert!(error.contains(hint), "{wrong}: {error}");
+        }
     }
 
     #[test]

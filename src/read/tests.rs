@@ -597,6 +597,7 @@ fn whole(f: &FileRef) -> ReadRequest {
         first_block: 0,
         block_count: f.size.div_ceil(BLOCK_BYTES),
         content: f.content,
+        through: false,
     }
 }
 

@@ -160,6 +160,7 @@ fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
         first_block: blocks.start,
         block_count: blocks.end - blocks.start,
         content: None,
+        through: false,
     }
 }
 

@@ -44,6 +44,22 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn item()(
+        path in path(),
+        version: [u8; 16],
+        content: Option<[u8; 32]>,
+        numbers: [u64; 6],
+        job: u128,
+    ) -> ItemRequest {
+        let [dataset, size, stripe, offset, len, payment] = numbers;
+        ItemRequest {
+            dataset, path, version: Version(version), size, content: content.map(ContentHash),
+            stripe, offset, len, job, payment,
+        }
+    }
+}
+
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (
@@ -66,9 +82,10 @@ fn request() -> impl Strategy<Value = Request> {
             any::<u64>(),
             any::<u64>(),
             any::<u64>(),
-            any::<Option<[u8; 32]>>()
+            any::<(Option<[u8; 32]>, bool)>()
         )
-            .prop_map(|(path, version, size, first_block, block_count, content)| {
+            .prop_map(|(path, version, size, first_block, block_count, rest)| {
+                let (content, through) = rest;
                 Request::Read(ReadRequest {
                     path,
                     version: Version(version),
@@ -76,8 +93,12 @@ fn request() -> impl Strategy<Value = Request> {
                     first_block,
                     block_count,
                     content: content.map(ContentHash),
+                    through,
                 })
             }),
+        item().prop_map(Request::Item),
+        any::<u8>().prop_map(|tree| Request::Steer { tree }),
+        any::<u8>().prop_map(|tree| Request::Command { tree }),
         (
             path(),
             any::<[u8; 16]>(),
@@ -178,6 +199,7 @@ fn reads_are_bounded_by_the_file() {
             first_block,
             block_count,
             content: None,
+            through: false,
         })
         .check()
     };
@@ -249,10 +271,11 @@ fn requests_have_the_bytes_of_the_specification() {
         first_block,
         block_count,
         content: Some(ContentHash([4; 32])),
+        through: false,
     };
     same(
         Request::Read(read),
-        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32]],
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32], &[0]],
     );
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
@@ -331,9 +354,10 @@ fn answers_have_the_bytes_of_the_specification() {
         arity: 2,
         list: [9; 16],
         name: "n1".to_owned(),
+        reader: false,
     };
     let list = [9; 16];
-    let behind = [2, b'n', b'1'];
+    let behind = [2, b'n', b'1', 0];
     same(
         &hello,
         &[&[1, 1, 3, 200, 1, 2][..], &list, &behind].concat(),
@@ -343,6 +367,12 @@ fn answers_have_the_bytes_of_the_specification() {
         ..hello
     };
     same(&guest, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
+    let reader = Hello {
+        reader: true,
+        ..guest
+    };
+    let behind = [2, b'n', b'1', 1];
+    same(&reader, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
     let failure = Failure::new(FailureKind::Io, "no");
     same(&failure, &[10, 2, b'n', b'o']);
     let (node, result) = (NodeId::Member(3), Err(failure));
