@@ -21,6 +21,7 @@ pub mod top;
 pub mod unmount;
 pub mod warm;
 
+use crate::attend::{self, AttendArgs};
 use crate::config::Machine;
 use crate::warm::touch;
 use clap::{Parser, Subcommand};
@@ -204,6 +205,9 @@ enum Command {
         /// The mount point, for the process table
         mountpoint: PathBuf,
     },
+    /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
+    #[command(hide = true)]
+    Attend(AttendArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
     Touch {
@@ -277,6 +281,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             path,
             cluster,
         } => stats::clear(&mountpoint, path.as_deref(), cluster),
+        Command::Attend(args) => attend::serve(args).map_err(anyhow::Error::from),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)

@@ -289,6 +289,24 @@ stats! {
     origin_throttled "origin.throttled",
     /// Requests that object stores may be sent at a time, as things stand.
     origin_concurrency "origin.concurrency",
+    /// Data mounts that answer: 1 or 0 of a node.
+    data_mount_mounted "data_mount.mounted",
+    /// Data mounts that were asked for and are gone: 1 or 0 of a node.
+    data_mount_lost "data_mount.lost",
+    /// Requests of all kinds that the data mount was sent, FORGET not counted.
+    data_mount_requests "data_mount.requests",
+    /// OPEN requests of the data mount.
+    data_mount_opens "data_mount.opens",
+    /// Of these, of files that belong to a dataset.
+    data_mount_dataset_opens "data_mount.dataset_opens",
+    /// RELEASE requests of the data mount.
+    data_mount_releases "data_mount.releases",
+    /// Of these, of opens without any READ: what was read of them came from the page cache.
+    data_mount_cached_opens "data_mount.cached_opens",
+    /// READ requests of the data mount.
+    data_mount_reads "data_mount.reads",
+    /// Bytes given in answer to these.
+    data_mount_bytes_read "data_mount.bytes_read",
 }
 
 impl StatsBody {

@@ -30,6 +30,7 @@ const MEMORY_FORMS: &str = "Write a number and a unit: 10GiB (1024-based), 10GB 
                             10G (short for 10GiB), 512MiB, or a share of the machine's memory: 5%";
 const DURATION_FORMS: &str =
     "Write a number and a unit: 500ms, 30s, 5m, 1h, 7d; a plain number is seconds";
+const RATE_FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit/s";
 const CPU_FORMS: &str = "Write numbers and ranges: 0,2-3,8";
 
 /// Bytes, without the `%` form.
@@ -76,6 +77,31 @@ pub fn parse_size(text: &str) -> Result<Size, UnitError> {
     } else {
         Err(error("a share lies above 0 % and at most at 100 %".into()))
     }
+}
+
+/// Bytes a second: `200MB/s`, or bits: `1.6Gbit/s`.
+///
+/// # Errors
+/// As [`parse_bytes`]; no `/s` at the end, or nothing at all.
+pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
+    let error = |why: String| unit_error(text, "a rate", why, RATE_FORMS);
+    let lower = text.trim().to_ascii_lowercase();
+    let amount = lower
+        .strip_suffix("/s")
+        .ok_or_else(|| error("it does not end with /s".into()))?;
+    let (amount, bits) = match amount.strip_suffix("bit") {
+        Some(amount) => (format!("{amount}b"), 8),
+        None => (amount.to_owned(), 1),
+    };
+    let (number, unit) = split_number(&amount).ok_or_else(|| error("no number in front".into()))?;
+    if unit.is_empty() {
+        return Err(error("no unit".into()));
+    }
+    let rate = scaled(number, unit).map_err(error)? / bits;
+    if rate == 0 {
+        return Err(error("nothing comes through".into()));
+    }
+    Ok(rate)
 }
 
 /// A length of time.
@@ -291,6 +317,25 @@ mod tests {
         assert!(parse_cpus("0-99999999").is_err());
         assert_eq!(parse_bool("Yes"), Ok(true));
         assert!(parse_bool("maybe").is_err());
+    }
+
+    #[test]
+    fn rates_have_a_unit_and_a_second() {
+        assert_eq!(parse_rate("200MB/s"), Ok(200_000_000));
+        assert_eq!(parse_rate("1.6Gbit/s"), Ok(200_000_000));
+        assert_eq!(parse_rate(" 1 GiB/s"), Ok(1 << 30));
+        for (wrong, hint) in [
+            ("200", "/s"),
+            ("200MB", "does not end with /s"),
+            ("200/s", "no unit"),
+            ("-1MB/s", "no number"),
+            ("0MB/s", "nothing comes through"),
+            ("5%/s", "is not known"),
+            ("1bananas/s", "Write bytes or bits a second"),
+        ] {
+            let error = parse_rate(wrong).unwrap_err().to_string();
+            assert!(error.contains(hint), "{wrong}: {error}");
+        }
     }
 
     #[test]

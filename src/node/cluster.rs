@@ -1,5 +1,6 @@
 //! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
 
+use super::data::DataFiles;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
 use crate::origin::Origins;
@@ -78,6 +79,7 @@ struct Inner {
     origins: Option<Arc<Origins>>,
     store: Option<Store>,
     mount: OnceLock<Arc<fuse::Counters>>,
+    data_mount: OnceLock<(Arc<fuse::Counters>, Arc<DataFiles>)>,
     overlay: OnceLock<Arc<Overlay>>,
 }
 
@@ -123,15 +125,20 @@ impl Cluster {
         origins: Option<Arc<Origins>>,
         store: Option<Store>,
     ) -> Self {
-        let (mount, overlay) = (OnceLock::new(), OnceLock::new());
         Self(Arc::new(Inner {
             identity,
             read,
             origins,
             store,
-            mount,
-            overlay,
+            mount: OnceLock::new(),
+            data_mount: OnceLock::new(),
+            overlay: OnceLock::new(),
         }))
+    }
+
+    /// Counts the data mount's requests too, from now on.
+    pub(super) fn data_mounted(&self, counters: Arc<fuse::Counters>, files: Arc<DataFiles>) {
+        drop(self.0.data_mount.set((counters, files)));
     }
 
     /// Counts the mount's requests too, from now on.
@@ -156,6 +163,7 @@ impl Cluster {
             origins,
             store,
             mount,
+            data_mount,
             overlay,
         } = &*self.0;
         let stats = read.stats();
@@ -210,6 +218,9 @@ impl Cluster {
         }
         if let Some(counters) = mount.get() {
             counters.fill(&mut body);
+        }
+        if let Some((counters, files)) = data_mount.get() {
+            files.fill(counters, &mut body);
         }
         body
     }

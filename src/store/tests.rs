@@ -1,7 +1,5 @@
 //! A store on a real directory, in front of a source in memory that counts what it is asked for.
 
-mod elsewhere;
-
 use super::*;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,
@@ -83,6 +81,9 @@ macro_rules! content_only {
         }
     };
 }
+
+// Behind the macro, which it uses.
+mod elsewhere;
 
 struct Counted(Arc<Source>);
 

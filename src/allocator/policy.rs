@@ -1,0 +1,95 @@
+//! The policies by name.
+
+use super::baselines::{fixed, lru};
+use super::greedy::{benefit, greedy};
+use super::max_min::max_min;
+use super::problem::{Allocation, Problem};
+use super::sjf::sjf;
+use std::fmt;
+use std::str::FromStr;
+
+/// How cache and remote IO are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Policy {
+    /// The most efficient datasets first: [`greedy`].
+    #[default]
+    Greedy,
+    /// The job that gains least over an equal share gains as much as can be: [`max_min`].
+    MaxMin,
+    /// The shortest job in all resources first: [`sjf`].
+    Sjf,
+    /// Whole datasets by benefit over cost: [`benefit`].
+    Benefit,
+    /// One LRU for all: [`lru`].
+    Lru,
+    /// A private cache for each job: [`fixed`].
+    Static,
+}
+
+impl Policy {
+    /// All of them, the default first.
+    pub const ALL: [Self; 6] = [
+        Self::Greedy,
+        Self::MaxMin,
+        Self::Sjf,
+        Self::Benefit,
+        Self::Lru,
+        Self::Static,
+    ];
+
+    /// The name on the command line and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Greedy => "greedy",
+            Self::MaxMin => "max-min",
+            Self::Sjf => "sjf",
+            Self::Benefit => "benefit",
+            Self::Lru => "lru",
+            Self::Static => "static",
+        }
+    }
+
+    /// Divides what there is. Any problem has an answer; that of one that
+    /// [`Problem::check`] accepts makes sense.
+    #[must_use]
+    pub fn allocate(self, problem: &Problem) -> Allocation {
+        match self {
+            Self::Greedy => greedy(problem),
+            Self::MaxMin => max_min(problem),
+            Self::Sjf => sjf(problem),
+            Self::Benefit => benefit(problem),
+            Self::Lru => lru(problem),
+            Self::Static => fixed(problem),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is no policy's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is not a policy. The policies: greedy (the default), max-min, sjf, benefit, lru, static"
+)]
+pub struct UnknownPolicy {
+    name: String,
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let named = |policy: &Self| policy.name() == name;
+        Self::ALL
+            .into_iter()
+            .find(named)
+            .ok_or_else(|| UnknownPolicy {
+                name: name.to_owned(),
+            })
+    }
+}
