@@ -4,9 +4,11 @@
 //! and what to try. Only this module and those below it print.
 
 pub mod bench;
+mod child;
 pub mod doctor;
 pub mod flags;
 pub mod index;
+pub mod job;
 pub mod launch;
 pub mod mount;
 pub mod plan;
@@ -175,6 +177,15 @@ enum Command {
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
             state is FILE.partial. Ends with 1 if directories cannot be listed.")]
     Index(IndexArgs),
+    /// Run training jobs, and tell the cluster about them
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs job run --dataset imagenet --ideal-rate 114MB/s -- python train.py\n  \
+            copperfs job run --help\n\n\
+            Who reads is recognised by Slurm's, PBS's, Kubernetes' or torchrun's job too: docs/JOBS.md"
+    )]
+    Job(job::JobCommand),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
@@ -267,6 +278,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),
+        Command::Job(command) => return job::job(&command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
