@@ -8,14 +8,20 @@
 //! Source: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2.
 
 pub mod baselines;
+pub mod check;
 pub mod greedy;
+pub mod json;
 pub mod max_min;
+mod partition;
 pub mod performance;
 pub mod policy;
 pub mod problem;
 mod shares;
+pub mod sjf;
 pub mod water;
 
+pub use check::ProblemError;
+pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};
 pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};
 

@@ -13,7 +13,7 @@ use crate::node::{Node, NodeError};
 use copperfs_fuse::{MountError, NonEmpty};
 use runtime_dir::{PidFile, RuntimeDirError};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -68,6 +68,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
+    free_killed(&settings.runtime_dir, &settings.mountpoint);
     let pid_file = PidFile::lock(&settings.runtime_dir)?;
     if let Some(base) = settings
         .runtime_dir
@@ -165,11 +166,37 @@ async fn live(
     Ok(())
 }
 
+/// How long a killed daemon may take to die once nothing holds it.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Lets the daemon of `runtime_dir`, mounted at `mount`, die if it was killed and cannot: a thread of it
+/// hangs in the kernel, on its own mount, and keeps its files and its lock.
+pub fn free_killed(runtime_dir: &Path, mount: &Path) {
+    let Some(pid) = runtime_dir::running(runtime_dir).filter(|&pid| process::is_dead(pid)) else {
+        return;
+    };
+    tracing::warn!(
+        pid,
+        "a killed daemon hangs in the kernel: its mounts are cut off"
+    );
+    let noted = runtime_dir::noted_data_mount(runtime_dir);
+    for mount in noted.iter().map(PathBuf::as_path).chain([mount]) {
+        if let Err(error) = copperfs_fuse::abort(mount) {
+            tracing::warn!(%error, mount = %mount.display(), "cannot be cut off");
+        }
+    }
+    if let Ok(Some(process)) = process::Process::open(pid) {
+        // What then is still there is told by whoever is in its way.
+        let _ended = process.wait(DEATH_TIMEOUT);
+    }
+}
+
 /// Checks that the mounts of `settings` can be made, and takes away what a killed daemon left there.
 ///
 /// # Errors
 /// What is in the way, and what to do about it.
 pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
+    free_killed(&settings.runtime_dir, &settings.mountpoint);
     // The data mount of a daemon that was killed, which may have had another than this one has.
     if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
         mountpoint::take_away_stale(&left);

@@ -7,7 +7,15 @@
 //! What it does not do: decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or
 //! travel (`copperfs_overlay`).
 
+mod fetch;
+pub mod home;
+pub mod item;
 pub mod reader;
+pub mod recency;
+mod shelf;
 pub mod slots;
+pub mod uniform;
 
+pub use home::{Home, HomeOptions, HomePlace};
+pub use item::ItemId;
 pub use slots::{Homes, SLOTS, items_of, slot_of};

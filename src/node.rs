@@ -5,9 +5,11 @@
 //! and the control socket.
 
 mod arrivals;
+mod attendant;
 mod backing;
 mod cluster;
 mod data;
+mod datasets;
 mod directory;
 mod errors;
 mod front;
@@ -33,6 +35,7 @@ use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
     Secret, SecretError,
 };
+use datasets::{Datasets, Ground};
 use front::Front;
 use indexed::Indexes;
 use mounts::{DataMount, Mounts};
@@ -131,6 +134,7 @@ pub struct Node {
     mounts: Mounts,
     overlay: Arc<Overlay>,
     warmer: Warmer,
+    datasets: Datasets,
     /// Held for its drop.
     _control: ControlSocket,
 }
@@ -164,11 +168,22 @@ impl Node {
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            parts = Some((read, cluster.clone(), warmer.clone(), indexes));
+            let (place, capacity) = ladder::dataset_room(&settings);
+            let datasets = Datasets::new(Ground {
+                settings: &settings,
+                upstream: &upstream,
+                origins: origins.as_ref(),
+                counter: Arc::new(datasets::Uncounted),
+                place,
+                capacity,
+            });
+            let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
+            parts = Some((made, indexes));
             Arc::new(NodeService {
                 views,
                 cluster,
                 warmer,
+                datasets,
                 origins: origins.clone(),
                 store: store.clone(),
                 front: Arc::clone(&front),
@@ -176,7 +191,7 @@ impl Node {
             })
         })?;
         let overlay = Arc::new(overlay);
-        let Some((read, cluster, warmer, indexes)) = parts else {
+        let Some(((read, cluster, warmer, datasets), indexes)) = parts else {
             return Err(OverlayError::Config("the overlay made no service".into()).into());
         };
         cluster.joined(Arc::clone(&overlay));
@@ -189,7 +204,10 @@ impl Node {
         let promises = mounts::promises(&settings);
         let this = Front::new(read, root.clone(), promises, backings, store);
         drop(this.cluster.set(cluster.clone()));
-        let beside = DataMount::new(&settings, &this, root, None);
+        datasets.start(&overlay);
+        drop(this.datasets.set(datasets.clone()));
+        let items = Arc::new(datasets.clone());
+        let beside = DataMount::new(&settings, &this, root, Some(items));
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
@@ -204,6 +222,7 @@ impl Node {
             mounts,
             overlay,
             warmer,
+            datasets,
             _control: control,
         })
     }
@@ -220,6 +239,7 @@ impl Node {
             () = self.mounts.closed() => tracing::info!("unmounted"),
         }
         self.warmer.stop();
+        self.datasets.stop();
         let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
         unmounted

@@ -34,8 +34,8 @@ pub use backend::{
 };
 pub use counters::{Counters, Op};
 pub use mount::{
-    Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, detach, make_way, mount,
-    mount_state, resolve,
+    Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
+    make_way, mount, mount_state, resolve,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

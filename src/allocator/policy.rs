@@ -4,6 +4,7 @@ use super::baselines::{fixed, lru};
 use super::greedy::{benefit, greedy};
 use super::max_min::max_min;
 use super::problem::{Allocation, Problem};
+use super::sjf::sjf;
 use std::fmt;
 use std::str::FromStr;
 
@@ -15,7 +16,7 @@ pub enum Policy {
     Greedy,
     /// The job that gains least over an equal share gains as much as can be: [`max_min`].
     MaxMin,
-    /// The shortest job in all resources first: `sjf`.
+    /// The shortest job in all resources first: [`sjf`].
     Sjf,
     /// Whole datasets by benefit over cost: [`benefit`].
     Benefit,
@@ -56,7 +57,7 @@ impl Policy {
         match self {
             Self::Greedy => greedy(problem),
             Self::MaxMin => max_min(problem),
-            Self::Sjf => greedy(problem),
+            Self::Sjf => sjf(problem),
             Self::Benefit => benefit(problem),
             Self::Lru => lru(problem),
             Self::Static => fixed(problem),

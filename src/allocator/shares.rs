@@ -51,8 +51,8 @@ pub(super) enum Division<'a> {
     Even,
     /// Max-min on demand over weight: one for each job.
     Weighted(&'a [f64]),
-    /// One after the other: positions of jobs.
-    InOrder(&'a [usize]),
+    /// One after the other, positions of jobs, but this part of it first max-min on the demands.
+    InOrder(&'a [usize], f64),
 }
 
 /// What a job finds in the cache.
@@ -126,12 +126,13 @@ fn divide(capacity: f64, needs: &[f64], division: Division<'_>) -> Vec<f64> {
     match division {
         Division::Even => fill(capacity, needs),
         Division::Weighted(weights) => fill_weighted(capacity, needs, weights),
-        Division::InOrder(order) => {
-            let mut left = capacity;
-            let mut given = vec![0.0; needs.len()];
+        Division::InOrder(order, even) => {
+            let mut given = fill(capacity * even, needs);
+            let mut left = (capacity - given.iter().sum::<f64>()).max(0.0);
             for &at in order {
-                given[at] = needs[at].min(left);
-                left -= given[at];
+                let more = (needs[at] - given[at]).min(left);
+                given[at] += more;
+                left -= more;
             }
             given
         }
@@ -179,6 +180,15 @@ pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64]) -> Vec<usiz
             .then_with(|| name(a).cmp(name(b)))
     });
     order
+}
+
+/// Gives what is left of the cache in this order of datasets, the last one a part.
+pub(super) fn give_in_order(problem: &Problem, order: &[usize], caches: &mut Caches) {
+    for &dataset in order {
+        if caches.open[dataset] {
+            caches.give(dataset, problem.datasets[dataset].size);
+        }
+    }
 }
 
 /// Ranks jobs by the efficiency of their datasets, then by name, and says it as their score.

@@ -3,7 +3,7 @@
 mod lp;
 mod properties;
 
-pub(super) use properties::steady_problems;
+pub(super) use properties::{problems, steady_problems};
 
 use super::*;
 

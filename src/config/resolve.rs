@@ -13,7 +13,8 @@ use super::settings::{
     OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
-    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_rate, parse_size, share,
+    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
+    share,
 };
 use super::{ConfigError, indexes, origins};
 use crate::budgets::registry::Registry;
@@ -80,15 +81,20 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
+    let data_mount = reader.data_mount(&mountpoint)?;
     let served = Served {
         origins,
-        mounts: vec![mountpoint.clone()],
+        mounts: [&mountpoint]
+            .into_iter()
+            .chain(&data_mount)
+            .cloned()
+            .collect(),
     };
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
         shared_reserve_percent: reader.parsed("shared_reserve", reserve)?,
-        remote_io: reader.optional("remote_io", parse_rate)?,
+        remote_io: reader.optional("remote_io", parse_whole_rate)?,
         allocation_policy: reader.parsed("allocation_policy", policy)?,
         gpus: reader.optional("gpus", number_at_least(1))?,
         api_listen: reader.optional("api_listen", socket_address)?,
@@ -138,7 +144,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             file: log_file,
         },
         foreground,
-        data_mount: reader.data_mount(&mountpoint)?,
+        data_mount,
         page_cache: reader.parsed("page_cache", parse_bool)?,
         mountpoint,
     })

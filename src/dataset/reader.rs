@@ -12,6 +12,8 @@
 //! reads storage for it without keeping it: that costs an extra read of storage, never a wrong byte.
 
 mod open;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use open::OpenDatasetFile;
@@ -78,7 +80,7 @@ pub(super) struct Inner {
     /// Replaced as a whole with each decision; held for a look.
     view: RwLock<Arc<View>>,
     homes: Arc<dyn Homes>,
-    readers: Readers,
+    readers: Arc<Readers>,
     activities: Arc<Activities>,
     /// Room for what open files hold, in units of [`HELD_UNIT`].
     held: Arc<Semaphore>,
@@ -97,7 +99,7 @@ impl DatasetReader {
     /// A reader that knows no datasets yet. `readers` tells whose processes read, `activities` what
     /// they do.
     #[must_use]
-    pub fn new(homes: Arc<dyn Homes>, readers: Readers, activities: Arc<Activities>) -> Self {
+    pub fn new(homes: Arc<dyn Homes>, readers: Arc<Readers>, activities: Arc<Activities>) -> Self {
         let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             view: RwLock::default(),

@@ -50,14 +50,19 @@ pub fn stripe_blocks(size: u64, stripe: u64) -> Range<u64> {
 /// the first, a NUL byte and the stripe's number as 8 bytes, little-endian: as for an item's root.
 #[must_use]
 pub fn slot_of(path: &ItemPath, stripe: u64) -> u16 {
+    let [low, high, ..] = digest_of(path, stripe).to_le_bytes();
+    u16::from_le_bytes([low, high]) % SLOTS_U16
+}
+
+/// The hash of which an item's slot is the low bits.
+pub(super) fn digest_of(path: &ItemPath, stripe: u64) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(path.as_bytes());
     if stripe > 0 {
         hasher.update(&[0]);
         hasher.update(&stripe.to_le_bytes());
     }
-    let [low, high, ..] = *hasher.finalize().as_bytes();
-    u16::from_le_bytes([low, high]) % SLOTS_U16
+    head(&hasher.finalize())
 }
 
 /// [`SLOTS`], which fits.
@@ -195,7 +200,11 @@ fn key(slot: u16) -> u64 {
 
 /// The first eight bytes of the BLAKE3 hash of `bytes`.
 fn digest(bytes: &[u8]) -> u64 {
-    let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(bytes).as_bytes();
+    head(&blake3::hash(bytes))
+}
+
+fn head(hash: &blake3::Hash) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 

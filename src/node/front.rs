@@ -3,7 +3,8 @@
 //! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
 //! paths and attributes into inodes and back; it holds no data of its own.
 
-use super::arrivals::{Lister, PushArrivals};
+use super::arrivals::PushArrivals;
+use super::attendant::Lister;
 use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
@@ -58,6 +59,8 @@ pub(super) struct FrontInner {
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
     /// Of the data mount only.
     pub(super) data: Option<Arc<DataFiles>>,
+    /// Of the software mount: who is told that a dataset is read through it.
+    pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
 }
@@ -93,6 +96,7 @@ impl Front {
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
             data: None,
+            datasets: OnceLock::new(),
             other: OnceLock::new(),
         }))
     }
@@ -116,6 +120,7 @@ impl Front {
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
             data: Some(data),
+            datasets: OnceLock::new(),
             other: OnceLock::new(),
         }));
         drop(beside.other.set(Arc::downgrade(&self.0)));
@@ -123,8 +128,8 @@ impl Front {
         beside
     }
 
-    /// Tells the kernel things unasked from now on.
-    pub(super) fn connect(&self, mount: &fuse::Mount) {
+    /// Tells the kernel things unasked from now on, with a `lister` also of what is not known there.
+    pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
         if self.notifier.set(mount.notifier()).is_err() {
             tracing::warn!("the mount was connected twice");
             return;
@@ -133,7 +138,7 @@ impl Front {
             let arrivals = PushArrivals {
                 front: Arc::downgrade(&self.0),
                 push: mount.push(),
-                lister: Lister::start(mount.mountpoint()),
+                lister,
             };
             self.read.connect(Arc::new(arrivals));
         }
@@ -441,6 +446,11 @@ impl fuse::Backend for Front {
         };
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
             return self.read_item(&*item, inode, offset, size);
+        }
+        if let Some(datasets) = self.datasets.get() {
+            let left = inode.file.size.saturating_sub(offset);
+            let bytes = left.min(size.into());
+            datasets.reader.unattributed(inode.path(), bytes);
         }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);

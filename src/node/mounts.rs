@@ -4,6 +4,7 @@
 //! away. A data mount that is taken away alone is told of (in the log, in `status`); the daemon goes on.
 
 use super::NodeError;
+use super::attendant::Attendant;
 use super::cluster::Cluster;
 use super::data::{DataFiles, Items};
 use super::front::{Front, Promises};
@@ -45,6 +46,8 @@ impl DataMount {
 pub(super) struct Mounts {
     software: fuse::Mount,
     data: Option<(fuse::Mount, Arc<DataFiles>)>,
+    /// Held for its drop.
+    _attendant: Option<Attendant>,
 }
 
 impl Mounts {
@@ -77,13 +80,18 @@ impl Mounts {
         };
         let mounting = tokio::task::spawn_blocking(mounting);
         let (software, second) = mounting.await.map_err(NodeError::Task)??;
-        front.connect(&software);
+        let attendant = attend(&software, second.as_ref());
+        front.connect(&software, attendant.as_ref().map(Attendant::lister));
         let data = second.zip(data).map(|(mount, data)| {
-            data.front.connect(&mount);
+            data.front.connect(&mount, None);
             cluster.data_mounted(Arc::clone(mount.counters()), Arc::clone(&data.files));
             (mount, data.files)
         });
-        Ok(Self { software, data })
+        Ok(Self {
+            software,
+            data,
+            _attendant: attendant,
+        })
     }
 
     /// Completes when the software mount is gone.
@@ -116,6 +124,16 @@ impl Mounts {
         });
         Ok(unmounting.await.map_err(NodeError::Task)??)
     }
+}
+
+/// Without one nothing is listed ahead, and a daemon that is killed at a bad moment needs `unmount` to
+/// be freed. Not a blocking task: see [`Attendant::start`].
+fn attend(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Attendant> {
+    let connections = [Some(software), data].into_iter().flatten();
+    let connections: Vec<u32> = connections.filter_map(fuse::Mount::connection).collect();
+    Attendant::start(software.mountpoint(), &connections)
+        .inspect_err(|error| tracing::warn!(%error, "no attendant beside this daemon"))
+        .ok()
 }
 
 /// What the kernel may be promised.

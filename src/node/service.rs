@@ -1,6 +1,7 @@
 //! What this node answers its children and its cluster.
 
 use super::cluster::Cluster;
+use super::datasets::Datasets;
 use super::front::Front;
 use super::warm::Warmer;
 use crate::origin::Origins;
@@ -8,7 +9,8 @@ use crate::read::ReadPath;
 use crate::store::Store;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally,
+    ContentHash, Failure, Files, ItemAnswer, ItemPath, ItemRequest, LatestReceiver, LatestSender,
+    OriginFingerprint, PlanReader, Service, Tally,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -22,6 +24,7 @@ pub(super) struct NodeService {
     pub(super) views: Vec<ReadPath>,
     pub(super) cluster: Cluster,
     pub(super) warmer: Warmer,
+    pub(super) datasets: Datasets,
     pub(super) origins: Option<Arc<Origins>>,
     pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
@@ -49,6 +52,29 @@ impl Service for NodeService {
 
     fn warm(&self, plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
         self.warmer.clone().carry_out(plan, tally).boxed()
+    }
+
+    fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        let home = self.datasets.home.clone();
+        async move { home.item(request).await }.boxed()
+    }
+
+    fn steer(
+        &self,
+        child: String,
+        tree: usize,
+        up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        self.datasets.wake();
+        let steward = self.datasets.steward.clone();
+        async move { steward.service_steer(child, tree, up, down).await }.boxed()
+    }
+
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        self.datasets.wake();
+        let steward = self.datasets.steward.clone();
+        async move { steward.service_command(tree, command).await }.boxed()
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {

@@ -31,6 +31,7 @@ mod hosts;
 mod indexed;
 mod ioctl;
 mod job_start;
+mod killed;
 mod large;
 mod leases;
 mod lifecycle;

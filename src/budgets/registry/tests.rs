@@ -138,7 +138,7 @@ fn what_makes_no_sense_is_refused_with_its_reason_and_a_way_out() {
             "job \"ja\" reads dataset \"a\"",
         ),
         (
-            Command::RemoveDataset("x".into()),
+            Command::RemoveDataset("quux".into()),
             NotFound,
             "There are: a, b",
         ),

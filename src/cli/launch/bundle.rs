@@ -3,7 +3,7 @@
 use super::super::{say, start};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
 use crate::daemon::process::leave_no_core;
-use crate::daemon::{make_way, mountpoint, runtime_dir};
+use crate::daemon::{free_killed, make_way, mountpoint, runtime_dir};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -84,6 +84,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         .runtime_base(machine.uid)
         .join(resolve::instance_name(&mount, machine.host_name()));
     runtime_dir::prepare(&dir)?;
+    free_killed(&dir, &mount);
     if let Some(pid) = runtime_dir::running(&dir) {
         bail!(
             "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",

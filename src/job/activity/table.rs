@@ -54,6 +54,13 @@ impl Activities {
         activity
     }
 
+    /// What `job` (`None`: readers of none) does with a dataset here, if anything.
+    #[must_use]
+    pub fn get(&self, job: Option<&JobName>, dataset: &str) -> Option<Arc<JobActivity>> {
+        let key = (job.cloned(), Arc::from(dataset));
+        self.table().activities.get(&key).cloned()
+    }
+
     /// The activities of a job, one for each dataset that it reads here.
     #[must_use]
     pub fn of_job(&self, job: &JobName) -> Vec<Arc<JobActivity>> {
@@ -61,6 +68,12 @@ impl Activities {
         all.into_iter()
             .filter(|activity| activity.job() == Some(job))
             .collect()
+    }
+
+    /// How many there are: changes when a job is new here.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.table().activities.len()
     }
 
     /// All of them, in no order.
