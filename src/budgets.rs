@@ -6,6 +6,7 @@
 //! newest decision that nodes report, so it may be killed at any moment. Nodes go on with the last
 //! decision that they have heard.
 
+pub mod allocator;
 pub mod command;
 pub mod decision;
 pub mod registry;

@@ -9,16 +9,17 @@
 //! problem ([`problem`]); the policy; budgets, held still where moving them gains nothing ([`budgets`]);
 //! rates, divided over the nodes of each job ([`rates`]).
 
-use super::command::{Command, CommandError, Counting, IdealRate, Overview};
+use super::command::{Command, CommandError, Counting, Overview};
 use super::decision::{DatasetDecision, Decision, HomeNode, JobDecision, JobNode, Serial};
 use super::registry::{Limits, Registry, UNATTRIBUTED};
-use super::report::{JobReport, NodeReport};
+use super::report::NodeReport;
 use super::steward::Counted;
 use crate::dataset::Homes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 mod budgets;
+mod presumed;
 mod problem;
 mod rates;
 #[cfg(test)]
@@ -27,8 +28,14 @@ mod tests;
 use problem::Estimates;
 
 /// A node that was not heard of for so long is gone: its homes are given to others, and its part of
-/// jobs' rates. Three reports that did not come.
-pub const NODE_GONE: Duration = Duration::from_secs(3);
+
+/// A node that was not heard of for so long is gone: its slots are given to others, and its part of
+/// jobs' rates. A node whose parent dies reports again within three and a half seconds at most: a
+/// second from the last report to the death, two until that is noticed, and the way elsewhere.
+pub const NODE_GONE: Duration = Duration::from_secs(4);
+/// An allocator that takes up from a decision presumes the nodes of that decision to live for so long:
+/// those who find their way to it later than others have not lost anything.
+pub const PRESUMED: Duration = Duration::from_secs(6);
 /// Decisions come no faster than this, however many changes there are: a launch of a thousand nodes is
 /// a few decisions, not a thousand.
 pub const GAP: Duration = Duration::from_millis(200);
@@ -38,7 +45,7 @@ pub const GAP: Duration = Duration::from_millis(200);
 pub const PERIOD: Duration = Duration::from_secs(5);
 /// How long an allocator that begins listens before it decides: those who hold a decision tell it
 /// within a report or two.
-pub const LISTENING: Duration = Duration::from_millis(1_200);
+pub const LISTENING: Duration = Duration::from_millis(1_000);
 /// A rate that moves by less is not worth a decision.
 const NOISE: f64 = 0.01;
 
@@ -61,6 +68,8 @@ pub struct Allocator {
     /// By rank: what each node said last, and when that came.
     nodes: BTreeMap<u32, Node>,
     counts: BTreeMap<u64, Counted>,
+    /// Datasets whose count is newer than the decision.
+    recounted: BTreeSet<u64>,
     estimates: Estimates,
     began: Duration,
     decided: Option<Duration>,
@@ -75,6 +84,8 @@ pub struct Allocator {
 struct Node {
     report: NodeReport,
     heard: Duration,
+    /// Its process before this one: reports of that may still be on their way.
+    earlier_boot: Option<u64>,
 }
 
 /// Commands that are remembered for taking up: more than people give within the seconds in which an
@@ -82,21 +93,25 @@ struct Node {
 const ASKED_MAX: usize = 256;
 
 impl Allocator {
-    /// One that begins at `now` and has heard nothing yet. `configured` is what holds where nobody has
-    /// a decision.
+    /// One that begins at `now`, as the root of `tree`, and has heard nothing yet. `configured` is what
+    /// holds where nobody has a decision.
+    ///
+    /// Of two that have heard of nothing and do not know of each other, that of the later tree is taken up
+    /// from when they meet: what was asked of the other is done again.
     #[must_use]
-    pub fn new(config: AllocatorConfig, configured: Registry, now: Duration) -> Self {
+    pub fn new(config: AllocatorConfig, configured: Registry, tree: usize, now: Duration) -> Self {
         Self {
             config,
             registry: configured.clone(),
             configured,
             nodes: BTreeMap::new(),
             counts: BTreeMap::new(),
+            recounted: BTreeSet::new(),
             estimates: Estimates::default(),
             began: now,
             decided: None,
             changed: true,
-            term: 1,
+            term: u64::try_from(tree).unwrap_or(0).saturating_add(1),
             decision: Decision::default(),
             asked: Vec::new(),
         }
@@ -108,9 +123,15 @@ impl Allocator {
         &self.decision
     }
 
+    /// Whether it has decided anything yet: before, it listens.
+    #[must_use]
+    pub fn has_decided(&self) -> bool {
+        self.decided.is_some()
+    }
+
     /// A decision that some node holds. If it is newer than what is known here, it is taken up from: its
     /// declarations, jobs and what was set by hand stand, and this allocator goes on in a later term.
-    pub fn heard_decision(&mut self, held: &Decision) {
+    pub fn heard_decision(&mut self, held: &Decision, now: Duration) {
         let own = self.decision.serial.max(Serial {
             term: self.term,
             count: 0,
@@ -132,21 +153,47 @@ impl Allocator {
         self.term = held.serial.term.saturating_add(1);
         self.decision = held.clone();
         self.changed = true;
+        self.presume(now);
+    }
+
+    /// The nodes of the decision that was taken up, as if they had just said what it says of them. Their
+    /// own reports take the place of that.
+    fn presume(&mut self, now: Duration) {
+        let began = now.saturating_sub(self.began);
+        let spare = PRESUMED.saturating_sub(began);
+        for report in presumed::reports(&self.decision) {
+            self.nodes.entry(report.rank).or_insert(Node {
+                report,
+                // Heard of in the future: silent `NODE_GONE` after the time has passed.
+                heard: (now + spare).saturating_sub(NODE_GONE),
+                earlier_boot: None,
+            });
+        }
     }
 
     /// What a node reports. Older reports of the same process are passed over.
     pub fn heard(&mut self, report: NodeReport, now: Duration) {
         let known = self.nodes.get(&report.rank);
-        if let Some(known) = known
-            && known.report.boot == report.boot
-            && known.report.count >= report.count
-        {
+        let same = known.filter(|known| known.report.boot == report.boot);
+        let stale = known.is_some_and(|known| known.earlier_boot == Some(report.boot));
+        if stale || same.is_some_and(|known| known.report.count >= report.count) {
             return;
         }
-        let news = known.is_none_or(|known| problem::differs(&known.report, &report));
+        let news = known.is_none_or(|known| {
+            problem::differs(&known.report, &report) || now.saturating_sub(known.heard) >= NODE_GONE
+        });
+        let earlier_boot = match (known, same) {
+            (_, Some(same)) => same.earlier_boot,
+            (Some(known), None) => Some(known.report.boot),
+            (None, None) => None,
+        };
         self.changed |= news;
-        let rank = report.rank;
-        self.nodes.insert(rank, Node { report, heard: now });
+        let node = Node {
+            heard: now,
+            earlier_boot,
+            report,
+        };
+        self.nodes.insert(node.report.rank, node);
     }
 
     /// What a dataset holds, or why it cannot be counted.
@@ -156,6 +203,7 @@ impl Allocator {
         if let Ok(counted) = counted {
             self.changed = true;
             self.counts.insert(id, counted);
+            self.recounted.insert(id);
         }
         let declared: BTreeSet<u64> = self.registry.datasets().iter().map(|one| one.id).collect();
         self.counts.retain(|id, _| declared.contains(id));
@@ -165,6 +213,11 @@ impl Allocator {
     pub fn uncounted(&self) -> impl Iterator<Item = &DatasetDecision> {
         let datasets = self.decision.datasets.iter();
         datasets.filter(|dataset| !self.counts.contains_key(&dataset.id))
+    }
+
+    /// The count of dataset `id` is out of date. What it said holds until there is another one.
+    pub fn recount(&mut self, id: u64) {
+        self.counts.remove(&id);
     }
 
     /// What dataset `id` was counted from.
@@ -270,17 +323,17 @@ impl Allocator {
             before: &self.decision,
         }
         .solve(&mut self.estimates);
-        let same_homes = homes == self.decision.homes;
-        let tables = (!same_homes || self.decision.serial == Serial::default())
-            .then(|| Homes::new(&homes));
-        let datasets = self.datasets(&homes, tables.as_ref(), &solved.budgets);
+        let datasets = self.datasets(&homes, &solved.budgets);
+        self.recounted.clear();
         let decision = Decision {
             serial: Serial {
                 term: self.term,
                 count: 1,
             },
             policy: self.registry.policy().to_owned(),
-            cache_total: homes.iter().fold(0, |sum, home| sum.saturating_add(home.capacity)),
+            cache_total: homes
+                .iter()
+                .fold(0, |sum, home| sum.saturating_add(home.capacity)),
             remote_io_total: self.config.remote_io,
             homes,
             datasets,
@@ -330,23 +383,27 @@ impl Allocator {
         self.registry.keep_seen(|name| live.contains(name));
     }
 
-    fn datasets(
-        &self,
-        homes: &[HomeNode],
-        table: Option<&Homes>,
-        budgets: &[u64],
-    ) -> Vec<DatasetDecision> {
+    fn datasets(&self, homes: &[HomeNode], budgets: &[u64]) -> Vec<DatasetDecision> {
+        let same_homes = *homes == *self.decision.homes;
+        let mut table: Option<Homes> = None;
         let declared = self.registry.datasets().iter().zip(budgets);
         declared
             .map(|(one, budget)| {
                 let before = self.decision.dataset(&one.spec.name);
-                let before = before.filter(|before| before.id == one.id);
-                let homed = match (self.counts.get(&one.id), table, before) {
-                    // Nothing has changed for it: as before.
-                    (_, None, Some(before)) if !before.homed.is_empty() => before.homed.clone(),
-                    (Some(counted), Some(table), _) => homed(counted, table, homes.len()),
-                    (Some(counted), None, _) => homed(counted, &Homes::new(homes), homes.len()),
-                    (None, ..) => Vec::new(),
+                let before = before.filter(|before| before.id == one.id && same_homes);
+                let homed = match (self.counts.get(&one.id), before) {
+                    // Its bytes are where they were. An allocator that has not counted anew yet knows
+                    // that from the decision that it took up.
+                    (_, Some(before))
+                        if !before.homed.is_empty() && !self.recounted.contains(&one.id) =>
+                    {
+                        before.homed.clone()
+                    }
+                    (Some(counted), _) => {
+                        let table = table.get_or_insert_with(|| Homes::new(homes));
+                        homed(counted, table, homes.len())
+                    }
+                    (None, _) => Vec::new(),
                 };
                 DatasetDecision {
                     name: one.spec.name.clone(),

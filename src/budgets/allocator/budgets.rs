@@ -28,7 +28,11 @@ impl Wanted<'_> {
     /// The budgets: `wanted`, or what there was.
     pub(super) fn settle(&self, wanted: &[f64]) -> Vec<u64> {
         let sizes = self.problem.datasets.iter().map(|dataset| dataset.size);
-        let mut wanted: Vec<f64> = wanted.iter().zip(sizes).map(|(w, size)| w.min(size)).collect();
+        let mut wanted: Vec<f64> = wanted
+            .iter()
+            .zip(sizes)
+            .map(|(w, size)| w.min(size))
+            .collect();
         let total = self.problem.totals.cache;
         let sum: f64 = wanted.iter().sum();
         if sum > total {
@@ -50,7 +54,9 @@ impl Wanted<'_> {
         }
         let had = |one: &Dataset| {
             let before = self.before.dataset(&one.spec.name);
-            before.filter(|before| before.id == one.id).map_or(0.0, |b| as_f64(b.budget))
+            before
+                .filter(|before| before.id == one.id)
+                .map_or(0.0, |b| as_f64(b.budget))
         };
         Some(self.datasets.iter().map(had).collect())
     }
@@ -62,7 +68,9 @@ impl Wanted<'_> {
         let had = self.before().unwrap_or_default();
         for keeps in [true, false] {
             for (at, dataset) in self.problem.datasets.iter().enumerate() {
-                let Some(bytes) = wanted.get_mut(at) else { continue };
+                let Some(bytes) = wanted.get_mut(at) else {
+                    continue;
+                };
                 if dataset.budget.is_some() || read(at) {
                     continue;
                 }
@@ -89,7 +97,9 @@ impl Wanted<'_> {
         if !fits || binding {
             return false;
         }
-        let moved: f64 = pairs().map(|((_, before), wanted)| (before - wanted).max(0.0)).sum();
+        let moved: f64 = pairs()
+            .map(|((_, before), wanted)| (before - wanted).max(0.0))
+            .sum();
         if moved <= GAIN_MIN * total {
             return true;
         }

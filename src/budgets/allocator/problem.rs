@@ -78,7 +78,12 @@ impl Estimates {
         if let Some(rate) = job.ideal_rate {
             return (rate.max(1), RateSource::Declared, 1.0);
         }
-        let live = || parts.iter().map(|(_, part)| part).filter(|part| !part.ended);
+        let live = || {
+            parts
+                .iter()
+                .map(|(_, part)| part)
+                .filter(|part| !part.ended)
+        };
         let sure = |part: &&&JobReport| !part.bound && part.confidence >= CONFIDENCE_MIN;
         let known: Vec<(u64, f32)> = live()
             .filter(|part| sure(part))
@@ -86,7 +91,9 @@ impl Estimates {
             .collect();
         if !known.is_empty() {
             // Nodes that cannot tell yet are like those that can.
-            let sum = known.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
+            let sum = known
+                .iter()
+                .fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
             let all = as_f64(sum) * live().count() as f64 / known.len() as f64;
             let confidence = known.iter().map(|(_, sure)| *sure).fold(1.0, f32::min);
             let before = self.0.iter().find(|one| one.job == job.name);
@@ -110,7 +117,12 @@ impl Estimates {
 /// it has hit, it will not read again before the next one; towards the end of the epoch what it reads
 /// next is the next one's, of which everything that is cached counts.
 pub(super) fn effective_hit_ratio(size: u64, cached: u64, parts: &[(u32, &JobReport)]) -> f64 {
-    let live = || parts.iter().map(|(_, part)| part).filter(|part| !part.ended);
+    let live = || {
+        parts
+            .iter()
+            .map(|(_, part)| part)
+            .filter(|part| !part.ended)
+    };
     let size = as_f64(size);
     if size <= 0.0 {
         return 0.0;
@@ -169,7 +181,9 @@ impl Question<'_> {
             let before = self.before.job(UNATTRIBUTED).and_then(|job| job.remote_io);
             rates::unattributed(total, !active.is_empty(), self.reports, before)
         });
-        let for_jobs = self.remote_io.map(|total| total - unattributed.unwrap_or(0).min(total));
+        let for_jobs = self
+            .remote_io
+            .map(|total| total - unattributed.unwrap_or(0).min(total));
         let by_job = by_job(self.reports);
         let mut told = Vec::with_capacity(active.len());
         for (at, dataset) in &active {
@@ -197,7 +211,11 @@ impl Question<'_> {
             .map(|(at, _)| jobs.get(*at).is_some_and(|job| job.irregular))
             .collect();
         let allocation = allocator::allocate_partitioned(policy, &problem, &irregular);
-        let wanted: Vec<f64> = allocation.datasets.iter().map(|share| share.cache).collect();
+        let wanted: Vec<f64> = allocation
+            .datasets
+            .iter()
+            .map(|share| share.cache)
+            .collect();
         let budgets = budgets::Wanted {
             datasets: self.registry.datasets(),
             policy,
@@ -264,7 +282,11 @@ impl Question<'_> {
         let all_rates: f64 = told.iter().map(|one| as_f64(one.rate)).sum();
         let jobs = active.iter().zip(told).filter_map(|((at, dataset), told)| {
             let job = self.registry.jobs().get(*at)?;
-            let size = self.registry.datasets().get(*dataset).map_or(0, |one| one.size);
+            let size = self
+                .registry
+                .datasets()
+                .get(*dataset)
+                .map_or(0, |one| one.size);
             Some(Job {
                 id: job.name.clone(),
                 dataset: *dataset,
@@ -276,7 +298,9 @@ impl Question<'_> {
             })
         });
         let jobs: Vec<Job> = jobs.collect();
-        let gpus = self.gpus.map_or_else(|| jobs.iter().map(|job| job.gpus).sum(), f64::from);
+        let gpus = self
+            .gpus
+            .map_or_else(|| jobs.iter().map(|job| job.gpus).sum(), f64::from);
         Problem {
             totals: Totals {
                 gpus,
@@ -324,7 +348,11 @@ impl Question<'_> {
         let hand_fits = (total / by_hand.max(1.0)).min(1.0);
         let rest_fits = ((total - by_hand * hand_fits) / rest.max(1.0)).clamp(0.0, 1.0);
         for ((at, _), wanted) in active.iter().zip(&wanted) {
-            let fits = if pinned(*at).is_some() { hand_fits } else { rest_fits };
+            let fits = if pinned(*at).is_some() {
+                hand_fits
+            } else {
+                rest_fits
+            };
             if let Some(rate) = rates.get_mut(*at) {
                 *rate = Some(whole(wanted * fits));
             }

@@ -86,7 +86,11 @@ pub(super) fn unattributed(
     let waits = demands.iter().any(|demand| demand.waits);
     // While no job ran they may have had everything: what they take now says what they need.
     let had = as_f64(before.unwrap_or(0)).min(most);
-    let wanted = if waits { had.max(used) * HEADROOM } else { used };
+    let wanted = if waits {
+        had.max(used) * HEADROOM
+    } else {
+        used
+    };
     let mut given = least;
     while given < wanted && given < most {
         given *= UNATTRIBUTED_STEP;
