@@ -57,7 +57,7 @@ def measured_shares(bench, origin, size, share, policy, epochs=4):
     budget = size * share // 100
     flags = ["--page-cache=false", "--allocation-policy", policy, *room(budget // NODES if policy == "lru" else AMPLE)]
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
-        nodes.add("shares", "--budget", budget, "--origin-readers", "homes")
+        nodes.add("shares", "--budget", f"{budget}B", "--origin-readers", "homes")
         how = ["--epochs", epochs, "--pause", 1, "--workers", 2, "--seed", share]
         job = nodes.loader(1 + share // 10 % NODES, "reader", "shares", how)
         try:
@@ -86,10 +86,8 @@ def room(size):
 def row42(bench):
     """The budget of a dataset is halved and doubled while six jobs read."""
     origin = bench.data.base.parent / "datasets"
-    names = ["first", "second", "third"]
-    for name in names:
-        make_files(origin / name, 1000, FILE_BYTES)
-    size = 1000 * FILE_BYTES
+    make_files(origin / "shares", FILES, FILE_BYTES)
+    size = FILES * FILE_BYTES
     budgets = [size // 2]
     for _ in range(2 if bench.quick else 4):
         budgets += [budgets[0] // 2, budgets[0]]
@@ -97,14 +95,13 @@ def row42(bench):
     with scratch_dir() as scratch, training(
         bench.copperfs, scratch, origin, NODES, ["--page-cache=false", *room(AMPLE)]
     ) as nodes:
-        for name in names:
-            nodes.add(name, "--budget", budgets[0], "--origin-readers", "homes")
+        nodes.add("shares", "--budget", f"{budgets[0]}B", "--origin-readers", "homes")
         stop = scratch / "stop"
         how = ["--epochs", 10_000, "--rate", 4 * MB, "--workers", 2, "--stop", stop]
         jobs = [
             nodes.loader(
-                1 + number % NODES, f"job{number}", names[number % 3],
-                [*how, "--seed", number, "--compare", origin / names[number % 3]],
+                1 + number % NODES, f"job{number}", "shares",
+                [*how, "--seed", number, "--compare", origin / "shares"],
             )
             for number in range(6)
         ]  # fmt: skip
@@ -114,8 +111,8 @@ def row42(bench):
             with Watch(lambda: over_share(nodes), 0.1) as watch:
                 for budget in budgets[1:]:
                     begun = time.time()
-                    nodes.ask(1, "allocate", "cache", "first", budget)
-                    wait_until(lambda wanted=budget: follows(nodes, "first", wanted), 20, "a new share")
+                    nodes.ask(1, "allocate", "cache", "shares", f"{budget}B")
+                    wait_until(lambda wanted=budget: follows(nodes, wanted), 20, "a new share")
                     took.append(time.time() - begun)
                     time.sleep(3)
             stop.touch()
@@ -141,20 +138,16 @@ def row42(bench):
 
 
 def over_share(nodes):
-    """The most bytes that a node holds of a dataset above its share, of all nodes and datasets."""
-    return max(
-        share["cached"] - share["share"]
-        for number in range(1, nodes.count + 1)
-        for share in nodes.shares(number).values()
-    )
+    """The most bytes that a node holds above its share."""
+    held = [nodes.held(number) for number in range(1, nodes.count + 1)]
+    return max(bytes_held - share for bytes_held, share in held)
 
 
-def follows(nodes, name, budget):
+def follows(nodes, budget):
     """Whether all nodes have shares of this budget, and hold no more."""
-    shares = [nodes.shares(number)[name] for number in range(1, nodes.count + 1)]
-    given = sum(share["share"] for share in shares)
-    return abs(given - budget) <= len(shares) and all(
-        share["cached"] <= share["share"] + FILE_BYTES for share in shares
+    held = [nodes.held(number) for number in range(1, nodes.count + 1)]
+    return abs(sum(share for _, share in held) - budget) <= len(held) and all(
+        bytes_held <= share + FILE_BYTES for bytes_held, share in held
     )
 
 
@@ -179,9 +172,9 @@ def row43(bench):
             for number in range(3)
         ]
         try:
-            wait_until(lambda: len(jobs) == len(nodes.json(1, "job", "list")["jobs"]), 20, "jobs")
             for job, rate in zip(jobs, rates, strict=True):
-                nodes.ask(1, "allocate", "io", job.name, f"{rate}B/s")
+                wait_until(lambda name=job.name: nodes.knows(name), 20, job.name)
+                nodes.limit(job.name, f"{rate}B/s")
             time.sleep(4)
             begun = time.time()
             with Watch(lambda: nodes.stats(1)["origin.bytes_read"], 0.1) as watch:
@@ -232,7 +225,7 @@ def beside_a_slow_one(bench, origin, flags):
     hits, misses = {True: [], False: []}, {True: [], False: []}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         nodes.add("first", "--budget", "1B", "--origin-readers", "homes")
-        nodes.add("second", "--budget", 40 * MB, "--origin-readers", "homes")
+        nodes.add("second", "--budget", "40MB", "--origin-readers", "homes")
         nodes.add("third", "--budget", "1B", "--origin-readers", "homes")
         warm = nodes.loader(2, "warm", "second", ["--epochs", 1])
         warm.finish()
@@ -245,7 +238,7 @@ def beside_a_slow_one(bench, origin, flags):
                     how = ["--epochs", 10_000, "--workers", 32, "--window", 64, "--stop", stop]
                     jobs.append(nodes.loader(2, f"slow{turn}", "first", how))
                     wait_until(lambda n=f"slow{turn}": nodes.knows(n), 20, "the slow job")
-                    nodes.ask(1, "allocate", "io", f"slow{turn}", "1MB/s")
+                    nodes.limit(f"slow{turn}", "1MB/s")
                     time.sleep(2)
                 for name, found in (("second", hits), ("third", misses)):
                     reader = nodes.loader(2, f"{name}{turn}", name, ["--epochs", 1, "--workers", 2])

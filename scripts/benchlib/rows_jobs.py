@@ -156,8 +156,8 @@ def row44(bench):
     flags += room(AMPLE)
     took = {}
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
-        nodes.add("first", "--budget", 20 * MB, "--origin-readers", "homes")
-        nodes.add("second", "--budget", 10 * MB, "--origin-readers", "homes")
+        nodes.add("first", "--budget", "20MB", "--origin-readers", "homes")
+        nodes.add("second", "--budget", "10MB", "--origin-readers", "homes")
         stop = scratch / "stop"
         how = ["--epochs", 10_000, "--rate", 8 * MB, "--stop", stop]
         jobs = [
@@ -211,7 +211,11 @@ def allocated(nodes, number, alive=NODES):
     if len(shown["nodes"]) != alive:
         return None
     budgets = {one["name"]: round(one["budget"] / MB, 1) for one in shown["datasets"]}
-    rates = {one["name"]: round((one["remote_io"] or 0) / MB, 1) for one in shown["jobs"]}
+    rates = {
+        one["id"]: round((one["remote_io_allowed"] or 0) / MB, 1)
+        for one in shown["jobs"]
+        if one["id"] != "unattributed"
+    }
     return budgets, rates
 
 
@@ -242,7 +246,7 @@ def row45(bench):
     flags = ["--page-cache=false", *room(AMPLE)]
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, 2, flags) as nodes:
         for folder in folders:
-            nodes.add(folder.name, "--budget", size * share // 100, "--origin-readers", "homes")
+            nodes.add(folder.name, "--budget", f"{size * share // 100}B", "--origin-readers", "homes")
         start = time.time() + 12
         loaders: list[Loader] = []
         try:
@@ -252,7 +256,7 @@ def row45(bench):
                 name = f"torch{number}"
                 loaders.append(nodes.run_job(number, name, folder.name, command))
                 wait_until(lambda n=name: nodes.knows(n), 20, name)
-                nodes.ask(1, "allocate", "io", name, f"{rate}B/s")
+                nodes.limit(name, f"{rate}B/s")
             for loader in loaders:
                 loader.finish(600)
                 seen.append((loader.epochs(), nodes.job(loader.name)))
@@ -263,7 +267,7 @@ def row45(bench):
         speeds = [line["bytes"] / line["seconds"] for line in lines]
         model = [rate] + [rate / (1 - share / 100)] * (epochs - 1)
         off = [100 * (speed / expected - 1) for speed, expected in zip(speeds, model, strict=True)]
-        hits = [100 * epoch["hit_ratio"] for epoch in shown["epochs"]]
+        hits = [100 * epoch["hit_ratio"] for epoch in shown["past_epochs"]]
         rows.append(
             report.at_most(
                 f"45{letter}",

@@ -62,10 +62,7 @@ class Training:
 
     def start(self, number, *words):
         """The same, begun only."""
-        return self.hosts.start(
-            number, self.tree.copperfs, *words, "--mount", self.tree.mountpoint,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        return self.hosts.start(number, self.tree.copperfs, *words, stderr=subprocess.PIPE)
 
     def json(self, number, *words):
         """The same, as JSON."""
@@ -83,21 +80,30 @@ class Training:
         """Declares the dataset that lies in the directory of its name, and waits until it is
         counted."""
         self.ask(on, "dataset", "add", name, f"{self.prefix}/{name}", *flags)
-        wait_until(lambda: self.dataset(name, on)["items"] > 0, 30, f"counting of {name}")
+        wait_until(lambda: self.dataset(name, on)["items"], 60, f"counting of {name}")
 
     def dataset(self, name, on=1):
         return self.json(on, "dataset", "show", name)
 
     def job(self, name, on=1):
-        return self.json(on, "job", "show", name)
+        return self.json(on, "job", "show", f"run:{name}")
+
+    def limit(self, name, rate, on=1):
+        """Sets a job's remote IO by hand."""
+        self.ask(on, "allocate", "io", f"run:{name}", rate)
+
+    def jobs(self, on=1):
+        """The jobs that the allocator has heard of, by id."""
+        return {job["id"]: job for job in self.json(on, "job", "list")["jobs"]}
 
     def knows(self, name, on=1):
-        """Whether the allocator has heard of a job."""
-        return any(job["name"] == name for job in self.json(on, "job", "list")["jobs"])
+        """Whether the allocator has heard that a job of `job run` reads."""
+        return f"run:{name}" in self.jobs(on)
 
-    def shares(self, number):
-        """What a node holds of each dataset, by name, as it says itself."""
-        return {one["name"]: one for one in self.tree.json_stats(number)["datasets"]["shares"]}
+    def held(self, number):
+        """Bytes of datasets that a node holds, and that it may hold, as it says itself."""
+        stats = self.stats(number)
+        return stats["datasets.bytes"], stats["datasets.share_bytes"]
 
     def directory(self, name):
         """Where a dataset is on every host."""
@@ -105,8 +111,7 @@ class Training:
 
     def run_job(self, number, name, dataset, command, declare=()):
         """Starts a program as a job on host `number`."""
-        words = ["job", "run", "--mount", self.tree.mountpoint, "--dataset", dataset]
-        words += ["--name", name, *declare, "--", *command]
+        words = ["job", "run", "--dataset", dataset, "--name", name, *declare, "--", *command]
         return Loader(self.hosts.start(number, self.tree.copperfs, *words), name, number)
 
     def loader(self, number, name, dataset, flags, declare=()):
@@ -198,6 +203,7 @@ def training(copperfs, scratch, origin, count, flags, numbers=None):
     with Hosts(count) as hosts:
         flags = ["--arity", 2, "--origin", f"/bench=file://{origin}", "--data-mount", data, *flags]
         tree = Tree(copperfs, hosts, scratch, flags)
+        hosts.environment["COPPERFS_MOUNTPOINT"] = str(tree.mountpoint)
         try:
             tree.mount(numbers or range(1, count + 1))
             yield Training(tree, data)

@@ -15,12 +15,15 @@ const BYTES: usize = 10_000;
 fn allocated(nodes: &Nodes) -> Option<Vec<(String, u64)>> {
     let finished = nodes.try_ask(&["allocate", "show", "--json"]);
     let shown: Value = serde_json::from_slice(&finished.stdout).ok()?;
-    let named = |list: &str, what: &str| -> Option<Vec<(String, u64)>> {
+    let named = |list: &str, name: &str, what: &str| -> Option<Vec<(String, u64)>> {
         let list = shown[list].as_array()?.iter();
-        list.map(|one| Some((one["name"].as_str()?.to_owned(), one[what].as_u64()?)))
+        list.map(|one| Some((one[name].as_str()?.to_owned(), one[what].as_u64()?)))
             .collect()
     };
-    Some([named("datasets", "budget")?, named("jobs", "remote_io")?].concat())
+    let jobs = named("jobs", "id", "remote_io_allowed")?;
+    let jobs = jobs.into_iter().filter(|(name, _)| name != "unattributed");
+    let budgets = named("datasets", "name", "budget")?;
+    Some(budgets.into_iter().chain(jobs).collect())
 }
 
 /// `kill -9` of the allocator's node: the next root takes up what the nodes hold; reads go on.
@@ -63,7 +66,7 @@ fn an_allocator_that_is_killed_is_replaced() {
     // It takes commands.
     nodes.ask(&["allocate", "cache", "set", "600kB"]);
     eventually(SOON, "the nodes follow", || {
-        nodes.cached("set") <= 600_000 + 3 * BYTES as u64
+        nodes.cached() <= 600_000 + 3 * BYTES as u64
     });
     epoch(&nodes.path(2, "set"), &truth, 3);
 }
@@ -79,14 +82,13 @@ fn a_lost_node_loses_only_its_items() {
     nodes.add("set", &["--budget", "4MB", "--origin-readers", "homes"]);
     let truth = origin.path().join("set");
     epoch(&nodes.path(1, "set"), &truth, 1);
-    assert_eq!(nodes.cached("set"), 4_000_000);
-    let lost = nodes.share(3, "set").unwrap()["cached"].as_u64().unwrap();
+    assert_eq!(nodes.cached(), 4_000_000);
+    let lost = nodes.held(3).bytes;
     nodes.tree.leaf().signal(Signal::KILL);
     let before = nodes.total("origin.bytes_read");
     epoch(&nodes.path(1, "set"), &truth, 2);
     eventually(SOON, "three homes have the budget of four", || {
-        let shares = (0..3).map(|rank| nodes.share(rank, "set").unwrap());
-        let shares: u64 = shares.map(|share| share["share"].as_u64().unwrap()).sum();
+        let shares: u64 = (0..3).map(|rank| nodes.held(rank).share).sum();
         shares.abs_diff(4_000_000) <= 3
     });
     epoch(&nodes.path(1, "set"), &truth, 3);
@@ -97,7 +99,7 @@ fn a_lost_node_loses_only_its_items() {
         (lost..=2 * lost).contains(&read),
         "{read} bytes, {lost} were lost"
     );
-    assert_eq!(nodes.cached("set"), 4_000_000);
+    assert_eq!(nodes.cached(), 4_000_000);
 }
 
 /// Nodes started one by one, each with a data mount and a store.
@@ -140,7 +142,9 @@ fn a_restarted_node_has_its_share() {
     };
     let root = stored.start(0);
     let leaf = stored.start(1);
-    let ask = |words: &[&str]| command::check(copperfs(words).arg("--mount").arg(&root.point));
+    let ask = |words: &[&str]| {
+        command::check(copperfs(words).env("COPPERFS_MOUNTPOINT", &root.point))
+    };
     ask(&[
         "dataset",
         "add",
@@ -151,9 +155,9 @@ fn a_restarted_node_has_its_share() {
         "--origin-readers",
         "homes",
     ]);
-    let cached = |node: &Mount| share(node, "set", "cached");
+    let cached = |node: &Mount| node.stats().get("datasets.bytes");
     eventually(SOON, "both have a share", || {
-        share(&leaf, "set", "share") > 0
+        leaf.stats().get("datasets.share_bytes") > 0
     });
     let (data, truth) = (stored.data(0), origin.path().join("set"));
     epoch(&data.join("set"), &truth, 1);
@@ -178,16 +182,6 @@ fn a_restarted_node_has_its_share() {
         read <= held / 20,
         "{read} bytes of storage, {held} were held"
     );
-}
-
-fn share(node: &Mount, dataset: &str, what: &str) -> u64 {
-    let stats = node.stats();
-    let shares = stats
-        .0
-        .pointer("/datasets/shares")
-        .and_then(Value::as_array);
-    let share = shares.and_then(|shares| shares.iter().find(|share| share["name"] == dataset));
-    share.and_then(|share| share[what].as_u64()).unwrap_or(0)
 }
 
 /// What a killed daemon leaves of its data mount.

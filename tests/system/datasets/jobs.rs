@@ -43,12 +43,12 @@ fn a_job_is_followed_from_its_start_to_its_end() {
     );
     let run = nodes.job_run(1, &[&flags[..], &epochs].concat(), &program);
     let job = Running(run).start();
-    let shown = |what: &dyn Fn(&Value) -> bool| nodes.job("train").is_some_and(|job| what(&job));
+    let shown = |what: &dyn Fn(&Value) -> bool| nodes.job("run:train").is_some_and(|job| what(&job));
     eventually(SOON, "it is known", || shown(&|job| job["gpus"] == 2));
     eventually(Duration::from_secs(30), "its third epoch", || {
         shown(&|job| job["epoch"] == 2 && job["items"].as_u64().is_some_and(|items| items > 50))
     });
-    let told = nodes.job("train").unwrap();
+    let told = nodes.job("run:train").unwrap();
     assert_eq!(told["dataset"], "set", "{told}");
     assert_eq!(told["ideal_rate"], 20_000_000, "{told}");
     let second = epoch_hits(&told, 1);
@@ -56,13 +56,13 @@ fn a_job_is_followed_from_its_start_to_its_end() {
     assert!(epoch_hits(&told, 0) < 0.02, "{told}");
     let done = job.finish();
     assert_eq!(done["wrong"], 0);
-    eventually(SOON, "its end is known", || nodes.job("train").is_none());
+    eventually(SOON, "its end is known", || nodes.job("run:train").is_none());
 }
 
 /// The hit ratio of an epoch that has ended.
 #[track_caller]
 fn epoch_hits(job: &Value, epoch: u64) -> f64 {
-    let epochs = job["epochs"].as_array().unwrap();
+    let epochs = job["past_epochs"].as_array().unwrap();
     let found = epochs.iter().find(|one| one["epoch"] == epoch);
     let found = found.unwrap_or_else(|| panic!("no epoch {epoch} in {job}"));
     found["hit_ratio"].as_f64().unwrap()
@@ -120,10 +120,10 @@ fn jobs_get_the_rates_that_they_were_given() {
         let program = loader(&nodes.path(rank, name), &how);
         let run = nodes.job_run(rank, &["--dataset", name, "--name", name], &program);
         running.push(Running(run).start());
-        eventually(SOON, "the job is known", || nodes.job(name).is_some());
-        nodes.ask(&["allocate", "io", name, rate]);
+        eventually(SOON, "the job is known", || nodes.job(&format!("run:{name}")).is_some());
+        nodes.ask(&["allocate", "io", &format!("run:{name}"), rate]);
     }
-    let charged = |name| nodes.job(name).unwrap()["charged_bytes"].as_u64().unwrap();
+    let charged = |name| nodes.job(&format!("run:{name}")).unwrap()["charged_bytes"].as_u64().unwrap();
     std::thread::sleep(Duration::from_secs(3));
     let begin = std::time::SystemTime::now();
     let storage = nodes.total("origin.bytes_read");
@@ -223,7 +223,7 @@ fn two_jobs_share_a_dataset() {
         }
     });
     assert_eq!(nodes.total("origin.bytes_read") - before, 2_000_000);
-    assert_eq!(nodes.cached("set"), 2_000_000);
+    assert_eq!(nodes.cached(), 2_000_000);
 }
 
 /// What the command line does can be done by HTTP on the socket beside the mount, which is its owner's.
@@ -257,12 +257,12 @@ fn the_socket_beside_the_mount_speaks_http() {
         "-H",
         "content-type: application/json",
         "-d",
-        r#"{"cache":"150kB"}"#,
+        r#"{"size":"150kB"}"#,
     ];
     curl(&[&put[..], &["http://localhost/v1/datasets/set/cache"]].concat());
     assert_eq!(nodes.dataset("set")["budget"], 150_000);
     let missing = curl(&["http://localhost/v1/datasets/nothing"]);
     assert!(missing.to_string().contains("nothing"), "{missing}");
-    let document = curl(&["http://localhost/v1/openapi.json"]);
+    let document = curl(&["http://localhost/openapi.json"]);
     assert!(document["openapi"].is_string(), "{document}");
 }

@@ -33,6 +33,13 @@ pub struct Nodes {
     data: DataMounts,
 }
 
+/// What a node has of its share of all datasets.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    pub bytes: u64,
+    pub share: u64,
+}
+
 /// Data mounts that a killed daemon leaves are taken away with this.
 #[derive(Debug)]
 struct DataMounts {
@@ -83,11 +90,11 @@ impl Nodes {
     /// `copperfs WORDS` about node `rank`.
     pub fn command(&self, rank: usize, words: &[&str]) -> Command {
         let mut command = copperfs(words);
-        command.arg("--mount").arg(&self.tree.nodes[rank].point);
+        command.env("COPPERFS_MOUNTPOINT", &self.tree.nodes[rank].point);
         command
     }
 
-    /// What the same prints; it must succeed.
+    /// What the same prints, of the last node that lives; it must succeed.
     #[track_caller]
     pub fn ask(&self, words: &[&str]) -> String {
         command::check(&mut self.command(self.speaker(), words))
@@ -105,24 +112,32 @@ impl Nodes {
         command::run(&mut self.command(self.speaker(), words))
     }
 
-    /// The last node that lives.
     fn speaker(&self) -> usize {
-        let nodes = self.tree.nodes.iter();
+        let mut nodes = self.tree.nodes.iter();
         nodes.rposition(|node| node.is_alive()).unwrap()
     }
 
-    /// Declares the directory of this name, and waits until it is counted and all nodes know it.
+    /// Declares the directory of this name, and waits until it is counted and all nodes know.
     #[track_caller]
     pub fn add(&self, name: &str, flags: &[&str]) {
         let path = format!("/{name}");
         self.ask(&[&["dataset", "add", name, &path], flags].concat());
         eventually(SOON, format!("{name} is counted"), || {
-            self.dataset(name)["items"]
-                .as_u64()
-                .is_some_and(|items| items > 0)
+            !self.dataset(name)["items"].is_null()
         });
-        eventually(SOON, format!("all nodes have a share of {name}"), || {
-            self.living().all(|rank| self.share(rank, name).is_some())
+        self.settled();
+    }
+
+    /// Waits until all nodes follow the newest decision, which holds for two looks.
+    #[track_caller]
+    pub fn settled(&self) {
+        let mut last = Value::Null;
+        eventually(SOON, "all nodes follow", || {
+            let shown = self.json(&["allocate", "show"]);
+            let nodes = shown["nodes"].as_array().unwrap();
+            let follow = nodes.iter().all(|node| node["follows"] == shown["serial"]);
+            let same = std::mem::replace(&mut last, shown["serial"].clone()) == shown["serial"];
+            follow && same && nodes.len() == self.living().count()
         });
     }
 
@@ -145,17 +160,18 @@ impl Nodes {
         (0..nodes.len()).filter(|&rank| nodes[rank].is_alive())
     }
 
-    /// What node `rank` itself says of its share of a dataset.
-    pub fn share(&self, rank: usize, name: &str) -> Option<Value> {
+    /// Bytes of datasets that node `rank` holds, and that it may hold, as it says itself.
+    pub fn held(&self, rank: usize) -> Held {
         let stats = self.tree.nodes[rank].stats();
-        let shares = stats.0.pointer("/datasets/shares")?.as_array()?;
-        shares.iter().find(|share| share["name"] == name).cloned()
+        Held {
+            bytes: stats.get("datasets.bytes"),
+            share: stats.get("datasets.share_bytes"),
+        }
     }
 
-    /// Bytes of a dataset on all nodes that live, as they say themselves.
-    pub fn cached(&self, name: &str) -> u64 {
-        let bytes = |rank| self.share(rank, name)?["cached"].as_u64();
-        self.living().filter_map(bytes).sum()
+    /// Bytes of datasets on all nodes that live.
+    pub fn cached(&self) -> u64 {
+        self.total("datasets.bytes")
     }
 
     /// A counter, summed over the nodes that live.
