@@ -44,7 +44,10 @@ fn an_epoch_finds_what_the_budget_holds() {
     for rank in 0..4 {
         let held = nodes.held(rank);
         let about = (200_000..600_000).contains(&held.bytes);
-        assert!(about && held.bytes <= held.share + 10_000, "rank {rank}: {held:?}");
+        assert!(
+            about && held.bytes <= held.share + 10_000,
+            "rank {rank}: {held:?}"
+        );
     }
 }
 

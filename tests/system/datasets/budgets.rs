@@ -160,7 +160,10 @@ fn what_cannot_be_is_refused() {
         (&["job", "end", "nobody"], &["nobody", "job"]),
         (&["job", "show", "nobody"], &["nobody", "job"]),
         (&["allocate", "cache", "set", "-5MB"], &["-5MB"]),
-        (&["allocate", "cache", "set", "9000TB"], &["more than there is"]),
+        (
+            &["allocate", "cache", "set", "9000TB"],
+            &["more than there is"],
+        ),
         (
             &["allocate", "cache", "nothing", "1MB"],
             &["nothing", "dataset"],

@@ -142,9 +142,8 @@ fn a_restarted_node_has_its_share() {
     };
     let root = stored.start(0);
     let leaf = stored.start(1);
-    let ask = |words: &[&str]| {
-        command::check(copperfs(words).env("COPPERFS_MOUNTPOINT", &root.point))
-    };
+    let ask =
+        |words: &[&str]| command::check(copperfs(words).env("COPPERFS_MOUNTPOINT", &root.point));
     ask(&[
         "dataset",
         "add",

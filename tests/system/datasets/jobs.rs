@@ -43,7 +43,8 @@ fn a_job_is_followed_from_its_start_to_its_end() {
     );
     let run = nodes.job_run(1, &[&flags[..], &epochs].concat(), &program);
     let job = Running(run).start();
-    let shown = |what: &dyn Fn(&Value) -> bool| nodes.job("run:train").is_some_and(|job| what(&job));
+    let shown =
+        |what: &dyn Fn(&Value) -> bool| nodes.job("run:train").is_some_and(|job| what(&job));
     eventually(SOON, "it is known", || shown(&|job| job["gpus"] == 2));
     eventually(Duration::from_secs(30), "its third epoch", || {
         shown(&|job| job["epoch"] == 2 && job["items"].as_u64().is_some_and(|items| items > 50))
@@ -56,7 +57,9 @@ fn a_job_is_followed_from_its_start_to_its_end() {
     assert!(epoch_hits(&told, 0) < 0.02, "{told}");
     let done = job.finish();
     assert_eq!(done["wrong"], 0);
-    eventually(SOON, "its end is known", || nodes.job("run:train").is_none());
+    eventually(SOON, "its end is known", || {
+        nodes.job("run:train").is_none()
+    });
 }
 
 /// The hit ratio of an epoch that has ended.
@@ -120,10 +123,16 @@ fn jobs_get_the_rates_that_they_were_given() {
         let program = loader(&nodes.path(rank, name), &how);
         let run = nodes.job_run(rank, &["--dataset", name, "--name", name], &program);
         running.push(Running(run).start());
-        eventually(SOON, "the job is known", || nodes.job(&format!("run:{name}")).is_some());
+        eventually(SOON, "the job is known", || {
+            nodes.job(&format!("run:{name}")).is_some()
+        });
         nodes.ask(&["allocate", "io", &format!("run:{name}"), rate]);
     }
-    let charged = |name| nodes.job(&format!("run:{name}")).unwrap()["charged_bytes"].as_u64().unwrap();
+    let charged = |name| {
+        nodes.job(&format!("run:{name}")).unwrap()["charged_bytes"]
+            .as_u64()
+            .unwrap()
+    };
     std::thread::sleep(Duration::from_secs(3));
     let begin = std::time::SystemTime::now();
     let storage = nodes.total("origin.bytes_read");
