@@ -7,7 +7,7 @@ use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile};
-use crate::job::{self, Activities, JobName, Proc, RateLimit, Readers};
+use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
 use crate::origin::Origins;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -222,12 +222,13 @@ impl Datasets {
         }
     }
 
-    /// Ends what [`Datasets::start`] began.
-    pub(super) fn stop(&self) {
+    /// Ends what [`Datasets::start`] began; what lies on a disk is complete.
+    pub(super) async fn stop(&self) {
         self.steward.stop();
         if let Some(following) = self.following.get() {
             following.abort();
         }
+        self.home.close().await;
     }
 
     fn apply(&self, decision: &Arc<Decision>) {
@@ -256,7 +257,7 @@ impl Datasets {
 
 impl Inner {
     /// What travels of a job's report.
-    fn said(&self, report: &job::JobReport) -> JobReport {
+    fn said(&self, report: &ActivityReport) -> JobReport {
         let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
         let activity = self.activities.get(report.job.as_ref(), &report.dataset);
         let allowed = match activity.as_ref().map(|activity| activity.tokens().limit()) {
