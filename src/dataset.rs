@@ -11,6 +11,7 @@ mod fetch;
 pub mod home;
 pub mod item;
 pub mod reader;
+pub mod recency;
 mod shelf;
 pub mod slots;
 pub mod uniform;

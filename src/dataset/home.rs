@@ -24,8 +24,10 @@ mod share;
 
 use super::fetch::Wanted;
 use super::item::ItemId;
+use super::recency::Recency;
 use super::shelf::Cut;
 use super::slots::{Homes, STRIPE_BYTES};
+use crate::allocator::Policy;
 use crate::budgets::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemRequest};
@@ -89,6 +91,8 @@ struct Inner {
     room: Arc<Semaphore>,
     shares: RwLock<HashMap<u64, Arc<Share>>>,
     applied: Mutex<Applied>,
+    /// Under the policy `lru`: what goes next. `None`: shares are uniform caches.
+    recency: Mutex<Option<Recency>>,
     /// Datasets whose directories are being taken away.
     closing: Mutex<HashSet<u64>>,
     /// Opening takes it to read, removing what nobody knows to write.
@@ -160,6 +164,7 @@ impl Home {
                 placement,
                 absence: Absence::new(Instant::now()),
             }),
+            recency: Mutex::default(),
             closing: Mutex::default(),
             directories: tokio::sync::RwLock::default(),
             runtime: Handle::current(),
@@ -207,7 +212,23 @@ impl Home {
                 None => share.place(&applied.placement),
             }
         }
-        self.clamp(&mut due);
+        let lru = decision.policy == Policy::Lru.name();
+        {
+            let mut recency = lock(&self.0.recency);
+            if !lru {
+                *recency = None;
+            } else if recency.is_none() {
+                *recency = Some(Recency::new(self.0.options.capacity));
+                // What lies there has no place in the order.
+                due.iter().for_each(|(share, _)| share.shrink(0));
+            }
+        }
+        if lru {
+            due.iter_mut()
+                .for_each(|(_, bytes)| *bytes = self.0.options.capacity);
+        } else {
+            self.clamp(&mut due);
+        }
         // What shrinks shrinks first, so that the sum is never above the capacity.
         for (share, bytes) in &due {
             share.place(&applied.placement);
@@ -230,6 +251,9 @@ impl Home {
         let share = self.known(&request)?;
         share.opened(OPENING).await;
         let item = ItemId::of(&wanted.file, wanted.stripe);
+        if request.payment >= wanted.len || share.holds(&item) {
+            self.touch(&share, item, wanted.len);
+        }
         let mut retries = RETRIES;
         // The disk gives nothing at the moment: what it holds is passed by.
         let mut rests = false;
@@ -291,6 +315,22 @@ impl Home {
         let mut reports: Vec<_> = self.all().iter().map(|share| share.report()).collect();
         reports.sort_unstable_by_key(|report| report.dataset);
         reports
+    }
+
+    /// Under the policy `lru` what was read longest ago makes way for an item that is read.
+    fn touch(&self, share: &Share, item: ItemId, len: u64) {
+        let gone = match &mut *lock(&self.0.recency) {
+            Some(recency) => {
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                recency.read(share.id(), item, len)
+            }
+            None => return,
+        };
+        for (dataset, item) in gone {
+            if let Some(share) = self.find(dataset) {
+                share.lost(&item);
+            }
+        }
     }
 
     fn all(&self) -> Vec<Arc<Share>> {

@@ -44,7 +44,8 @@ impl Attendant {
     pub(super) fn start(mountpoint: &Path, connections: &[u32]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command
-            .arg0("copperfs")
+            // Told from the daemon in process lists and by `pidof`.
+            .arg0("copperfs-attend")
             .arg("attend")
             .arg(format!("--of={}", std::process::id()))
             .args(

@@ -6,7 +6,7 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
-use crate::support::kernel::mount_at;
+use crate::support::kernel::{children, mount_at};
 use crate::support::mount::Node;
 use crate::support::{
     Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, within,
@@ -32,24 +32,9 @@ fn handle(node: &Node) -> OwnedFd {
     pidfd_open(node.pid, PidfdFlags::empty()).unwrap()
 }
 
-fn children(of: Pid) -> Vec<Pid> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero())).unwrap();
-    let lists = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")));
-    let pids = lists.flat_map(|list| {
-        let list = list.unwrap_or_default();
-        let pids = list.split_whitespace().map(|pid| pid.parse().unwrap());
-        pids.collect::<Vec<i32>>()
-    });
-    pids.filter_map(Pid::from_raw).collect()
-}
-
 /// The process that stands by the daemon of `node`.
 fn attendant(node: &Node) -> Pid {
-    let attends = |pid: &Pid| {
-        let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        words.split(|&byte| byte == 0).nth(1) == Some(b"attend")
-    };
-    let found: Vec<Pid> = children(node.pid).into_iter().filter(attends).collect();
+    let found = children(node.pid, "attend");
     assert_eq!(found.len(), 1, "one attendant of {node:?}");
     found[0]
 }

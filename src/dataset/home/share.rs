@@ -208,7 +208,12 @@ impl Share {
         Next::Lead(lead, pending)
     }
 
-    /// The bytes of an item that was held are gone.
+    /// Whether an item is held.
+    pub(super) fn holds(&self, item: &ItemId) -> bool {
+        lock(&self.state).uniform.holds(item)
+    }
+
+    /// The bytes of an item that was held are gone, or to go.
     pub(super) fn lost(&self, item: &ItemId) {
         let mut state = lock(&self.state);
         if state.uniform.remove(item) {
