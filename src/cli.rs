@@ -9,6 +9,7 @@ pub mod flags;
 pub mod index;
 pub mod launch;
 pub mod mount;
+pub mod plan;
 pub mod record;
 pub mod recording;
 pub mod secret;
@@ -28,6 +29,7 @@ use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use index::IndexArgs;
 use launch::LaunchArgs;
+use plan::PlanArgs;
 use recording::RecordArgs;
 use secret::SecretArgs;
 use status::StatusArgs;
@@ -183,6 +185,16 @@ enum Command {
         #[command(flatten)]
         args: doctor::DoctorArgs,
     },
+    /// Divide cache and remote IO among training jobs, without a cluster
+    #[command(after_help = "Examples:\n  \
+            copperfs plan problem.json\n  \
+            copperfs plan problem.json --policy max-min --json | jq .jobs\n  \
+            echo '{\"totals\":{\"gpus\":8,\"cache\":\"2TB\",\"remote_io\":\"200MB/s\"},\n    \
+            \"datasets\":[{\"name\":\"A\",\"size\":\"1.3TB\"}],\n    \
+            \"jobs\":[{\"id\":\"r0\",\"dataset\":\"A\",\"ideal_rate\":\"114MB/s\",\"gpus\":1}]}' | copperfs plan -\n\n\
+            Numbers are bytes and bytes per second; texts have a unit: TB decimal, TiB binary.\n\
+            Policies, optional fields and the output's: docs/ALLOCATOR.md")]
+    Plan(PlanArgs),
     /// Model a start on many nodes before there are any
     #[command(
         subcommand,
@@ -286,6 +298,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
+        Command::Plan(args) => plan::plan(&args),
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {

@@ -11,6 +11,7 @@
 
 mod calibration;
 mod classes;
+pub mod cluster;
 mod engine;
 mod paper;
 pub mod plot;

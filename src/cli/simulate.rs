@@ -1,4 +1,9 @@
-//! `copperfs simulate tree`: the model on the command line.
+//! `copperfs simulate`: the models on the command line; the tree's here, the cluster's beneath.
+
+mod cluster;
+mod figures;
+mod sweep;
+mod trace;
 
 use super::{say, table};
 use crate::config::units::{Bytes, parse_bytes};
@@ -24,6 +29,22 @@ pub enum SimulateCommand {
             themselves evenly; there is no loss and no FUSE, so this is what a real tree comes \
             near to where its links are what limits it.")]
     Tree(Box<TreeArgs>),
+    /// A cluster that trains: who gets GPUs, cache and remote IO, and what comes of it
+    #[command(after_help = "Examples:\n  \
+            copperfs simulate cluster config/simulate-8v100.toml --cache-policy all\n  \
+            copperfs simulate cluster trace.csv --gpus 400 --cache 50TB --remote-io 4GB/s \\\n    \
+            --scheduler gavel --cache-policy silod,quiver --plots figures\n  \
+            copperfs simulate cluster trace.csv --gpus 400 --cache 50TB --remote-io 4GB/s \\\n    \
+            --cache-policy silod,alluxio --sweep remote-io=2GB/s,4GB/s,8GB/s --json\n\n\
+            A trace has the columns id,submit_s,model,dataset,dataset_bytes,gpus,ideal_rate,\
+            work_bytes (bytes and bytes per second); `copperfs simulate trace` makes one. \
+            docs/SIMULATOR.md says what is modelled, and what it was compared with.")]
+    Cluster(Box<cluster::ClusterArgs>),
+    /// Make a trace for `simulate cluster`: Microsoft-like jobs that train SiloD's models
+    #[command(after_help = "Examples:\n  \
+            copperfs simulate trace --jobs 4200 --days 14 --seed 1 > trace.csv\n  \
+            copperfs simulate trace --jobs 1000 --days 3 --sharing 0.5 --output trace.csv")]
+    Trace(trace::TraceArgs),
 }
 
 /// Options of `simulate tree`.
@@ -105,7 +126,11 @@ const ETHERNET_BYTES: f64 = 14.0;
 /// # Errors
 /// What cannot be read, written or simulated.
 pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
-    let SimulateCommand::Tree(args) = command;
+    let args = match command {
+        SimulateCommand::Tree(args) => args,
+        SimulateCommand::Cluster(args) => return cluster::simulate(&args),
+        SimulateCommand::Trace(args) => return trace::write(&args),
+    };
     let items = args.items()?;
     let scenario = args.scenario()?;
     let outcome = run(&scenario, &items)?;

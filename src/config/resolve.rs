@@ -13,7 +13,8 @@ use super::settings::{
     OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
-    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_rate, parse_size, share,
+    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
+    share,
 };
 use super::{ConfigError, indexes, origins};
 use crate::budgets::registry::Registry;
@@ -93,7 +94,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
         shared_reserve_percent: reader.parsed("shared_reserve", reserve)?,
-        remote_io: reader.optional("remote_io", parse_rate)?,
+        remote_io: reader.optional("remote_io", parse_whole_rate)?,
         allocation_policy: reader.parsed("allocation_policy", policy)?,
         gpus: reader.optional("gpus", number_at_least(1))?,
         api_listen: reader.optional("api_listen", socket_address)?,

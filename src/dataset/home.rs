@@ -311,7 +311,7 @@ impl Home {
     /// only goes then.
     #[must_use]
     pub fn report(&self) -> Vec<ShareReport> {
-        self.tidy();
+        self.tidy(Instant::now());
         let mut reports: Vec<_> = self.all().iter().map(|share| share.report()).collect();
         reports.sort_unstable_by_key(|report| report.dataset);
         reports
@@ -462,3 +462,6 @@ fn vanished(request: &ItemRequest) -> Failure {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -122,6 +122,7 @@ impl Uniform {
     }
 
     /// The bytes are here: they are held from now on.
+    #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn commit(&mut self, room: Reserved) -> Committed {
         let Reserved { item, len } = room;
         self.reserved -= u64::from(len);
@@ -131,6 +132,7 @@ impl Uniform {
     }
 
     /// The bytes did not come, or could not be kept.
+    #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn abort(&mut self, room: Reserved) {
         self.reserved -= u64::from(room.len);
     }

@@ -197,11 +197,11 @@ fn powers((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
 }
 
 /// Writing to a string does not fail.
-fn put(svg: &mut String, what: std::fmt::Arguments<'_>) {
+pub(super) fn put(svg: &mut String, what: std::fmt::Arguments<'_>) {
     let _infallible = svg.write_fmt(what);
 }
 
-fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
+pub(super) fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
     put(
         svg,
         format_args!(
@@ -211,7 +211,7 @@ fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
     );
 }
 
-fn text(svg: &mut String, x: f64, y: f64, style: &str, what: &str) {
+pub(super) fn text(svg: &mut String, x: f64, y: f64, style: &str, what: &str) {
     let what = escaped(what);
     put(
         svg,
@@ -247,7 +247,7 @@ fn mark(svg: &mut String, kind: Mark, (x, y): (f64, f64), colour: &str) {
 }
 
 /// `10000` as `10,000`.
-fn thousands(number: f64) -> String {
+pub(super) fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {

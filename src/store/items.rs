@@ -128,10 +128,12 @@ impl Store {
         }
         if let Err(items) = self.0.writer.try_release(items) {
             let inner = Arc::clone(&self.0);
+            let release = move || inner.writer.release(items);
             // Bounded by what was evicted: one call for all of it.
-            drop(tokio::task::spawn_blocking(move || {
-                inner.writer.release(items)
-            }));
+            match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn_blocking(release)),
+                Err(_) => release(),
+            }
         }
     }
 

@@ -82,8 +82,7 @@ impl Home {
     }
 
     /// Gives up what has not come back.
-    pub(super) fn tidy(&self) {
-        let now = Instant::now();
+    pub(super) fn tidy(&self, now: Instant) {
         let mut applied = lock(&self.0.applied);
         if applied.absence.is_over(now) {
             self.all().iter().for_each(|share| share.set_bytes(0));

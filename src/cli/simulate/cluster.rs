@@ -1,0 +1,258 @@
+//! `copperfs simulate cluster`: the cluster's model on the command line.
+
+use super::figures;
+use super::sweep::{Sweep, sweep};
+use crate::cli::{say, table};
+use crate::simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
+use crate::simulate::cluster::{Granularity, Outcome, Scenario, Scheduler, System, Workload, run};
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The largest file that is read: a year of the largest clusters' jobs.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Options of `simulate cluster`.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// What is asked of the cluster: a CSV trace, or TOML (also of the cluster itself)
+    #[arg(value_name = "FILE.toml|TRACE.csv")]
+    file: PathBuf,
+    /// GPUs
+    #[arg(long, value_name = "N")]
+    gpus: Option<u32>,
+    /// Cache over all nodes
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    cache: Option<f64>,
+    /// What storage gives to all nodes together
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    remote_io: Option<f64>,
+    /// Who gives out GPUs; several are compared
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "fifo")]
+    scheduler: Vec<Scheduler>,
+    /// Who gives out cache and remote IO; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "silod", value_parser = systems,
+          value_name = "silod|alluxio|coordl|quiver|all")]
+    cache_policy: Vec<Systems>,
+    /// Datasets as liquids, or every item through a real cache
+    #[arg(long, value_enum, default_value = "fluid")]
+    granularity: Granularity,
+    /// With --granularity item: items of the largest dataset that fits into the cache
+    #[arg(long, value_name = "N", default_value_t = Scenario::default().items)]
+    items: u32,
+    /// With --granularity item: items of a mini-batch step
+    #[arg(long, value_name = "N", default_value_t = Scenario::default().batch)]
+    batch: u32,
+    /// For orders, evictions, and which jobs share
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// All jobs' ideal rates times this
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    gpu_speed: f64,
+    /// Share remote IO fairly under silod too, instead of allocating it
+    #[arg(long)]
+    no_remote_io_allocation: bool,
+    /// Run each combination at several values: remote-io=RATE,…, gpu-speed=FACTOR,… or
+    /// sharing=PART,…
+    #[arg(long, value_name = "PARAMETER=VALUES", value_parser = sweep)]
+    sweep: Option<Sweep>,
+    /// Print JSON: seconds, bytes, bytes per second; with all jobs, and samples over time
+    #[arg(long)]
+    json: bool,
+    /// Draw what the runs show, after the paper's figures, into this directory
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
+}
+
+/// One cache system, or all.
+#[derive(Debug, Clone)]
+struct Systems(Vec<System>);
+
+fn systems(text: &str) -> Result<Systems, String> {
+    if text == "all" {
+        return Ok(Systems(System::ALL.to_vec()));
+    }
+    let found = <System as clap::ValueEnum>::from_str(text, true);
+    found.map(|one| Systems(vec![one])).map_err(|_unsaid| {
+        format!("{text:?} is no cache policy. Write silod, alluxio, coordl, quiver, or all")
+    })
+}
+
+/// A run, and where it stands in the comparison.
+pub(super) struct Run {
+    pub(super) scheduler: Scheduler,
+    pub(super) system: System,
+    /// The sweep's value.
+    pub(super) at: Option<f64>,
+    pub(super) outcome: Outcome,
+}
+
+/// Simulates and prints.
+pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
+    let (scenario, workload) = args.load()?;
+    let points: Vec<Option<f64>> = match &args.sweep {
+        None => vec![None],
+        Some(sweep) => sweep.values.iter().copied().map(Some).collect(),
+    };
+    let mut runs = Vec::new();
+    for &scheduler in &args.scheduler {
+        for &system in args.cache_policy.iter().flat_map(|some| &some.0) {
+            for &at in &points {
+                let one = Scenario {
+                    scheduler,
+                    system,
+                    ..scenario.clone()
+                };
+                let outcome = match (&args.sweep, at) {
+                    (Some(sweep), Some(value)) => {
+                        let (one, workload) = sweep.at(value, &one, &workload)?;
+                        run(&one, &workload)?
+                    }
+                    _ => run(&one, &workload)?,
+                };
+                runs.push(Run {
+                    scheduler,
+                    system,
+                    at,
+                    outcome,
+                });
+            }
+        }
+    }
+    if let Some(directory) = &args.plots {
+        figures::write(directory, args.sweep.as_ref(), &runs, &workload)?;
+    }
+    if args.json {
+        say(serde_json::to_string_pretty(&as_json(
+            &scenario,
+            args.sweep.as_ref(),
+            &runs,
+        ))?);
+    } else {
+        say(report(args.sweep.as_ref(), &runs).trim_end());
+    }
+    Ok(())
+}
+
+impl ClusterArgs {
+    fn load(&self) -> anyhow::Result<(Scenario, Workload)> {
+        let text = read(&self.file)?;
+        let toml = self.file.extension().is_some_and(|end| end == "toml");
+        let loaded = if toml {
+            from_toml(&text)
+        } else {
+            from_csv(&text).map(|workload| (Default::default(), workload))
+        };
+        let (cluster, workload) = loaded.with_context(|| self.file.display().to_string())?;
+        let missing = |flag: &str| {
+            format!(
+                "{flag} is missing, and {} does not say it",
+                self.file.display()
+            )
+        };
+        let scenario = Scenario {
+            gpus: self
+                .gpus
+                .or(cluster.gpus)
+                .with_context(|| missing("--gpus"))?,
+            cache: self
+                .cache
+                .or(cluster.cache)
+                .with_context(|| missing("--cache"))?,
+            remote_io: self
+                .remote_io
+                .or(cluster.remote_io)
+                .with_context(|| missing("--remote-io"))?,
+            remote_io_allocation: !self.no_remote_io_allocation,
+            granularity: self.granularity,
+            gpu_speed: self.gpu_speed,
+            items: self.items,
+            batch: self.batch,
+            seed: self.seed,
+            ..Scenario::default()
+        };
+        Ok((scenario, workload))
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let read = u64::try_from(text.len()).unwrap_or(u64::MAX);
+    anyhow::ensure!(
+        read <= FILE_BYTES_MAX,
+        "{} has more than {} MiB",
+        path.display(),
+        FILE_BYTES_MAX >> 20
+    );
+    Ok(text)
+}
+
+fn as_json(scenario: &Scenario, sweep: Option<&Sweep>, runs: &[Run]) -> Value {
+    let runs: Vec<Value> = runs
+        .iter()
+        .map(|run| {
+            let mut value = json!({
+                "scheduler": run.scheduler,
+                "cache_policy": run.system,
+            });
+            if let (Some(sweep), Some(at)) = (sweep, run.at) {
+                value["sweep"] = json!({ sweep.parameter.name(): at });
+            }
+            value["outcome"] = json!(run.outcome);
+            value
+        })
+        .collect();
+    json!({
+        "cluster": {
+            "gpus": scenario.gpus,
+            "cache_bytes": scenario.cache,
+            "remote_io_bytes_per_s": scenario.remote_io,
+            "granularity": scenario.granularity,
+            "gpu_speed": scenario.gpu_speed,
+            "remote_io_allocation": scenario.remote_io_allocation,
+            "seed": scenario.seed,
+        },
+        "runs": runs,
+    })
+}
+
+fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
+    let swept = sweep.map_or("", |sweep| sweep.parameter.name());
+    let head = [
+        "scheduler",
+        "cache",
+        swept,
+        "JCT (min)",
+        "makespan (min)",
+        "fairness",
+        "least",
+        "effective cache",
+        "remote IO",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    for run in runs {
+        let outcome = &run.outcome;
+        let scheduler = match run.scheduler {
+            Scheduler::Fifo => "FIFO",
+            Scheduler::Sjf => "SJF",
+            Scheduler::Gavel => "Gavel",
+        };
+        rows.push([
+            scheduler.to_owned(),
+            run.system.name().to_owned(),
+            run.at.map_or_else(String::new, |at| at.to_string()),
+            format!("{:.0}", outcome.jct_mean_s / 60.0),
+            format!("{:.0}", outcome.makespan_s / 60.0),
+            format!("{:.2}", outcome.fairness_mean),
+            format!("{:.2}", outcome.fairness_min_mean),
+            format!("{:.1} %", outcome.effective_cache_ratio * 100.0),
+            super::shown_rate(outcome.remote_io_mean),
+        ]);
+    }
+    table(&rows)
+}

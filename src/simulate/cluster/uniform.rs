@@ -1,0 +1,183 @@
+//! Uniform caches as liquids: what is cached stays until a budget shrinks, then random items go.
+//!
+//! A slot is a dataset's cache, or under CoorDL a job's own. All unread items of a job are alike, so
+//! one number says what it will hit: the part of them that is cached. Reading does not change it;
+//! what another job brings raises it; random eviction lowers it; and when the job begins an epoch, all
+//! items are unread, so it is what the slot holds. That is the delayed effectiveness of §6.
+
+use super::outcome::index_f64;
+use super::progress::{Filling, Progress};
+use super::{Scenario, System, Workload};
+
+/// While several jobs fill one slot, hit ratios move within epochs: steps end after this part of
+/// the slot was filled.
+const FILL_STEP: f64 = 0.02;
+
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    size: f64,
+    cached: f64,
+    budget: f64,
+    /// Jobs that run and read it.
+    readers: Vec<usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct Uniform {
+    slots: Vec<Slot>,
+    private: bool,
+    capacity: f64,
+    /// Slots with readers or bytes.
+    live: Vec<usize>,
+    alive: Vec<bool>,
+}
+
+impl Uniform {
+    pub(super) fn new(scenario: &Scenario, workload: &Workload) -> Self {
+        let private = scenario.system == System::Coordl;
+        let sizes: Vec<f64> = if private {
+            let of = |job: &super::Job| workload.datasets[job.dataset].size;
+            workload.jobs.iter().map(of).collect()
+        } else {
+            workload.datasets.iter().map(|set| set.size).collect()
+        };
+        let slot = |size| Slot {
+            size,
+            ..Slot::default()
+        };
+        Self {
+            alive: vec![false; sizes.len()],
+            slots: sizes.into_iter().map(slot).collect(),
+            private,
+            capacity: scenario.cache,
+            live: Vec::new(),
+        }
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn slot(&self, workload: &Workload, job: usize) -> usize {
+        if self.private {
+            job
+        } else {
+            workload.jobs[job].dataset
+        }
+    }
+
+    pub(super) fn start(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
+        let at = self.slot(workload, job);
+        self.slots[at].readers.push(job);
+        if !self.alive[at] {
+            self.alive[at] = true;
+            self.live.push(at);
+        }
+        progress.hit = self.slots[at].cached / self.slots[at].size;
+    }
+
+    pub(super) fn finish(&mut self, workload: &Workload, job: usize) {
+        let at = self.slot(workload, job);
+        self.slots[at].readers.retain(|&reader| reader != job);
+        if self.private {
+            // The job's container is gone, and its disk with it.
+            self.slots[at].cached = 0.0;
+        }
+    }
+
+    pub(super) fn epoch(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
+        let slot = &self.slots[self.slot(workload, job)];
+        progress.hit = (slot.cached / slot.size).min(1.0);
+    }
+
+    /// New budgets. What is above its budget is evicted at random, except that bytes which nobody
+    /// was given stay with the datasets that nobody reads for now, the youngest first.
+    pub(super) fn set_budgets(&mut self, budgets: &[f64], progress: &mut [Progress]) {
+        let given: f64 = self.live.iter().map(|&at| budgets[at]).sum();
+        let mut spare = (self.capacity - given).max(0.0);
+        self.live.sort_unstable_by(|a, b| b.cmp(a));
+        for &at in &self.live {
+            let slot = &mut self.slots[at];
+            slot.budget = budgets[at].min(slot.size);
+            if slot.readers.is_empty() && slot.cached > slot.budget {
+                let kept = (slot.cached - slot.budget).min(spare);
+                spare -= kept;
+                slot.budget += kept;
+            }
+            if slot.cached > slot.budget {
+                let kept = slot.budget / slot.cached;
+                slot.cached = slot.budget;
+                for &reader in &slot.readers {
+                    progress[reader].hit *= kept;
+                }
+            }
+        }
+        let (slots, alive) = (&self.slots, &mut self.alive);
+        self.live.retain(|&at| {
+            let slot = &slots[at];
+            alive[at] = !slot.readers.is_empty() || slot.cached > 0.0;
+            alive[at]
+        });
+    }
+
+    /// The longest step over which hit ratios hardly move.
+    pub(super) fn step(&self, progress: &[Progress]) -> f64 {
+        let mut longest = f64::INFINITY;
+        for slot in self.live.iter().map(|&at| &self.slots[at]) {
+            if slot.readers.len() > 1 && slot.cached < slot.budget {
+                let misses: f64 = slot.readers.iter().map(|&job| progress[job].remote).sum();
+                longest = longest.min(FILL_STEP * slot.size / misses);
+                longest = longest.min((slot.budget - slot.cached) / misses + 1e-3);
+            }
+        }
+        longest
+    }
+
+    /// Jobs have read for `seconds` at their rates.
+    pub(super) fn advance(&mut self, seconds: f64, progress: &mut [Progress]) {
+        for &at in &self.live {
+            let slot = &mut self.slots[at];
+            if slot.cached >= slot.budget {
+                continue;
+            }
+            if let [only] = slot.readers[..] {
+                let missed = progress[only].remote * seconds;
+                slot.cached = (slot.cached + missed).min(slot.budget);
+                continue;
+            }
+            fill_together(slot, seconds, progress);
+        }
+    }
+
+    /// What is held, and helps.
+    pub(super) fn measure(&self, progress: &[Progress]) -> Filling {
+        let mut sums = Filling::default();
+        for slot in self.live.iter().map(|&at| &self.slots[at]) {
+            if slot.readers.is_empty() {
+                continue;
+            }
+            let hits: f64 = slot.readers.iter().map(|&job| progress[job].hit).sum();
+            sums.allocated += slot.budget;
+            sums.cached += slot.cached;
+            sums.effective += hits / index_f64(slot.readers.len()) * slot.size;
+        }
+        sums
+    }
+}
+
+/// Several jobs fill one slot: what one brings, the others hit if they have not read it yet.
+fn fill_together(slot: &mut Slot, seconds: f64, progress: &mut [Progress]) {
+    let brings = |job: usize, progress: &[Progress]| progress[job].remote * seconds;
+    let missed: f64 = slot.readers.iter().map(|&job| brings(job, progress)).sum();
+    if missed <= 0.0 {
+        return;
+    }
+    let admitted = missed.min(slot.budget - slot.cached);
+    let uncached = slot.size - slot.cached;
+    for &job in &slot.readers {
+        let others = (admitted - brings(job, progress) * admitted / missed).max(0.0);
+        let now = &mut progress[job];
+        now.hit += (others / uncached).min(1.0) * (1.0 - now.hit);
+    }
+    slot.cached += admitted;
+}
