@@ -3,10 +3,16 @@
 //! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
 //! and what to try. Only this module and those below it print.
 
+pub mod allocate;
+mod api;
 pub mod bench;
+mod child;
+pub mod dataset;
 pub mod doctor;
 pub mod flags;
 pub mod index;
+pub mod job;
+pub mod job_table;
 pub mod launch;
 pub mod mount;
 pub mod plan;
@@ -175,6 +181,34 @@ enum Command {
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
             state is FILE.partial. Ends with 1 if directories cannot be listed.")]
     Index(IndexArgs),
+    /// Run training jobs, and tell the cluster about them
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs job run --dataset imagenet --ideal-rate 114MB/s -- python train.py\n  \
+            copperfs job run --help\n\n\
+            Who reads is recognised by Slurm's, PBS's, Kubernetes' or torchrun's job too: docs/JOBS.md"
+    )]
+    Job(job::JobCommand),
+    /// Declare what jobs read, so that it is cached once and within a budget
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs dataset add imagenet /copper_data/lus/imagenet --index /lus/imagenet/.index\n  \
+            copperfs dataset list\n  \
+            copperfs dataset show imagenet --json | jq .cached_ratio"
+    )]
+    Dataset(dataset::DatasetCommand),
+    /// Show what datasets and jobs get, or set it by hand
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs allocate show\n  \
+            copperfs allocate cache imagenet 120GB\n  \
+            copperfs allocate io slurm:1234 50MB/s\n  \
+            copperfs allocate io slurm:1234 auto"
+    )]
+    Allocate(allocate::AllocateCommand),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
@@ -267,6 +301,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),
+        Command::Job(command) => return job::job(&command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
@@ -299,6 +334,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
         Command::Plan(args) => plan::plan(&args),
+        Command::Dataset(command) => dataset::dataset(&command),
+        Command::Allocate(command) => allocate::allocate(&command),
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {

@@ -132,11 +132,7 @@ impl Allocator {
     /// A decision that some node holds. If it is newer than what is known here, it is taken up from: its
     /// declarations, jobs and what was set by hand stand, and this allocator goes on in a later term.
     pub fn heard_decision(&mut self, held: &Decision, now: Duration) {
-        let own = self.decision.serial.max(Serial {
-            term: self.term,
-            count: 0,
-        });
-        if held.serial < own || held.serial == self.decision.serial {
+        if held.serial <= self.decision.serial {
             return;
         }
         self.registry = Registry::of(held);

@@ -14,6 +14,9 @@ const READS_MIN: u64 = 64;
 /// was tried before training. Sampling with replacement passes it after a twenty-fifth of an epoch.
 const REPEATS_PERCENT: u64 = 2;
 
+/// And some more: the few that chance brings close together.
+const REPEATS_FREE: u64 = 4;
+
 /// Epochs without repeats, one after the other, that make an irregular job regular again.
 const CLEAN_RUNS: u32 = 2;
 
@@ -65,7 +68,7 @@ impl Pattern {
         };
         *reads += 1;
         *repeats += u64::from(repeat);
-        if *reads >= READS_MIN && *repeats * 100 > *reads * REPEATS_PERCENT {
+        if *reads >= READS_MIN && *repeats > REPEATS_FREE + *reads * REPEATS_PERCENT / 100 {
             self.0 = State::Irregular {
                 reads: 0,
                 repeats: 0,
@@ -74,10 +77,12 @@ impl Pattern {
         }
     }
 
-    /// An epoch of a regular job has ended: what was before counts half, so that datasets with fewer
-    /// items than it takes to say anything are judged over several epochs.
+    /// An epoch of a regular job has ended: what was before counts half, but for datasets with so few
+    /// items that they are judged over several epochs.
     pub(super) fn epoch_ended(&mut self) {
-        if let State::Regular { reads, repeats } = &mut self.0 {
+        if let State::Regular { reads, repeats } = &mut self.0
+            && *reads >= 4 * READS_MIN
+        {
             *reads /= 2;
             *repeats /= 2;
         }

@@ -132,6 +132,10 @@ const LAST: u32 = 16;
 /// is read for the first time in the next epoch, so not all of them need to be repeats.
 const LAST_REPEATS: u32 = 14;
 
+/// Items that an epoch which ends early has to have: who reads fewer items of a large dataset over and
+/// over begins a curriculum.
+const EPOCH_ITEMS_MIN: u64 = 64;
+
 /// A job's way through a dataset on one node.
 ///
 /// An epoch ends when as many items were read as it has here ([`expect`](Self::expect)); or, on one
@@ -152,6 +156,10 @@ pub struct Progress {
     seen: Bits,
     /// Read for the next epoch.
     ahead: Bits,
+    /// Read in the epoch before, if that ended before all was read: what it left out may still come,
+    /// late, and is taken for this epoch's; its second read then is this epoch's, and the late one
+    /// is made good.
+    before_late: Option<Bits>,
     this: EpochCounts,
     next: EpochCounts,
     /// All but this epoch and what is ahead of it.
@@ -190,9 +198,15 @@ impl Progress {
 
     fn read_regular(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
         let first = ordinal.is_none_or(|item| self.seen.insert(item));
+        let late = !first && self.was_late(ordinal);
         let mut unexplained = false;
         if first {
             self.this.add(counts);
+        } else if late {
+            self.before.add(counts);
+            if let Some(before) = self.ended.back_mut() {
+                before.add(counts);
+            }
         } else {
             let second = ordinal.is_none_or(|item| self.ahead.insert(item));
             let early = |items| self.this.items + window(items) < items;
@@ -200,29 +214,51 @@ impl Progress {
             self.next.add(counts);
         }
         // What leaves the last reads was not the beginning of an epoch.
-        let evidence = self.unexplained >> (LAST - 1) & 1 == 1;
-        self.last = (self.last << 1 | u32::from(!first)) & ((1 << LAST) - 1);
-        self.unexplained = (self.unexplained << 1 | u32::from(unexplained)) & ((1 << LAST) - 1);
-        self.pattern.read(evidence);
+        self.pattern.read(self.unexplained >> (LAST - 1) & 1 == 1);
+        self.last = shifted(self.last, !first && !late);
+        self.unexplained = shifted(self.unexplained, unexplained);
         if self.pattern.irregular() {
             self.become_irregular();
-        } else if self.has_ended(first) {
+        } else if self.expected.is_some_and(|items| self.this.items >= items) {
+            self.before_late = None;
             self.end_epoch();
+        } else if self.has_ended_early(first || late) {
+            self.end_early();
         }
     }
 
-    fn has_ended(&self, first: bool) -> bool {
-        let complete = self.expected.is_some_and(|items| self.this.items >= items);
-        let nearly = || {
-            self.expected
-                .is_some_and(|items| self.this.items >= items - items / 10)
-        };
-        complete
-            || if self.several_nodes {
-                !first && nearly()
-            } else {
-                self.last.count_ones() >= LAST_REPEATS
+    /// Whether the first read of an item in this epoch was a late one of the epoch before; then this
+    /// is its read in this epoch.
+    fn was_late(&mut self, ordinal: Option<u32>) -> bool {
+        match (&mut self.before_late, ordinal) {
+            (Some(before), Some(item)) => before.insert(item),
+            _ => false,
+        }
+    }
+
+    fn end_early(&mut self) {
+        let items = self.this.items;
+        if items < EPOCH_ITEMS_MIN && self.expected.is_some_and(|expected| items * 2 < expected) {
+            for _ in 0..self.unexplained.count_ones() {
+                self.pattern.read(true);
             }
+            if self.pattern.irregular() {
+                return self.become_irregular();
+            }
+        }
+        let mut read = self.before_late.take().unwrap_or_default();
+        read.clone_from(&self.seen);
+        self.before_late = Some(read);
+        self.end_epoch();
+    }
+
+    fn has_ended_early(&self, new: bool) -> bool {
+        let nearly = |items| self.this.items >= items - items / 10;
+        if self.several_nodes {
+            !new && self.expected.is_some_and(nearly)
+        } else {
+            self.last.count_ones() >= LAST_REPEATS
+        }
     }
 
     fn end_epoch(&mut self) {
@@ -244,6 +280,7 @@ impl Progress {
     fn follow_anew(&mut self) {
         self.seen.clear();
         self.ahead.clear();
+        self.before_late = None;
         self.last = 0;
         self.unexplained = 0;
     }
@@ -309,9 +346,13 @@ impl Progress {
     }
 }
 
+fn shifted(last: u32, newest: bool) -> u32 {
+    (last << 1 | u32::from(newest)) & ((1 << LAST) - 1)
+}
+
 /// A set of ordinals: a bit for each, as far as there are any. At most 3 MiB ([`Ordinals`] has no more
 /// than 22 million).
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Bits(Vec<u64>);
 
 impl Bits {

@@ -31,6 +31,13 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_READS: u64 = 16;
 
+/// Loaders read batches in bursts, so a window ends where a burst begins: after a pause at least half
+/// as long as the longest of the last windows. One that finds none in this time ends anyway.
+const WINDOW_BURSTS: Duration = Duration::from_secs(10);
+
+/// How much of the longest pause is forgotten with each window.
+const GAP_KEPT: f64 = 0.7;
+
 /// The longest window, and the longest pause in one: after it the job has done something else.
 const PAUSE: Duration = Duration::from_secs(30);
 
@@ -73,6 +80,8 @@ pub struct Loader {
     /// Until when the window's times are counted.
     at: Instant,
     window: Option<Window>,
+    /// Seconds of the longest pause between two reads, lately.
+    gap_s: f64,
     free: Rates,
     ahead: Rates,
     bound: Rates,
@@ -94,6 +103,8 @@ struct Window {
     last: Instant,
     reads: u64,
     bytes: u64,
+    /// Seconds of the longest pause between two reads.
+    gap_s: f64,
     /// Seconds in which all readers waited.
     all_s: f64,
     /// Seconds that readers waited, added up.
@@ -119,6 +130,7 @@ impl Loader {
             },
             at: now,
             window: None,
+            gap_s: 0.0,
             free: Rates::default(),
             ahead: Rates::default(),
             bound: Rates::default(),
@@ -163,11 +175,14 @@ impl Loader {
             self.window = Some(Window::new(now));
             return;
         };
-        if now.saturating_duration_since(window.last) > PAUSE {
+        let gap = now.saturating_duration_since(window.last);
+        if gap > PAUSE {
             *window = Window::new(now);
             return;
         }
+        let gap_s = gap.as_secs_f64();
         window.last = now;
+        window.gap_s = window.gap_s.max(gap_s);
         window.reads += 1;
         window.bytes = window.bytes.saturating_add(bytes);
         let took = now.saturating_duration_since(started).as_secs_f64();
@@ -177,7 +192,9 @@ impl Loader {
             window.misses_s += took;
         }
         let passed = now.saturating_duration_since(window.began);
-        if passed >= PAUSE || (passed >= WINDOW && window.reads >= WINDOW_READS) {
+        let long = passed >= WINDOW && window.reads >= WINDOW_READS;
+        let burst = gap_s >= self.gap_s / 2.0 || passed >= WINDOW_BURSTS;
+        if passed >= PAUSE || (long && burst) {
             self.close(passed.as_secs_f64());
         }
     }
@@ -186,6 +203,7 @@ impl Loader {
         let Some(window) = self.window.replace(Window::new(self.at)) else {
             return;
         };
+        self.gap_s = window.gap_s.max(self.gap_s * GAP_KEPT);
         let rate = float(window.bytes) / seconds;
         let took = window.hits_s + window.misses_s;
         let missed = if took > 0.0 {
@@ -266,6 +284,7 @@ impl Window {
             last: now,
             reads: 0,
             bytes: 0,
+            gap_s: 0.0,
             all_s: 0.0,
             waited_s: 0.0,
             hits_s: 0.0,

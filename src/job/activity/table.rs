@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// Jobs and datasets on one node: more than a node runs at a time, few enough for one report. When it
 /// is full the job that was idle the longest is forgotten; it begins anew when it reads again.
-const ACTIVITIES_MAX: usize = 1024;
+pub(super) const ACTIVITIES_MAX: usize = 1024;
 
 type Key = (Option<JobName>, Arc<str>);
 

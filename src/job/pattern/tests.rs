@@ -163,13 +163,25 @@ fn a_job_that_settles_is_regular_again_after_a_while() {
 }
 
 #[test]
+fn sampling_with_replacement_shows_on_one_of_eight_nodes() {
+    for seed in 0..20 {
+        let mut random = Random(seed);
+        let mut progress = expecting(1000, 8);
+        for _ in 0..1000 {
+            read(&mut progress, u32::try_from(random.below(8000)).unwrap());
+        }
+        assert!(progress.irregular(), "{seed}");
+    }
+}
+
+#[test]
 fn one_strange_batch_is_borne() {
     let mut random = Random(3);
     let mut progress = expecting(2000, 1);
     // A batch of 32 is tried, then training begins.
-    let order = random.permutation(2000);
-    for item in order.iter().take(32).chain(&order) {
-        read(&mut progress, *item);
+    let batch = random.permutation(2000).into_iter().take(32);
+    for item in batch.chain(random.permutation(2000)) {
+        read(&mut progress, item);
         assert!(!progress.irregular());
     }
     assert_eq!(progress.number(), 1);
