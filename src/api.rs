@@ -64,7 +64,12 @@ impl Api {
         answered.unwrap_or_else(ApiError::into_answer)
     }
 
-    async fn route(&self, route: routes::Route, name: &str, body: &[u8]) -> Result<Answer, ApiError> {
+    async fn route(
+        &self,
+        route: routes::Route,
+        name: &str,
+        body: &[u8],
+    ) -> Result<Answer, ApiError> {
         use routes::Route;
         let name = name.to_owned();
         match route {
@@ -93,12 +98,16 @@ impl Api {
                 let name = spec.name.clone();
                 self.act(Command::AddJob(spec)).await?;
                 let read = self.read(|all| views::job(all, &name)).await?;
-                Ok(Answer { status: 201, ..read })
+                Ok(Answer {
+                    status: 201,
+                    ..read
+                })
             }
             Route::EndJob => self.act(Command::EndJob(name)).await,
             Route::AllocateIo => {
                 let rate = requests::RateRequest::parse(body)?.rate;
-                self.act(Command::AllocateRemoteIo { job: name, rate }).await
+                self.act(Command::AllocateRemoteIo { job: name, rate })
+                    .await
             }
             Route::Policy => {
                 let policy = requests::PolicyRequest::parse(body)?.policy;
@@ -122,9 +131,14 @@ impl Api {
         }
     }
 
-    async fn read(&self, view: impl FnOnce(&Overview) -> Option<Value>) -> Result<Answer, ApiError> {
+    async fn read(
+        &self,
+        view: impl FnOnce(&Overview) -> Option<Value>,
+    ) -> Result<Answer, ApiError> {
         let overview = self.overview().await?;
-        view(&overview).map(Answer::of).ok_or_else(ApiError::not_found)
+        view(&overview)
+            .map(Answer::of)
+            .ok_or_else(ApiError::not_found)
     }
 
     async fn act(&self, command: Command) -> Result<Answer, ApiError> {
@@ -156,7 +170,10 @@ impl Api {
             return Err(ApiError::empty(&name, &path));
         }
         let read = self.read(|all| views::dataset(all, &name)).await?;
-        Ok(Answer { status: 201, ..read })
+        Ok(Answer {
+            status: 201,
+            ..read
+        })
     }
 }
 
@@ -168,5 +185,9 @@ impl Answer {
 
 fn plan(body: &[u8]) -> Result<Answer, ApiError> {
     let _not_yet = body;
-    Err(ApiError::new(501, "no plans are made yet", "Use copperfs plan"))
+    Err(ApiError::new(
+        501,
+        "no plans are made yet",
+        "Use copperfs plan",
+    ))
 }

@@ -78,7 +78,9 @@ impl ApiClient {
             Err(_elapsed) => return Err(self.silent("it takes too long")),
         };
         let value: Value = serde_json::from_slice(&answer).map_err(|error| {
-            self.silent(format!("its answer is no JSON ({error}): is it another version?"))
+            self.silent(format!(
+                "its answer is no JSON ({error}): is it another version?"
+            ))
         })?;
         if (200..300).contains(&status) {
             return Ok(value);
@@ -116,7 +118,9 @@ impl ApiClient {
         let exchange = async {
             let answer = sender.send_request(request).await?;
             let status = answer.status().as_u16();
-            let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX)
+                .collect()
+                .await;
             Ok::<_, hyper::Error>((status, body.map(http_body_util::Collected::to_bytes)))
         };
         tokio::pin!(connection);

@@ -27,7 +27,11 @@ impl ApiError {
     }
 
     pub(super) fn not_found() -> Self {
-        Self::new(404, "there is no such thing", "GET /openapi.json tells what there is")
+        Self::new(
+            404,
+            "there is no such thing",
+            "GET /openapi.json tells what there is",
+        )
     }
 
     /// That `what` was not found, by its name.
@@ -45,7 +49,9 @@ impl ApiError {
     pub(super) fn empty(name: &str, path: &ItemPath) -> Self {
         Self::new(
             422,
-            format!("dataset {name:?} has size zero: no file with any byte lies at {path} or below it"),
+            format!(
+                "dataset {name:?} has size zero: no file with any byte lies at {path} or below it"
+            ),
             "Check the path: what is served there shows ls in the mount",
         )
     }

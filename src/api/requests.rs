@@ -75,7 +75,10 @@ pub struct PolicyRequest {
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         let advice = "GET /openapi.json tells what is expected";
-        ApiError::malformed(format!("the request is not as it should be: {error}"), advice)
+        ApiError::malformed(
+            format!("the request is not as it should be: {error}"),
+            advice,
+        )
     })
 }
 
@@ -153,7 +156,11 @@ impl DatasetRequest {
         Ok(DatasetSpec {
             uri,
             index: self.index,
-            budget: self.budget.as_ref().map(|value| size("budget", value)).transpose()?,
+            budget: self
+                .budget
+                .as_ref()
+                .map(|value| size("budget", value))
+                .transpose()?,
             origin_readers: readers.unwrap_or_default(),
             ..DatasetSpec::new(self.name, path)
         })
@@ -163,7 +170,11 @@ impl DatasetRequest {
 impl JobRequest {
     pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut this: Self = parsed(body)?;
-        this.rate = this.ideal_rate.take().map(|value| rate("ideal_rate", &value)).transpose()?;
+        this.rate = this
+            .ideal_rate
+            .take()
+            .map(|value| rate("ideal_rate", &value))
+            .transpose()?;
         Ok(this)
     }
 
@@ -218,7 +229,10 @@ mod tests {
         ] {
             let error = of(text).unwrap_err().into_answer();
             let found = error.body["error"].as_str().unwrap();
-            assert!(error.status == 400 && found.contains(hint), "{text}: {found}");
+            assert!(
+                error.status == 400 && found.contains(hint),
+                "{text}: {found}"
+            );
         }
         let of = |text: &str| RateRequest::parse(text.as_bytes()).map(|request| request.rate);
         assert_eq!(of(r#"{"rate": "1.6Gbit/s"}"#), Ok(Some(200_000_000)));

@@ -78,7 +78,11 @@ pub(super) fn find(method: &str, path: &str) -> Result<(Route, String), ApiError
         return Err(ApiError::new(404, error, "GET /openapi.json tells what is"));
     }
     let error = format!("{path} does not take {method}");
-    Err(ApiError::new(405, error, format!("It takes {}", others.join(", "))))
+    Err(ApiError::new(
+        405,
+        error,
+        format!("It takes {}", others.join(", ")),
+    ))
 }
 
 /// Whether `path` has the form of `pattern`; the name in it.

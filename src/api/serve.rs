@@ -167,7 +167,11 @@ async fn answer(
             return Ok(response(refusal(400, &why, "Send it again")));
         }
         Err(_elapsed) => {
-            return Ok(response(refusal(408, "the request does not end", "Send it again")));
+            return Ok(response(refusal(
+                408,
+                "the request does not end",
+                "Send it again",
+            )));
         }
     };
     let answering = api.answer(head.method.as_str(), head.uri.path(), &body);
@@ -189,7 +193,9 @@ fn response(answer: Answer) -> Response<Full<Bytes>> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if answer.status == 405
-        && let Some(methods) = answer.body["try"].as_str().and_then(|t| t.strip_prefix("It takes "))
+        && let Some(methods) = answer.body["try"]
+            .as_str()
+            .and_then(|t| t.strip_prefix("It takes "))
         && let Ok(methods) = HeaderValue::from_str(methods)
     {
         headers.insert(ALLOW, methods);

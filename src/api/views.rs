@@ -209,9 +209,9 @@ pub fn allocation(all: &Overview) -> Value {
     let sum = |amounts: &mut dyn Iterator<Item = u64>| amounts.fold(0, u64::saturating_add);
     let shares = || all.reports.iter().flat_map(|report| &report.shares);
     let parts = || all.reports.iter().flat_map(|report| &report.jobs);
-    let allowed = decision.remote_io_total.map(|_| {
-        sum(&mut decision.jobs.iter().filter_map(|job| job.remote_io))
-    });
+    let allowed = decision
+        .remote_io_total
+        .map(|_| sum(&mut decision.jobs.iter().filter_map(|job| job.remote_io)));
     let mut value = json!({
         "serial": decision.serial.to_string(),
         "policy": decision.policy,
@@ -262,9 +262,9 @@ impl DatasetView {
         let cached = sum(|share| share.cached);
         let counting = all.counting.iter().find(|count| count.dataset == one.name);
         let views: Vec<ShareView> = views.collect();
-        let troubled = views.iter().find_map(|view| {
-            Some(format!("{}: {}", view.node, view.trouble.as_ref()?))
-        });
+        let troubled = views
+            .iter()
+            .find_map(|view| Some(format!("{}: {}", view.node, view.trouble.as_ref()?)));
         Self {
             name: one.name.clone(),
             path: one.path.to_string(),
@@ -308,7 +308,10 @@ impl<'a> Parts<'a> {
         let mut parts = Vec::new();
         for report in &all.reports {
             let jobs = report.jobs.iter();
-            parts.extend(jobs.filter(|part| part.job == name).map(|part| (report, part)));
+            parts.extend(
+                jobs.filter(|part| part.job == name)
+                    .map(|part| (report, part)),
+            );
         }
         let epoch = parts.iter().map(|(_, part)| part.epoch).max();
         Self { all: parts, epoch }
@@ -321,7 +324,10 @@ impl<'a> Parts<'a> {
 
     /// Of those in the job's newest epoch.
     fn in_epoch(&self, of: fn(&JobReport) -> u64) -> u64 {
-        let parts = self.all.iter().filter(|(_, part)| Some(part.epoch) == self.epoch);
+        let parts = self
+            .all
+            .iter()
+            .filter(|(_, part)| Some(part.epoch) == self.epoch);
         parts.map(|(_, part)| of(part)).fold(0, u64::saturating_add)
     }
 
@@ -347,7 +353,10 @@ impl JobView {
     pub fn of(all: &Overview, job: &JobDecision) -> Self {
         let parts = Parts::of(all, &job.name);
         let known = all.rates.iter().find(|rate| rate.job == job.name);
-        let dataset = job.dataset.as_ref().and_then(|name| all.decision.dataset(name));
+        let dataset = job
+            .dataset
+            .as_ref()
+            .and_then(|name| all.decision.dataset(name));
         let size = dataset.map_or(0, |dataset| dataset.size);
         let bytes = parts.in_epoch(|part| part.bytes);
         let throughput = parts.sum(|part| part.throughput);
@@ -412,7 +421,10 @@ impl NodeView {
             rank: report.rank,
             name: report.name.clone(),
             capacity: report.capacity,
-            cached: report.shares.iter().fold(0, |sum, share| sum.saturating_add(share.cached)),
+            cached: report
+                .shares
+                .iter()
+                .fold(0, |sum, share| sum.saturating_add(share.cached)),
             follows: report.follows.to_string(),
             jobs,
         }

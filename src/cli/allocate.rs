@@ -68,16 +68,31 @@ pub fn allocate(command: &AllocateCommand) -> anyhow::Result<()> {
         AllocateCommand::Cache(args) => {
             let path = format!("/v1/datasets/{}/cache", encoded(&args.dataset));
             let told = format!("{}: {}", args.dataset, told(&args.size));
-            put(&args.how, &path, &json!({ "size": given(&args.size) }), told)
+            put(
+                &args.how,
+                &path,
+                &json!({ "size": given(&args.size) }),
+                told,
+            )
         }
         AllocateCommand::Io(args) => {
             let path = format!("/v1/jobs/{}/remote-io", encoded(&args.job));
             let told = format!("{}: {}", args.job, told(&args.rate));
-            put(&args.how, &path, &json!({ "rate": given(&args.rate) }), told)
+            put(
+                &args.how,
+                &path,
+                &json!({ "rate": given(&args.rate) }),
+                told,
+            )
         }
         AllocateCommand::Policy(args) => {
             let body = json!({ "policy": args.policy });
-            put(&args.how, "/v1/policy", &body, format!("the policy is {}", args.policy))
+            put(
+                &args.how,
+                "/v1/policy",
+                &body,
+                format!("the policy is {}", args.policy),
+            )
         }
         AllocateCommand::Show(args) => {
             let answer = ask(&args.mounted, "/v1/allocation")?;
@@ -149,6 +164,9 @@ mod tests {
             "remote_io": {"total": null, "allowed": null, "used": 0},
             "datasets": [], "jobs": [],
         }));
-        assert!(text.contains("remote IO without limit: allowed all, used 0 B/s"), "{text}");
+        assert!(
+            text.contains("remote IO without limit: allowed all, used 0 B/s"),
+            "{text}"
+        );
     }
 }

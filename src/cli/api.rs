@@ -93,7 +93,9 @@ pub(super) fn rate(value: &Value, key: &str, none: &str) -> String {
 
 /// A part of one of `value`, in per cent.
 pub(super) fn percent(value: &Value, key: &str) -> String {
-    value[key].as_f64().map_or("-".into(), |part| format!("{:.1} %", part * 100.0))
+    value[key]
+        .as_f64()
+        .map_or("-".into(), |part| format!("{:.1} %", part * 100.0))
 }
 
 /// Seconds of `value`, as people read them.

@@ -90,7 +90,9 @@ pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
         }
         DatasetCommand::Rm(args) => {
             let answer = args.mounted.ask("DELETE", &path(&args.name), None)?;
-            show(args.json, &answer, |_| format!("{} is no dataset any more", args.name))
+            show(args.json, &answer, |_| {
+                format!("{} is no dataset any more", args.name)
+            })
         }
     }
 }
@@ -166,7 +168,8 @@ pub(super) fn datasets(answer: &Value) -> String {
     if all.is_empty() {
         return "no dataset is declared: copperfs dataset add NAME PATH".into();
     }
-    let mut rows = vec![["dataset", "path", "items", "size", "budget", "cached", ""].map(String::from)];
+    let mut rows =
+        vec![["dataset", "path", "items", "size", "budget", "cached", ""].map(String::from)];
     let mut troubles = String::new();
     for one in all {
         rows.push([
@@ -186,7 +189,11 @@ pub(super) fn datasets(answer: &Value) -> String {
 }
 
 fn budget(one: &Value) -> String {
-    let by_hand = if one["pinned"].is_null() { "" } else { " (set)" };
+    let by_hand = if one["pinned"].is_null() {
+        ""
+    } else {
+        " (set)"
+    };
     format!("{}{by_hand}", bytes(one, "budget"))
 }
 
@@ -224,7 +231,13 @@ fn one(answer: &Value) -> String {
     }
     let mut rows = vec![["home", "share", "cached"].map(String::from)];
     let homes = list(answer, "homes").iter();
-    rows.extend(homes.map(|home| [text(home, "node"), bytes(home, "share"), bytes(home, "cached")]));
+    rows.extend(homes.map(|home| {
+        [
+            text(home, "node"),
+            bytes(home, "share"),
+            bytes(home, "cached"),
+        ]
+    }));
     if rows.len() > 1 {
         out.push('\n');
         out.push_str(&table(&rows));

@@ -9,9 +9,9 @@ mod tests;
 
 use super::api::Mounted;
 use super::child::{Signals, exit_code};
-use super::simulate::rate;
 use super::dataset::{ListArgs, OneArgs};
 use super::job_table::{self, Daemon};
+use super::simulate::rate;
 use super::{fail, socket};
 use crate::budgets::JobSpec;
 use crate::job::JobName;

@@ -116,7 +116,17 @@ impl JobRegistry for Daemon {
 
 /// The jobs of an answer as a table.
 pub(super) fn jobs(answer: &Value) -> String {
-    let head = ["job", "dataset", "epoch", "read", "hits", "reads", "remote IO", "allowed", "ends in"];
+    let head = [
+        "job",
+        "dataset",
+        "epoch",
+        "read",
+        "hits",
+        "reads",
+        "remote IO",
+        "allowed",
+        "ends in",
+    ];
     let mut rows = vec![head.map(String::from)];
     for job in list(answer, "jobs") {
         // Reads of no job are shown where there are any.
@@ -165,7 +175,11 @@ fn one(job: &Value) -> String {
         Some(source) => format!("{}, {source}", rate(job, "ideal_rate", "-")),
         None => "not known".into(),
     };
-    let set = if job["remote_io_pinned"].is_null() { "" } else { " (set)" };
+    let set = if job["remote_io_pinned"].is_null() {
+        ""
+    } else {
+        " (set)"
+    };
     let mut out = format!(
         "{} on {}, {kind}, {} GPUs\n\
          epoch {}: {} items, {} ({}), effective hit ratio {}\n\
@@ -190,7 +204,11 @@ fn one(job: &Value) -> String {
     let mut rows = vec![["epoch", "read", "hits"].map(String::from)];
     rows.extend(list(job, "past_epochs").iter().map(|epoch| {
         let number = number(epoch, "epoch").unwrap_or(0) + 1;
-        [number.to_string(), bytes(epoch, "bytes"), percent(epoch, "hit_ratio")]
+        [
+            number.to_string(),
+            bytes(epoch, "bytes"),
+            percent(epoch, "hit_ratio"),
+        ]
     }));
     let mut nodes = vec![["node", "reads", "remote IO", "allowed"].map(String::from)];
     nodes.extend(list(job, "nodes").iter().map(|node| {
