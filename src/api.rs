@@ -7,6 +7,7 @@
 //!
 //! It decides nothing: checks are the registry's ([`crate::budgets::registry`]).
 
+use crate::allocator::{Policy, Problem, UnknownPolicy};
 use crate::budgets::{Command, CommandError, Decision, Overview, Reply, Steward};
 use crate::config::datasets::Served;
 use error::ApiError;
@@ -162,9 +163,12 @@ impl Api {
             dataset.is_some_and(|one| one.size > 0 || one.trouble.is_some())
         };
         let counted = tokio::time::timeout(COUNT_PATIENCE, decisions.wait_for(known)).await;
-        let empty = matches!(counted, Ok(Ok(decision)) if decision.dataset(&name).is_some_and(|one| {
-            one.trouble.as_deref().is_some_and(|why| why.contains(requests::EMPTY))
-        }));
+        // Not the lock of the channel is kept, but what it shows.
+        let counted = counted
+            .ok()
+            .and_then(|counted| Some(Arc::clone(&*counted.ok()?)));
+        let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
+        let empty = trouble.is_some_and(|why| why.contains(requests::EMPTY));
         if empty {
             self.act(Command::RemoveDataset(name.clone())).await?;
             return Err(ApiError::empty(&name, &path));
@@ -183,11 +187,25 @@ impl Answer {
     }
 }
 
+/// What a policy would give, of a problem as `copperfs plan` reads it.
 fn plan(body: &[u8]) -> Result<Answer, ApiError> {
-    let _not_yet = body;
-    Err(ApiError::new(
-        501,
-        "no plans are made yet",
-        "Use copperfs plan",
+    let advice = "docs/ALLOCATOR.md tells the format, copperfs plan --help shows an example";
+    let refused =
+        |status, error: &dyn std::fmt::Display| ApiError::new(status, error.to_string(), advice);
+    let mut value: Value = requests::object(body)?;
+    let policy = match value
+        .as_object_mut()
+        .and_then(|object| object.remove("policy"))
+    {
+        Some(Value::String(name)) => name.parse().map_err(|error| {
+            let error: UnknownPolicy = error;
+            refused(422, &error)
+        })?,
+        Some(other) => return Err(refused(422, &format!("{other} is no policy"))),
+        None => Policy::default(),
+    };
+    let problem = Problem::from_value(&value).map_err(|error| refused(422, &error))?;
+    Ok(Answer::of(
+        policy.allocate(&problem).to_json(&problem, policy),
     ))
 }

@@ -263,6 +263,30 @@ struct Child {
 pub(crate) struct Full;
 
 impl Shared {
+    fn new(
+        roster: Arc<Roster>,
+        (request_timeout, liveness): (Duration, Liveness),
+        service: Arc<dyn Service>,
+        upstream: Upstream,
+        meters: Arc<Meters>,
+    ) -> Self {
+        Self {
+            roster,
+            request_timeout,
+            liveness,
+            service,
+            upstream,
+            meters,
+            refusals: Refusals::default(),
+            plans: Semaphore::new(cluster::warm::PLANS_MAX),
+            leaving: AtomicBool::new(false),
+            readers: Readers::default(),
+            steered: Steered::default(),
+            commands: Semaphore::new(COMMANDS_AT_ONCE),
+            children: Mutex::default(),
+        }
+    }
+
     /// Takes in a child in `tree`; gives the connection that its new one replaces.
     pub(crate) fn add_child(
         &self,
@@ -414,21 +438,9 @@ impl Overlay {
             Homes::new(config.homes),
             Arc::clone(&meters),
         );
-        let shared = Arc::new(Shared {
-            service: service(upstream.clone()),
-            roster,
-            request_timeout: config.request_timeout,
-            liveness: config.liveness,
-            upstream,
-            meters,
-            refusals: Refusals::default(),
-            plans: Semaphore::new(cluster::warm::PLANS_MAX),
-            leaving: AtomicBool::new(false),
-            readers: Readers::default(),
-            steered: Steered::default(),
-            commands: Semaphore::new(COMMANDS_AT_ONCE),
-            children: Mutex::default(),
-        });
+        let patience = (config.request_timeout, config.liveness);
+        let service = service(upstream.clone());
+        let shared = Arc::new(Shared::new(roster, patience, service, upstream, meters));
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {

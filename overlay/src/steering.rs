@@ -135,12 +135,14 @@ pub(crate) async fn carry(
     }
 }
 
+/// Who is told when another stream takes a place, and which it is, by child and tree.
+type Places = HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>;
+
 /// The streams of steering that lead to this node: one for each child and tree.
 #[derive(Debug, Default)]
 pub(crate) struct Steered {
-    /// By child and tree: who is told when another takes its place, and which it is. Held for look-ups
-    /// only; at most one entry for each connected child and tree.
-    streams: Mutex<HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>>,
+    /// Held for look-ups only; at most one entry for each connected child and tree.
+    streams: Mutex<Places>,
     opened: AtomicU64,
 }
 
@@ -167,7 +169,7 @@ impl Steered {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>> {
+    fn lock(&self) -> MutexGuard<'_, Places> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -194,3 +194,88 @@ impl AsyncWrite for TlsStream {
         Pin::new(&mut *self.0).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn listen(secret: &Secret) -> (TlsListener, SocketAddr) {
+        let any = ([127, 0, 0, 1], 0).into();
+        let listener = TlsListener::bind(any, secret).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    /// Connects with `config` and waits until the listener has refused.
+    async fn refused(address: SocketAddr, config: rustls::ClientConfig) -> bool {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from(Identity::NAME).unwrap();
+        let connector = TlsConnector::from(Arc::new(config));
+        let Ok(mut stream) = connector.connect(name, stream).await else {
+            return true;
+        };
+        // A client of TLS 1.3 learns of it only when it reads.
+        !matches!(stream.read(&mut [0; 1]).await, Ok(1))
+    }
+
+    #[tokio::test]
+    async fn members_of_the_job_talk_and_a_slow_one_keeps_nobody_waiting() {
+        let secret = Secret::generate().unwrap();
+        let (mut listener, address) = listen(&secret).await;
+        let own = tokio::spawn(async move {
+            let (mut stream, peer) = listener.accept().await;
+            let mut asked = [0; 4];
+            stream.read_exact(&mut asked).await.unwrap();
+            stream.write_all(b"pong").await.unwrap();
+            stream.shutdown().await.unwrap();
+            (asked, peer)
+        });
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let mut stream = tls_connect(address, &secret).await.unwrap();
+        stream.write_all(b"ping").await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"pong");
+        let (asked, peer) = own.await.unwrap();
+        assert_eq!(&asked, b"ping");
+        assert!(peer.ip().is_loopback());
+    }
+
+    #[tokio::test]
+    async fn nobody_else_gets_a_byte() {
+        let secret = Secret::generate().unwrap();
+        let (mut listener, address) = listen(&secret).await;
+        let accepting = tokio::spawn(async move {
+            let (mut stream, _peer) = listener.accept().await;
+            stream.write_all(b"!").await.unwrap();
+            stream.flush().await.unwrap();
+            stream
+        });
+        let other = Secret::generate().unwrap();
+        let refusal = tls_connect(address, &other).await.unwrap_err();
+        assert!(matches!(refusal, TlsError::Handshake { .. }), "{refusal}");
+        let own = Identity::new(&secret).unwrap();
+        let nodes = own.client(&[wire::ALPN]).unwrap();
+        assert!(refused(address, nodes).await, "the nodes' own protocol");
+        // Somebody who trusts the job, and has no certificate of it.
+        let nobody = own.client_without_certificate().unwrap();
+        assert!(refused(address, nobody).await, "no certificate");
+        assert!(!accepting.is_finished());
+        let mut stream = tls_connect(address, &secret).await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'!');
+        drop(accepting.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_bound_or_reached_says_so() {
+        let secret = Secret::generate().unwrap();
+        let (listener, address) = listen(&secret).await;
+        let taken = TlsListener::bind(address, &secret).await.unwrap_err();
+        assert!(taken.to_string().contains(&address.to_string()), "{taken}");
+        drop(listener);
+        let gone = tls_connect(address, &secret).await.unwrap_err();
+        assert!(matches!(gone, TlsError::Socket { .. }), "{gone}");
+    }
+}

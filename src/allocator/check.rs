@@ -187,7 +187,9 @@ impl Problem {
                 Zero::Refused("a dataset without bytes has nothing to cache"),
             )?;
             if let Some(budget) = dataset.budget {
-                amount(&format!("{place}: budget"), budget, Zero::Allowed)?;
+                let place = format!("{place}: budget");
+                amount(&place, budget, Zero::Allowed)?;
+                at_most(place, budget, "the cluster's cache", self.totals.cache)?;
             }
         }
         Ok(())
@@ -223,7 +225,14 @@ impl Problem {
             amount(&named("work"), work, Zero::Allowed)?;
         }
         if let Some(remote_io) = job.remote_io {
-            amount(&named("remote_io"), remote_io, Zero::Allowed)?;
+            let place = named("remote_io");
+            amount(&place, remote_io, Zero::Allowed)?;
+            at_most(
+                place,
+                remote_io,
+                "the cluster's remote IO",
+                self.totals.remote_io,
+            )?;
         }
         match job.hit_ratio {
             Some(ratio) if !(0.0..=1.0).contains(&ratio) => Err(ProblemError::Amount {
@@ -254,6 +263,14 @@ fn amount(place: &str, amount: f64, zero: Zero) -> Result<(), ProblemError> {
         place: place.to_owned(),
         why,
     })
+}
+
+fn at_most(place: String, amount: f64, what: &str, total: f64) -> Result<(), ProblemError> {
+    if amount <= total {
+        return Ok(());
+    }
+    let why = format!("{amount} is more than {what}, {total}");
+    Err(ProblemError::Amount { place, why })
 }
 
 fn unique<'a>(

@@ -6,7 +6,7 @@ use copperfs_overlay::ItemPath;
 
 /// A refusal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ApiError {
+pub(super) struct ApiError {
     status: u16,
     error: String,
     advice: String,

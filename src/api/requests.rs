@@ -5,7 +5,7 @@
 use super::error::ApiError;
 use crate::budgets::{DatasetSpec, JobSpec};
 use crate::config::datasets::{Served, origin_readers};
-use crate::config::units::{parse_bytes, parse_rate};
+use crate::config::units::{parse_bytes, parse_whole_rate};
 use crate::num::whole;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -72,6 +72,11 @@ pub struct PolicyRequest {
     pub policy: String,
 }
 
+pub(super) fn object(body: &[u8]) -> Result<Value, ApiError> {
+    let object: serde_json::Map<String, Value> = parsed(body)?;
+    Ok(Value::Object(object))
+}
+
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         let advice = "GET /openapi.json tells what is expected";
@@ -94,7 +99,7 @@ fn amount(
         Value::Number(number) => match (number.as_u64(), number.as_f64()) {
             (Some(bytes), _) => Ok(bytes),
             // 1.3e12 is how programs write it.
-            (None, Some(bytes)) if bytes >= 0.0 && bytes < 1.8e19 => Ok(whole(bytes)),
+            (None, Some(bytes)) if (0.0..1.8e19).contains(&bytes) => Ok(whole(bytes)),
             _ => Err(wrong(&format!("{number} is negative, or too much"))),
         },
         Value::String(text) if text.ends_with(|last: char| last.is_ascii_digit()) => {
@@ -111,7 +116,7 @@ fn size(key: &str, value: &Value) -> Result<u64, ApiError> {
 }
 
 fn rate(key: &str, value: &Value) -> Result<u64, ApiError> {
-    let parse = |text: &str| parse_rate(text).map_err(|error| error.to_string());
+    let parse = |text: &str| parse_whole_rate(text).map_err(|error| error.to_string());
     amount(key, value, parse, "\"200MB/s\", \"1.6Gbit/s\"")
 }
 
@@ -138,12 +143,9 @@ impl DatasetRequest {
     }
 
     pub(super) fn into_spec(self, served: &Served) -> Result<DatasetSpec, ApiError> {
-        let place = match (&self.path, &self.uri) {
-            (Some(place), None) | (None, Some(place)) => place,
-            _ => {
-                let error = "a dataset has a path or a uri";
-                return Err(ApiError::malformed(error, "Give one of the two"));
-            }
+        let ((Some(place), None) | (None, Some(place))) = (&self.path, &self.uri) else {
+            let error = "a dataset has a path or a uri";
+            return Err(ApiError::malformed(error, "Give one of the two"));
         };
         let advice = "copperfs dataset add NAME PATH|URI";
         let refused = |why: String| ApiError::new(422, why, advice);

@@ -4,7 +4,7 @@ use super::{Answer, Api};
 use bytes::Bytes;
 use copperfs_overlay::tls::TlsListener;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -154,20 +154,25 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
+    let too_large = || {
+        let why = format!("the request has more than {BODY_BYTES_MAX} bytes");
+        response(&refusal(413, &why, "Send less at a time"))
+    };
+    // One that says so is not waited for.
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Ok(too_large());
+    }
     let reading = Limited::new(body, BODY_BYTES_MAX).collect();
     let read = tokio::time::timeout(BODY_TIMEOUT, reading).await;
     let body = match read {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let why = format!("the request has more than {BODY_BYTES_MAX} bytes");
-            return Ok(response(refusal(413, &why, "Send less at a time")));
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Ok(too_large()),
         Ok(Err(error)) => {
             let why = format!("the request cannot be read: {error}");
-            return Ok(response(refusal(400, &why, "Send it again")));
+            return Ok(response(&refusal(400, &why, "Send it again")));
         }
         Err(_elapsed) => {
-            return Ok(response(refusal(
+            return Ok(response(&refusal(
                 408,
                 "the request does not end",
                 "Send it again",
@@ -176,7 +181,7 @@ async fn answer(
     };
     let answering = api.answer(head.method.as_str(), head.uri.path(), &body);
     let answered = tokio::time::timeout(ANSWER_TIMEOUT, answering).await;
-    Ok(response(answered.unwrap_or_else(|_elapsed| {
+    Ok(response(&answered.unwrap_or_else(|_elapsed| {
         refusal(503, "no answer came in time", "Try again")
     })))
 }
@@ -185,7 +190,7 @@ fn refusal(status: u16, error: &str, advice: &str) -> Answer {
     super::ApiError::new(status, error, advice).into_answer()
 }
 
-fn response(answer: Answer) -> Response<Full<Bytes>> {
+fn response(answer: &Answer) -> Response<Full<Bytes>> {
     let body = Bytes::from(answer.body.to_string() + "\n");
     let mut response = Response::new(Full::new(body));
     *response.status_mut() =

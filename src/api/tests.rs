@@ -545,7 +545,7 @@ fn the_document_has_every_field() {
     ] {
         check(&document, &of(path, "get", "200"), &value, path);
     }
-    let refusal = error::ApiError::not_found().into_answer().body;
+    let refusal = ApiError::not_found().into_answer().body;
     check(
         &document,
         &of("/v1/jobs/{id}", "get", "404"),

@@ -27,8 +27,6 @@ mod tests;
 
 use problem::Estimates;
 
-/// A node that was not heard of for so long is gone: its homes are given to others, and its part of
-
 /// A node that was not heard of for so long is gone: its slots are given to others, and its part of
 /// jobs' rates. A node whose parent dies reports again within three and a half seconds at most: a
 /// second from the last report to the death, two until that is noticed, and the way elsewhere.

@@ -115,7 +115,7 @@ impl DatasetCounter {
             IndexFile::Local(file) => Index::open(Arc::new(LocalFile::open(&file)?)).await?,
             IndexFile::Tree(file) => self.tree_file(file).index().await?,
         };
-        let mut counted = self.from_index(&opened, &path, tally).await?;
+        let mut counted = self.indexed(&opened, &path, tally).await?;
         counted.source = source;
         Ok(counted)
     }
@@ -158,7 +158,7 @@ impl DatasetCounter {
         }
     }
 
-    async fn from_index(
+    async fn indexed(
         &self,
         index: &Index,
         path: &ItemPath,

@@ -18,7 +18,7 @@ const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which daemon is asked.
 #[derive(Clone, Debug, Default, Args)]
-pub struct Mounted {
+pub(super) struct Mounted {
     /// The mount point of the node to ask; any one of the cluster will do [default: /copper_mnt, or
     /// COPPERFS_MOUNTPOINT]
     #[arg(short, long, value_name = "DIR")]

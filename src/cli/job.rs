@@ -15,7 +15,7 @@ use super::simulate::rate;
 use super::{fail, socket};
 use crate::budgets::JobSpec;
 use crate::job::JobName;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};

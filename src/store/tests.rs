@@ -250,6 +250,33 @@ async fn only_the_missing_runs_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_through_is_neither_kept_nor_looked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 3 * BLOCK_BYTES;
+    let source = Source::of(&[("/a", 1, size)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    read(&files, request("/a", size, 1..2)).await;
+    store.flush();
+    let through = ReadRequest {
+        through: true,
+        ..request("/a", size, 0..3)
+    };
+    for _ in 0..2 {
+        let got = read(&files, through.clone()).await;
+        assert!(got == source.files[&path("/a")], "wrong bytes");
+    }
+    store.flush();
+    assert_eq!(
+        source.reads.lock().unwrap()[1..],
+        [through.clone(), through]
+    );
+    let stats = store.stats();
+    assert_eq!((stats.hits, stats.misses), (0, 1));
+    assert_eq!(contents(directory.path()).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_range_is_cut_from_a_block_that_is_here() {
     let directory = tempfile::tempdir().unwrap();
     let size = 2 * BLOCK_BYTES;

@@ -112,7 +112,14 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
                 let mut answer = Answer::new(&shared, &mut writer);
                 answer.command(&from, usize::from(tree), &mut reader).await
             }
-            Ok(Heard::Question(question)) => respond(&shared, &from, &mut writer, question).await,
+            Ok(Heard::Question(Question {
+                request: Request::Item(request),
+                ..
+            })) => {
+                let mut answer = Answer::new(&shared, &mut writer);
+                answer.item(&from, request).await
+            }
+            Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
             Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
                 if !floor.complained.swap(true, Ordering::Relaxed) {
@@ -199,7 +206,6 @@ async fn greet(
 
 async fn respond(
     shared: &Arc<Shared>,
-    from: &Asker,
     writer: &mut FrameWriter,
     Question { attempt, request }: Question,
 ) -> Result<(), StreamError> {
@@ -262,18 +268,8 @@ async fn respond(
             };
             answer.origins(origins).await
         }
-        Request::Item(request) => match from {
-            Asker::Reader(_, own) => answer.item(own, request).await,
-            Asker::Parent | Asker::Child(..) => Err(StreamError::Cancelled),
-        },
-        Request::ClusterReports { .. }
-        | Request::ClusterClear { .. }
-        | Request::ReportsBelow { .. }
-        | Request::ClearBelow { .. }
-        | Request::Warm { .. }
-        | Request::WarmBelow { .. }
-        | Request::Steer { .. }
-        | Request::Command { .. } => cluster::answer(shared, request, writer).await,
+        // To the tree; what is neither was answered before.
+        request => cluster::answer(shared, request, writer).await,
     }
 }
 

@@ -84,12 +84,17 @@ fn every_mistake_has_its_message() {
         (
             r#""size": "1.3TB""#,
             r#""size": "1.3TB", "budget": "2.5TB""#,
-            "budgets set by hand add up to 2500000000000, and the total is 2000000000000: lower one of them",
+            r#"datasets[0] ("A"): budget: 2500000000000 is more than the cluster's cache, 2000000000000"#,
+        ),
+        (
+            r#""size": "1.3TB"}, {"name": "B","#,
+            r#""size": "1.3TB", "budget": "1.3TB"}, {"name": "B", "budget": "1TB","#,
+            "budgets set by hand add up to 2300000000000, and the total is 2000000000000: lower one of them",
         ),
         (
             r#""work": "16.9TB""#,
             r#""remote_io": "300MB/s""#,
-            "rates of remote IO set by hand add up to 300000000, and the total is 200000000: lower one of them",
+            r#"jobs[0] ("r0"): remote_io: 300000000 is more than the cluster's remote IO, 200000000"#,
         ),
         (
             r#""2TB""#,
@@ -190,6 +195,49 @@ fn every_mistake_has_its_message() {
         Problem::from_json("[]").unwrap_err().to_string(),
         "the problem is a list; it must be an object"
     );
+}
+
+/// The worked example of docs/ALLOCATOR.md, with the numbers that are calculated by hand there.
+#[test]
+fn the_worked_example() {
+    let text = include_str!("../../../docs/ALLOCATOR.md");
+    let (_, example) = text.split_once("## A worked example\n```json\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let problem = Problem::from_json(example).unwrap();
+    for (policy, caches, reads) in [
+        (Policy::Greedy, [0.8, 0.2, 0.0], [100.0, 60.0, 33.3, 20.0]),
+        (Policy::MaxMin, [0.8, 0.2, 0.0], [100.0, 60.0, 34.1, 19.5]),
+        (Policy::Sjf, [0.8, 0.2, 0.0], [100.0, 60.0, 50.0, 10.0]),
+        (Policy::Benefit, [0.8, 0.0, 0.0], [100.0, 60.0, 20.0, 20.0]),
+        (Policy::Static, [0.5, 0.25, 0.25], [14.5, 14.5, 20.0, 11.4]),
+    ] {
+        let answer = policy.allocate(&problem);
+        for (share, cache) in answer.datasets.iter().zip(caches) {
+            assert!(
+                (share.cache / TB - cache).abs() < 1e-9,
+                "{policy}: {share:?}"
+            );
+        }
+        for (share, read) in answer.jobs.iter().zip(reads) {
+            assert_near(share.throughput / MB, read, 5e-3);
+        }
+    }
+    assert_near(
+        Policy::Greedy.allocate(&problem).objective,
+        180.0 * MB,
+        1e-9,
+    );
+    assert_near(Policy::MaxMin.allocate(&problem).objective, 1.707, 1e-3);
+    let sjf = Policy::Sjf.allocate(&problem);
+    let scores = sjf
+        .jobs
+        .iter()
+        .zip([130_000.0, 65_000.0, 75_000.0, 112_500.0]);
+    for (share, score) in scores {
+        assert_near(share.score.unwrap(), score, 1e-9);
+    }
+    let orders: Vec<usize> = sjf.jobs.iter().map(|share| share.order).collect();
+    assert_eq!(orders, [3, 0, 1, 2]);
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Answering readers of items.
 
-use super::{Answer, encode};
+use super::{Answer, Asker, encode};
 use crate::homes::{ItemAnswer, ItemRequest};
 use crate::item::{BlockPart, Failure, FailureKind};
-use crate::server::readers::Rooms;
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Head, message};
 use bytes::Bytes;
@@ -11,12 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Answer<'_> {
-    /// Answers a reader with `own` rooms, when there is room for the bytes: none are asked for before.
+    /// Answers a reader when there is room for the bytes: none are asked for before.
     pub(super) async fn item(
         &mut self,
-        own: &Rooms,
+        from: &Asker,
         request: ItemRequest,
     ) -> Result<(), StreamError> {
+        let Asker::Reader(_, own) = from else {
+            let detail = "who asks for items is a reader";
+            let failure = Failure::new(FailureKind::PermissionDenied, detail);
+            return self.failure(&failure).await;
+        };
         let service = Arc::clone(&self.shared.service);
         let (path, len) = (request.path.clone(), request.len);
         let here = service.item_is_here(&request);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::homes::ItemRequest;
 use crate::item::{ContentHash, FailureKind, FileKind, Timestamp, Version};
 use proptest::prelude::*;
 
@@ -62,6 +63,15 @@ prop_compose! {
 
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
+        of_files(),
+        item().prop_map(Request::Item),
+        any::<u8>().prop_map(|tree| Request::Steer { tree }),
+        any::<u8>().prop_map(|tree| Request::Command { tree }),
+    ]
+}
+
+fn of_files() -> impl Strategy<Value = Request> {
+    prop_oneof![
         (
             path(),
             proptest::option::of(bytes().prop_map(Cursor)),
@@ -96,9 +106,6 @@ fn request() -> impl Strategy<Value = Request> {
                     through,
                 })
             }),
-        item().prop_map(Request::Item),
-        any::<u8>().prop_map(|tree| Request::Steer { tree }),
-        any::<u8>().prop_map(|tree| Request::Command { tree }),
         (
             path(),
             any::<[u8; 16]>(),
@@ -452,4 +459,91 @@ fn attributes_have_the_bytes_of_the_specification() {
     };
     let expected = [&[1, b'n', 2, 1][..], &bytes].concat();
     assert_eq!(encode("entry", &entry).unwrap(), expected);
+}
+
+/// As above: what homes are asked and answer, and how steering begins.
+#[test]
+fn items_and_steering_have_the_bytes_of_the_specification() {
+    let item = ItemRequest {
+        dataset: 300,
+        path: ItemPath::parse(b"a/b").unwrap(),
+        version: Version([9; 16]),
+        size: 5,
+        content: Some(ContentHash([4; 32])),
+        stripe: 0,
+        offset: 1,
+        len: 2,
+        job: 1 << 70,
+        payment: 6,
+    };
+    let job = [
+        0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1,
+    ];
+    let expected = [
+        &[15, 0xac, 2, 3][..],
+        b"a/b",
+        &[9; 16],
+        &[5, 1],
+        &[4; 32],
+        &[0, 1, 2],
+        &job,
+        &[6],
+    ]
+    .concat();
+    assert_eq!(encode("request", &Request::Item(item)).unwrap(), expected);
+    let steer = encode("request", &Request::Steer { tree: 2 }).unwrap();
+    assert_eq!(&steer[..], [16, 2]);
+    let command = encode("request", &Request::Command { tree: 2 }).unwrap();
+    assert_eq!(&command[..], [17, 2]);
+    let head = Head::Item {
+        cached: true,
+        charged: 300,
+        admitted: 1,
+    };
+    assert_eq!(encode("head", &head).unwrap(), &[6, 1, 0xac, 2, 1][..]);
+    let head = Head::Unpaid { cost: 300 };
+    assert_eq!(encode("head", &head).unwrap(), &[7, 0xac, 2][..]);
+}
+
+#[test]
+fn items_are_bounded_by_their_stripe_and_their_file() {
+    const TIB: u64 = 1 << 40;
+    const MAX: u64 = crate::homes::ITEM_BYTES_MAX;
+    let item = |stripe, offset, len, size| {
+        Request::Item(ItemRequest {
+            dataset: 0,
+            path: ItemPath::root(),
+            version: Version([0; 16]),
+            size,
+            content: None,
+            stripe,
+            offset,
+            len,
+            job: 0,
+            payment: 0,
+        })
+        .check()
+    };
+    for (stripe, offset, len, size) in [
+        (0, 0, 1, 1),
+        (0, 0, MAX, MAX),
+        (1, MAX, MAX, TIB),
+        (1, 2 * MAX - 1, 1, TIB),
+        (TIB / MAX - 1, TIB - 1, 1, TIB),
+    ] {
+        assert_eq!(item(stripe, offset, len, size), Ok(()), "{offset} {len}");
+    }
+    for (stripe, offset, len, size) in [
+        (0, 0, 0, 1),
+        (0, 0, 2, 1),
+        (0, 1, 1, 1),
+        (0, 0, MAX + 1, TIB),
+        (0, 1, MAX, TIB),
+        (1, 0, 1, TIB),
+        (0, MAX, 1, TIB),
+        (u64::MAX, u64::MAX, 1, u64::MAX),
+        (u64::MAX / MAX, u64::MAX, u64::MAX, u64::MAX),
+    ] {
+        assert!(item(stripe, offset, len, size).is_err(), "{offset} {len}");
+    }
 }
