@@ -206,6 +206,7 @@ impl Node {
         drop(this.cluster.set(cluster.clone()));
         datasets.start(&overlay);
         drop(this.datasets.set(datasets.clone()));
+        cluster.keeps(datasets.clone());
         let items = Arc::new(datasets.clone());
         let beside = DataMount::new(&settings, &this, root, Some(items));
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;

@@ -307,6 +307,22 @@ stats! {
     data_mount_reads "data_mount.reads",
     /// Bytes given in answer to these.
     data_mount_bytes_read "data_mount.bytes_read",
+    /// Bytes of datasets that may be held here.
+    datasets_share_bytes "datasets.share_bytes",
+    /// Bytes of datasets that are held here.
+    datasets_bytes "datasets.bytes",
+    /// Items of datasets that are held here: files, and 4 MiB stripes of larger ones.
+    datasets_items "datasets.items",
+    /// Bytes that this node has read from storage, or had read by a root, for datasets.
+    datasets_origin_bytes "datasets.origin_bytes",
+    /// Requests of readers here to homes of items, this node among them.
+    datasets_requests "datasets.requests",
+    /// Of these, answered with what reading storage costs, for lack of payment.
+    datasets_unpaid "datasets.unpaid",
+    /// Of these, sent elsewhere because a home could not be reached.
+    datasets_elsewhere "datasets.elsewhere",
+    /// Bytes of datasets that were read through the software mount: on no job's account.
+    datasets_unattributed_bytes "datasets.unattributed_bytes",
 }
 
 impl StatsBody {

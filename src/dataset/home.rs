@@ -30,7 +30,9 @@ use super::slots::{Homes, STRIPE_BYTES};
 use crate::allocator::Policy;
 use crate::budgets::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
-use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemRequest};
+use copperfs_overlay::{
+    ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest,
+};
 use flight::{Next, landed};
 use lifetime::Absence;
 use share::Share;
@@ -305,6 +307,18 @@ impl Home {
             }
         }
         Err(vanished(&request))
+    }
+
+    /// Drops what is held of the datasets at `path` and below. Of one that reaches above it nothing goes:
+    /// a version's bytes do not change, and what is another version is asked for anew.
+    pub fn clear(&self, path: &ItemPath) {
+        for share in self.all() {
+            if share.path().is_within(path) {
+                let bytes = share.stats().share;
+                share.set_bytes(0);
+                share.set_bytes(bytes);
+            }
+        }
     }
 
     /// What is held of each dataset. To be asked every second or so: what was given up for some time

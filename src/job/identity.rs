@@ -75,10 +75,14 @@ impl Readers {
     /// Knows nobody yet.
     #[must_use]
     pub fn new(proc: Proc) -> Self {
+        Self::remembering(proc, REMEMBERED_MAX)
+    }
+
+    fn remembering(proc: Proc, max: NonZeroUsize) -> Self {
         Self {
             proc,
-            threads: Mutex::new(LruCache::new(REMEMBERED_MAX)),
-            own: Mutex::new(LruCache::new(REMEMBERED_MAX)),
+            threads: Mutex::new(LruCache::new(max)),
+            own: Mutex::new(LruCache::new(max)),
         }
     }
 

@@ -49,13 +49,15 @@ impl Busy {
 
 /// Whole seconds that a [`Recent`] looks back.
 const SECONDS: u64 = 5;
+/// The same, and the second that runs.
+const SLOTS: usize = 6;
 
 /// Bytes per second over the last few seconds.
 #[derive(Debug, Clone)]
 pub(super) struct Recent {
     began: Instant,
     /// Bytes of each second, by its number modulo the length: the one that runs, and those before.
-    slots: [u64; SECONDS as usize + 1],
+    slots: [u64; SLOTS],
     /// The second that runs, from `began`.
     second: u64,
 }
@@ -64,7 +66,7 @@ impl Recent {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             began: now,
-            slots: [0; SECONDS as usize + 1],
+            slots: [0; SLOTS],
             second: 0,
         }
     }

@@ -1,8 +1,11 @@
 //! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
 
 use super::data::DataFiles;
+use super::datasets::Datasets;
+use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
+use crate::dataset::reader::ReaderStats;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::report::{Children, Report, Standing};
@@ -80,6 +83,7 @@ struct Inner {
     store: Option<Store>,
     mount: OnceLock<Arc<fuse::Counters>>,
     data_mount: OnceLock<(Arc<fuse::Counters>, Arc<DataFiles>)>,
+    datasets: OnceLock<Datasets>,
     overlay: OnceLock<Arc<Overlay>>,
 }
 
@@ -132,6 +136,7 @@ impl Cluster {
             store,
             mount: OnceLock::new(),
             data_mount: OnceLock::new(),
+            datasets: OnceLock::new(),
             overlay: OnceLock::new(),
         }))
     }
@@ -144,6 +149,11 @@ impl Cluster {
     /// Counts the mount's requests too, from now on.
     pub(super) fn mounted(&self, counters: Arc<fuse::Counters>) {
         drop(self.0.mount.set(counters));
+    }
+
+    /// Keeps and reads datasets from now on.
+    pub(super) fn keeps(&self, datasets: Datasets) {
+        drop(self.0.datasets.set(datasets));
     }
 
     /// Reaches the other nodes from now on.
@@ -164,6 +174,7 @@ impl Cluster {
             store,
             mount,
             data_mount,
+            datasets,
             overlay,
         } = &*self.0;
         let stats = read.stats();
@@ -218,6 +229,9 @@ impl Cluster {
         }
         if let Some(counters) = mount.get() {
             counters.fill(&mut body);
+        }
+        if let Some(datasets) = datasets.get() {
+            fill_datasets(&mut body, &datasets.home.report(), &datasets.reader.stats());
         }
         if let Some((counters, files)) = data_mount.get() {
             files.fill(counters, &mut body);
@@ -337,6 +351,18 @@ fn fill_store(body: &mut StatsBody, store: &StoreStats) {
     body.disk_damaged = store.damaged;
     body.disk_dropped = store.dropped;
     body.disk_shared = store.shared;
+}
+
+fn fill_datasets(body: &mut StatsBody, shares: &[ShareReport], reader: &ReaderStats) {
+    let sum = |of: fn(&ShareReport) -> u64| shares.iter().map(of).sum();
+    body.datasets_share_bytes = sum(|share| share.share);
+    body.datasets_bytes = sum(|share| share.cached);
+    body.datasets_items = sum(|share| share.items);
+    body.datasets_origin_bytes = sum(|share| share.origin_bytes);
+    body.datasets_requests = reader.requests;
+    body.datasets_unpaid = reader.unpaid;
+    body.datasets_elsewhere = reader.elsewhere;
+    body.datasets_unattributed_bytes = reader.unattributed_bytes;
 }
 
 fn fill_caches(

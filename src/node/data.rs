@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn files_of_datasets_are_theirs_from_open_to_release() {
         let known = Arc::new(Known::default());
-        let files = DataFiles::new(Some(known.clone()), true);
+        let files = DataFiles::new(Some(Arc::clone(&known) as Arc<dyn Items>), true);
         let item = files.open(READER, &file("item1"));
         let other = files.open(READER, &file("other"));
         assert_eq!(*known.0.lock().unwrap(), [42, 42]);

@@ -59,7 +59,6 @@ pub(super) struct FrontInner {
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
     /// Of the data mount only.
     pub(super) data: Option<Arc<DataFiles>>,
-    /// Of the software mount: who is told that a dataset is read through it.
     pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
@@ -120,7 +119,7 @@ impl Front {
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
             data: Some(data),
-            datasets: OnceLock::new(),
+            datasets: self.datasets.clone(),
             other: OnceLock::new(),
         }));
         drop(beside.other.set(Arc::downgrade(&self.0)));
@@ -147,7 +146,8 @@ impl Front {
     /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
     /// kernel has dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
-        super::service::clear(&self.read, self.store.as_ref(), path).await;
+        let datasets = self.datasets.get();
+        super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
         if let Some(other) = self.other.get().and_then(Weak::upgrade) {
@@ -447,7 +447,9 @@ impl fuse::Backend for Front {
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
             return self.read_item(&*item, inode, offset, size);
         }
-        if let Some(datasets) = self.datasets.get() {
+        if self.data.is_none()
+            && let Some(datasets) = self.datasets.get()
+        {
             let left = inode.file.size.saturating_sub(offset);
             let bytes = left.min(size.into());
             datasets.reader.unattributed(inode.path(), bytes);

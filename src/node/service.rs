@@ -104,10 +104,11 @@ impl Service for NodeService {
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         let (read, front) = (self.views[0].clone(), self.front.get().cloned());
         let store = self.store.clone();
+        let datasets = self.datasets.clone();
         async move {
             match front {
                 Some(front) => front.clear(&path).await,
-                None => clear(&read, store.as_ref(), &path).await,
+                None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
             }
             Ok(())
         }
@@ -116,11 +117,21 @@ impl Service for NodeService {
 }
 
 /// Drops what this node caches of `path` and below, in memory and on the disk.
-pub(super) async fn clear(read: &ReadPath, store: Option<&Store>, path: &ItemPath) {
+pub(super) async fn clear(
+    read: &ReadPath,
+    store: Option<&Store>,
+    datasets: Option<&Datasets>,
+    path: &ItemPath,
+) {
     // First the store: what memory lacks is looked for there.
     if let Some(store) = store.cloned() {
         let path = path.clone();
         let clearing = tokio::task::spawn_blocking(move || store.clear(&path));
+        drop(clearing.await);
+    }
+    if let Some(datasets) = datasets.cloned() {
+        let path = path.clone();
+        let clearing = tokio::task::spawn_blocking(move || datasets.home.clear(&path));
         drop(clearing.await);
     }
     read.clear(path);

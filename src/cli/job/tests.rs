@@ -18,6 +18,9 @@ fn parsed(line: &str) -> Result<RunArgs, String> {
     Ok(args)
 }
 
+/// Held by those who run programs: signals to this process reach all of them.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Keeps what it is told.
 #[derive(Debug, Default)]
 struct Kept {
@@ -93,6 +96,7 @@ fn bad_input_is_refused_with_what_is_right() {
 
 #[tokio::test]
 async fn a_job_lasts_as_long_as_its_program_whose_status_it_gives() {
+    let _turn = TURN.lock().await;
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("environment");
     let script = format!(
@@ -111,6 +115,7 @@ async fn a_job_lasts_as_long_as_its_program_whose_status_it_gives() {
 
 #[tokio::test]
 async fn a_program_that_a_signal_ends_gives_its_number() {
+    let _turn = TURN.lock().await;
     let registry = Kept::default();
     let code = run(&of_shell("kill -9 $$"), &registry).await.unwrap();
     assert_eq!(shown(code), shown(ExitCode::from(137)));
@@ -118,7 +123,31 @@ async fn a_program_that_a_signal_ends_gives_its_number() {
 }
 
 #[tokio::test]
+async fn signals_are_the_programs() {
+    let _turn = TURN.lock().await;
+    let directory = tempfile::tempdir().unwrap();
+    let ready = directory.path().join("ready");
+    // Ends by itself if no signal comes.
+    let script = format!(
+        "trap 'exit 9' USR1; touch {}; for i in $(seq 600); do sleep 0.1; done",
+        ready.display()
+    );
+    let (args, registry) = (of_shell(&script), Kept::default());
+    let signal = async {
+        while !ready.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let this = rustix::process::getpid();
+        rustix::process::kill_process(this, rustix::process::Signal::USR1).unwrap();
+    };
+    let (code, ()) = tokio::join!(run(&args, &registry), signal);
+    assert_eq!(shown(code.unwrap()), shown(ExitCode::from(9)));
+    assert_eq!(*registry.ended.lock().unwrap(), ["run:x"]);
+}
+
+#[tokio::test]
 async fn a_program_that_is_not_there_leaves_no_job() {
+    let _turn = TURN.lock().await;
     let mut args = of_shell("");
     args.command = vec!["/nonexistent/program".into()];
     let registry = Kept::default();
@@ -148,6 +177,7 @@ async fn a_job_that_is_refused_runs_nothing() {
 
 #[tokio::test]
 async fn an_end_that_cannot_be_told_leaves_the_status() {
+    let _turn = TURN.lock().await;
     let registry = Kept {
         silent_at_end: true,
         ..Kept::default()

@@ -166,15 +166,16 @@ fn a_loop_of_parents_ends() {
 #[test]
 fn no_more_than_the_bound_is_remembered() {
     let proc = MadeUp::new();
-    let readers = proc.readers();
+    let max = NonZeroUsize::new(8).unwrap();
+    let readers = Readers::remembering(Proc::at(proc.directory.path()), max);
     let now = Instant::now();
-    let pids = 1..=u32::try_from(REMEMBERED_MAX.get()).unwrap() + 50;
-    for pid in pids {
-        proc.thread(pid, pid, 0, 1);
-        assert!(readers.reader(pid, now).is_some());
+    for pid in 1..20 {
+        proc.process(pid, 0, "SLURM_JOB_ID=7");
+        assert_eq!(named(&readers, pid, now).as_deref(), Some("slurm:7"));
     }
-    assert_eq!(lock(&readers.threads).len(), REMEMBERED_MAX.get());
-    assert_eq!(lock(&readers.own).len(), REMEMBERED_MAX.get());
+    assert_eq!(named(&readers, 1, now).as_deref(), Some("slurm:7"));
+    assert_eq!(lock(&readers.threads).len(), 8);
+    assert_eq!(lock(&readers.own).len(), 8);
 }
 
 /// Of a real child in a real `/proc`.

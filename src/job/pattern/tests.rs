@@ -166,9 +166,9 @@ fn a_job_that_settles_is_regular_again_after_a_while() {
 fn sampling_with_replacement_shows_on_one_of_eight_nodes() {
     for seed in 0..20 {
         let mut random = Random(seed);
-        let mut progress = expecting(1000, 8);
-        for _ in 0..1000 {
-            read(&mut progress, u32::try_from(random.below(8000)).unwrap());
+        let mut progress = expecting(2000, 8);
+        for _ in 0..2000 {
+            read(&mut progress, u32::try_from(random.below(16_000)).unwrap());
         }
         assert!(progress.irregular(), "{seed}");
     }

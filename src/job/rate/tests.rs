@@ -46,10 +46,14 @@ enum Event {
     Trained,
 }
 
+fn tid(worker: usize) -> u32 {
+    u32::try_from(worker).unwrap()
+}
+
 /// The estimate after some seconds, as the loader has seen it.
 fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) -> Estimate {
     let begun = Instant::now();
-    let micros = |s: f64| Duration::from_secs_f64(s).as_micros() as u64;
+    let micros = |s: f64| u64::try_from(Duration::from_secs_f64(s).as_micros()).unwrap();
     let at = |micros| begun + Duration::from_micros(micros);
     let mut loader = Loader::new(begun);
     let mut events = BinaryHeap::new();
@@ -81,7 +85,7 @@ fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) 
             now = when;
             match event {
                 Event::Read(worker, started, cached) => {
-                    loader.end(worker as u32, at(now));
+                    loader.end(tid(worker), at(now));
                     loader.read(ITEM, cached, at(started), at(now));
                     let end = now + micros(training.decode_s);
                     events.push(Reverse((end, Event::Decoded(worker))));
@@ -109,7 +113,7 @@ fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) 
                 origin_free = origin_free.max(now) + micros(1.0 / data.origin);
                 origin_free + micros(training.miss_s)
             };
-            loader.begin(worker as u32, at(now));
+            loader.begin(tid(worker), at(now));
             events.push(Reverse((end, Event::Read(worker, now, cached))));
         }
     }
