@@ -38,7 +38,7 @@ use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
-    Secret, SecretError,
+    Secret, SecretError, Upstream,
 };
 use datasets::{Datasets, Ground};
 use front::Front;
@@ -196,18 +196,7 @@ impl Node {
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            let (place, capacity) = ladder::dataset_room(&settings);
-            let source = Arc::new(upstream.at(0));
-            let counter = DatasetCounter::new(Served::of(&settings), source);
-            counter.connect(read.clone());
-            let datasets = Datasets::new(Ground {
-                settings: &settings,
-                upstream: &upstream,
-                origins: origins.as_ref(),
-                counter: Arc::new(counter),
-                place,
-                capacity,
-            });
+            let datasets = datasets_of(&settings, &upstream, origins.as_ref(), &read);
             let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
             parts = Some((made, indexes));
             Arc::new(NodeService {
@@ -278,6 +267,26 @@ impl Node {
         self.overlay.shutdown().await;
         unmounted
     }
+}
+
+/// The datasets' parts of this node, idle. They are counted by way of `read`.
+fn datasets_of(
+    settings: &Settings,
+    upstream: &Upstream,
+    origins: Option<&Arc<Origins>>,
+    read: &ReadPath,
+) -> Datasets {
+    let (place, capacity) = ladder::dataset_room(settings);
+    let counter = DatasetCounter::new(Served::of(settings), Arc::new(upstream.at(0)));
+    counter.connect(read.clone());
+    Datasets::new(Ground {
+        settings,
+        upstream,
+        origins,
+        counter: Arc::new(counter),
+        place,
+        capacity,
+    })
 }
 
 /// What commands are answered from.
