@@ -24,8 +24,8 @@ pub(crate) mod warm;
 
 use crate::api::ApiServer;
 use crate::budgets::DatasetCounter;
-use crate::config::datasets::Served;
 use crate::config::Settings;
+use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -112,7 +112,9 @@ pub enum NodeError {
     #[error("a part of the node died: {0}")]
     Task(tokio::task::JoinError),
     /// The HTTP API cannot be served on TCP.
-    #[error("cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?")]
+    #[error(
+        "cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?"
+    )]
     ApiListener(#[from] TlsError),
     /// It would have no certificates.
     #[error(
@@ -121,7 +123,9 @@ pub enum NodeError {
     )]
     ApiSecret,
     /// The HTTP API's socket failed.
-    #[error("cannot serve the API's socket {path}: {source}. Check the directory's owner and space")]
+    #[error(
+        "cannot serve the API's socket {path}: {source}. Check the directory's owner and space"
+    )]
     Api {
         /// Its path.
         path: PathBuf,
