@@ -8,7 +8,9 @@
 //! Source: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2.
 
 pub mod baselines;
+pub mod check;
 pub mod greedy;
+pub mod json;
 pub mod max_min;
 mod partition;
 pub mod performance;
@@ -18,6 +20,7 @@ mod shares;
 pub mod sjf;
 pub mod water;
 
+pub use check::ProblemError;
 pub use partition::allocate_partitioned;
 pub use policy::{Policy, UnknownPolicy};
 pub use problem::{Allocation, Dataset, DatasetShare, Job, JobShare, Problem, Totals};

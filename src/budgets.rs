@@ -6,10 +6,20 @@
 //! newest decision that nodes report, so it may be killed at any moment. Nodes go on with the last
 //! decision that they have heard.
 
+pub mod allocator;
+pub mod command;
 pub mod decision;
+pub mod registry;
 pub mod report;
+pub mod steward;
 
+pub use command::{
+    Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec, Overview,
+    RateSource, Reply,
+};
 pub use decision::{
     DatasetDecision, Decision, HomeNode, JobDecision, JobNode, OriginReaders, Serial,
 };
-pub use report::{JobReport, NodeReport, ShareReport, Up};
+pub use registry::{POLICIES, UNATTRIBUTED};
+pub use report::{Beat, Down, JobReport, NodeReport, ShareReport, Up};
+pub use steward::{Counted, Counter, Neighbours, ReportSource, Steward, StewardConfig};

@@ -4,11 +4,14 @@
 //! and what to try. Only this module and those below it print.
 
 pub mod bench;
+mod child;
 pub mod doctor;
 pub mod flags;
 pub mod index;
+pub mod job;
 pub mod launch;
 pub mod mount;
+pub mod plan;
 pub mod record;
 pub mod recording;
 pub mod secret;
@@ -21,12 +24,14 @@ pub mod top;
 pub mod unmount;
 pub mod warm;
 
+use crate::attend::{self, AttendArgs};
 use crate::config::Machine;
 use crate::warm::touch;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use index::IndexArgs;
 use launch::LaunchArgs;
+use plan::PlanArgs;
 use recording::RecordArgs;
 use secret::SecretArgs;
 use status::StatusArgs;
@@ -172,6 +177,15 @@ enum Command {
             For mounts and launches with --index. An index that was interrupted goes on with --resume; its\n\
             state is FILE.partial. Ends with 1 if directories cannot be listed.")]
     Index(IndexArgs),
+    /// Run training jobs, and tell the cluster about them
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs job run --dataset imagenet --ideal-rate 114MB/s -- python train.py\n  \
+            copperfs job run --help\n\n\
+            Who reads is recognised by Slurm's, PBS's, Kubernetes' or torchrun's job too: docs/JOBS.md"
+    )]
+    Job(job::JobCommand),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
@@ -182,6 +196,16 @@ enum Command {
         #[command(flatten)]
         args: doctor::DoctorArgs,
     },
+    /// Divide cache and remote IO among training jobs, without a cluster
+    #[command(after_help = "Examples:\n  \
+            copperfs plan problem.json\n  \
+            copperfs plan problem.json --policy max-min --json | jq .jobs\n  \
+            echo '{\"totals\":{\"gpus\":8,\"cache\":\"2TB\",\"remote_io\":\"200MB/s\"},\n    \
+            \"datasets\":[{\"name\":\"A\",\"size\":\"1.3TB\"}],\n    \
+            \"jobs\":[{\"id\":\"r0\",\"dataset\":\"A\",\"ideal_rate\":\"114MB/s\",\"gpus\":1}]}' | copperfs plan -\n\n\
+            Numbers are bytes and bytes per second; texts have a unit: TB decimal, TiB binary.\n\
+            Policies, optional fields and the output's: docs/ALLOCATOR.md")]
+    Plan(PlanArgs),
     /// Model a start on many nodes before there are any
     #[command(
         subcommand,
@@ -204,6 +228,9 @@ enum Command {
         /// The mount point, for the process table
         mountpoint: PathBuf,
     },
+    /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
+    #[command(hide = true)]
+    Attend(AttendArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
     Touch {
@@ -251,6 +278,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Record(args) => return recording::record(args),
         Command::Warm(args) => return warm::warm(&args),
         Command::Index(args) => return index::index(&args),
+        Command::Job(command) => return job::job(&command),
         // It has said why on its pipe.
         Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
@@ -277,10 +305,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             path,
             cluster,
         } => stats::clear(&mountpoint, path.as_deref(), cluster),
+        Command::Attend(args) => attend::serve(args).map_err(anyhow::Error::from),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
+        Command::Plan(args) => plan::plan(&args),
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {

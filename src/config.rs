@@ -5,6 +5,7 @@
 //! ([`layer`]) until all are laid on one another; [`mod@resolve`] then checks every value once and names
 //! the place it was written at.
 
+pub mod datasets;
 mod disk;
 pub mod file;
 pub mod hosts;
@@ -24,9 +25,9 @@ pub use machine::Machine;
 pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, DiskSettings, EvictionPolicy, Freshness, IndexFile, IndexSpec, LogSettings,
-    Member, OpenMode, OriginSpec, Orphan, PushSettings, ReaddirPlus, Seat, Settings, SymlinkPolicy,
-    Toggle,
+    CacheSettings, DatasetSpec, DiskSettings, EvictionPolicy, Freshness, IndexFile, IndexSpec,
+    LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings, ReaddirPlus, Seat, Settings,
+    SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};
@@ -135,6 +136,11 @@ pub fn documented_defaults() -> String {
          at\n# the end of the file:\n# [[origin]]\n# prefix = \"/data\"\n# uri = \
          \"s3://bucket/prefix\"\n# [origin.options]\n# aws_endpoint = \"https://s3.example.org\"\n\
          # aws_access_key_id = \"...\"\n# aws_secret_access_key = \"...\"\n",
+    );
+    text.push_str(
+        "\n# So is a dataset with more than a place:\n# [[dataset]]\n# name = \"imagenet\"\n# path = \
+         \"/data/imagenet\"   # or uri = \"s3://bucket/prefix/imagenet\"\n# index = \
+         \"/data/imagenet/.index\"\n# budget = \"120GB\"\n# origin_readers = \"roots\"         # or homes\n",
     );
     text
 }

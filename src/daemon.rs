@@ -26,6 +26,18 @@ pub enum DaemonError {
     /// The mount point is not fit.
     #[error(transparent)]
     Mountpoint(#[from] MountError),
+    /// One mount point is within the other, by whatever links.
+    #[error(
+        "--data-mount: {} and the mount point {} must be two directories, neither within the other",
+        data_mount.display(),
+        mount.display()
+    )]
+    MountWithinMount {
+        /// The software mount.
+        mount: PathBuf,
+        /// The data mount.
+        data_mount: PathBuf,
+    },
     /// The runtime directory is not fit.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
@@ -56,6 +68,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;
+    free_killed(&settings.runtime_dir, &settings.mountpoint);
     let pid_file = PidFile::lock(&settings.runtime_dir)?;
     if let Some(base) = settings
         .runtime_dir
@@ -64,9 +77,12 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     {
         runtime_dir::sweep(base);
     }
-    make_way(&settings.mountpoint)?;
+    make_way(&settings)?;
     let mount = settings.mountpoint.clone();
     let left = left_by_launch(&settings);
+    let data_mount = settings.data_mount.clone();
+    runtime_dir::note_data_mount(&settings.runtime_dir, data_mount.as_deref())?;
+    let runtime_dir = settings.runtime_dir.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
         .max_blocking_threads(blocking_threads(&settings))
@@ -78,8 +94,15 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     // Readers may still hang in the kernel, and threads with them: nothing is waited for.
     runtime.shutdown_background();
     // Usually the node has done this itself.
-    if let Err(error) = mountpoint::detach_all(&mount) {
-        tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
+    let mut gone = true;
+    for mount in data_mount.iter().chain([&mount]) {
+        if let Err(error) = mountpoint::detach_all(mount) {
+            gone = false;
+            tracing::warn!(%error, mount = %mount.display(), "the mount stays behind");
+        }
+    }
+    if gone {
+        let _unwritable = runtime_dir::note_data_mount(&runtime_dir, None);
     }
     for path in left {
         let _absent = std::fs::remove_file(path);
@@ -143,12 +166,49 @@ async fn live(
     Ok(())
 }
 
-/// Checks that a mount can be made at `path`, and takes away what a killed daemon left there.
+/// How long a killed daemon may take to die once nothing holds it.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Lets the daemon of `runtime_dir`, mounted at `mount`, die if it was killed and cannot: a thread of it
+/// hangs in the kernel, on its own mount, and keeps its files and its lock.
+pub fn free_killed(runtime_dir: &Path, mount: &Path) {
+    let Some(pid) = runtime_dir::running(runtime_dir).filter(|&pid| process::is_dead(pid)) else {
+        return;
+    };
+    tracing::warn!(
+        pid,
+        "a killed daemon hangs in the kernel: its mounts are cut off"
+    );
+    let noted = runtime_dir::noted_data_mount(runtime_dir);
+    for mount in noted.iter().map(PathBuf::as_path).chain([mount]) {
+        if let Err(error) = copperfs_fuse::abort(mount) {
+            tracing::warn!(%error, mount = %mount.display(), "cannot be cut off");
+        }
+    }
+    if let Ok(Some(process)) = process::Process::open(pid) {
+        // What then is still there is told by whoever is in its way.
+        let _ended = process.wait(DEATH_TIMEOUT);
+    }
+}
+
+/// Checks that the mounts of `settings` can be made, and takes away what a killed daemon left there.
 ///
 /// # Errors
 /// What is in the way, and what to do about it.
-pub fn make_way(path: &Path) -> Result<(), DaemonError> {
-    copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+pub fn make_way(settings: &Settings) -> Result<(), DaemonError> {
+    free_killed(&settings.runtime_dir, &settings.mountpoint);
+    // The data mount of a daemon that was killed, which may have had another than this one has.
+    if let Some(left) = runtime_dir::noted_data_mount(&settings.runtime_dir) {
+        mountpoint::take_away_stale(&left);
+    }
+    let mount = copperfs_fuse::make_way(&settings.mountpoint, NonEmpty::Refuse)?;
+    let Some(path) = &settings.data_mount else {
+        return Ok(());
+    };
+    let data_mount = copperfs_fuse::make_way(path, NonEmpty::Refuse)?;
+    if data_mount.starts_with(&mount) || mount.starts_with(&data_mount) {
+        return Err(DaemonError::MountWithinMount { mount, data_mount });
+    }
     Ok(())
 }
 

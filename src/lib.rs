@@ -4,6 +4,7 @@
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
 pub mod allocator;
+pub mod attend;
 pub mod bench;
 pub mod budgets;
 pub mod cache;
@@ -11,7 +12,9 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod dataset;
 pub mod index;
+pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod num;

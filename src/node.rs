@@ -5,19 +5,23 @@
 //! and the control socket.
 
 mod arrivals;
+mod attendant;
 mod backing;
 mod cluster;
+mod data;
+mod datasets;
 mod directory;
 mod errors;
 mod front;
 mod indexed;
 mod ladder;
+mod mounts;
 mod opened;
 mod record;
 mod service;
 pub(crate) mod warm;
 
-use crate::config::{Freshness, Settings, Toggle};
+use crate::config::Settings;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -31,8 +35,10 @@ use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
     Secret, SecretError,
 };
-use front::{Front, Promises};
+use datasets::{Datasets, Ground};
+use front::Front;
 use indexed::Indexes;
+use mounts::{DataMount, Mounts};
 use service::NodeService;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -125,9 +131,10 @@ fn advice(parent: Option<&str>) -> String {
 /// A running node.
 #[derive(Debug)]
 pub struct Node {
-    mount: fuse::Mount,
+    mounts: Mounts,
     overlay: Arc<Overlay>,
     warmer: Warmer,
+    datasets: Datasets,
     /// Held for its drop.
     _control: ControlSocket,
 }
@@ -161,11 +168,22 @@ impl Node {
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            parts = Some((read, cluster.clone(), warmer.clone(), indexes));
+            let (place, capacity) = ladder::dataset_room(&settings);
+            let datasets = Datasets::new(Ground {
+                settings: &settings,
+                upstream: &upstream,
+                origins: origins.as_ref(),
+                counter: Arc::new(datasets::Uncounted),
+                place,
+                capacity,
+            });
+            let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
+            parts = Some((made, indexes));
             Arc::new(NodeService {
                 views,
                 cluster,
                 warmer,
+                datasets,
                 origins: origins.clone(),
                 store: store.clone(),
                 front: Arc::clone(&front),
@@ -173,7 +191,7 @@ impl Node {
             })
         })?;
         let overlay = Arc::new(overlay);
-        let Some((read, cluster, warmer, indexes)) = parts else {
+        let Some(((read, cluster, warmer, datasets), indexes)) = parts else {
             return Err(OverlayError::Config("the overlay made no service".into()).into());
         };
         cluster.joined(Arc::clone(&overlay));
@@ -183,17 +201,15 @@ impl Node {
         }
         let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
         let backings = ladder::backings(&settings, store.as_ref(), &runtime);
-        let this = Front::new(read, root, promises(&settings), backings, store);
+        let promises = mounts::promises(&settings);
+        let this = Front::new(read, root.clone(), promises, backings, store);
         drop(this.cluster.set(cluster.clone()));
-        let counters = Arc::new(fuse::Counters::default());
-        cluster.mounted(Arc::clone(&counters));
-        let options = mount_options(&settings, counters);
-        let backend = Arc::new(this.clone());
-        let mounting = move || fuse::mount(backend, options, &runtime);
-        let mount = tokio::task::spawn_blocking(mounting)
-            .await
-            .map_err(NodeError::Task)??;
-        this.connect(&mount);
+        datasets.start(&overlay);
+        drop(this.datasets.set(datasets.clone()));
+        cluster.keeps(datasets.clone());
+        let items = Arc::new(datasets.clone());
+        let beside = DataMount::new(&settings, &this, root, Some(items));
+        let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
             overlay: Arc::clone(&overlay),
@@ -204,28 +220,30 @@ impl Node {
 
         let control = serve_commands(&settings, parts)?;
         Ok(Self {
-            mount,
+            mounts,
             overlay,
             warmer,
+            datasets,
             _control: control,
         })
     }
 
-    /// Runs until `shutdown` is ready or the mount is gone, then unmounts and leaves the tree. Ends
-    /// within seconds even if someone still holds the mount.
+    /// Runs until `shutdown` is ready or the software mount is gone, then unmounts and leaves the tree.
+    /// Ends within seconds even if someone still holds a mount. A data mount that goes by itself is
+    /// told of and not waited for.
     ///
     /// # Errors
     /// When the mount point could not be freed: the message says who may hold it.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
         tokio::select! {
             () = shutdown => {}
-            () = self.mount.closed() => tracing::info!("unmounted"),
+            () = self.mounts.closed() => tracing::info!("unmounted"),
         }
         self.warmer.stop();
-        let unmounting = tokio::task::spawn_blocking(move || self.mount.unmount());
-        let unmounted = unmounting.await.map_err(NodeError::Task)?;
+        self.datasets.stop();
+        let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
-        Ok(unmounted?)
+        unmounted
     }
 }
 
@@ -281,7 +299,8 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .exclude
         .iter()
         .flatten()
-        .chain([&settings.mountpoint]);
+        .chain([&settings.mountpoint])
+        .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
     let patience = settings.request_timeout.mul_f64(0.8);
@@ -409,37 +428,4 @@ async fn root_attributes(
     let parent = roster.ancestors(0).first().copied();
     let parent = parent.and_then(|rank| Some(roster.members().get(rank)?.name.clone()));
     attributes.map_err(|failure| NodeError::Root { failure, parent })
-}
-
-fn promises(settings: &Settings) -> Promises {
-    let push = settings.push;
-    Promises {
-        ttl: settings.ttl,
-        negative_ttl: settings.negative_ttl,
-        lease: settings.freshness.lease(),
-        push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
-    }
-}
-
-fn mount_options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
-    fuse::MountOptions {
-        open: settings.open,
-        allow_other: settings.allow_other,
-        readdir_plus: settings.readdir_plus,
-        posix_acl: match settings.posix_acl {
-            Toggle::Auto => settings.allow_other,
-            Toggle::On => true,
-            Toggle::Off => false,
-        },
-        threads: settings.fuse_threads,
-        see_directories: settings.freshness != Freshness::Job,
-        max_background: settings.max_background,
-        push: fuse::PushLimits {
-            enabled: settings.push.enabled,
-            bytes_max: settings.push.bytes_max,
-            ..fuse::PushLimits::default()
-        },
-        counters,
-        ..fuse::MountOptions::new(&settings.mountpoint)
-    }
 }

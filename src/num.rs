@@ -11,3 +11,24 @@ const _: () = assert!(usize::BITS == 64, "copperfs needs a 64-bit platform");
 pub fn to_usize(value: u64) -> usize {
     value as usize
 }
+
+/// An amount as a number to calculate with; exact below 2^53.
+#[must_use]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "bytes and rates above 2^53 need no last digit"
+)]
+pub fn as_f64(value: u64) -> f64 {
+    value as f64
+}
+
+/// An amount without its fraction; 0 for what is negative or no number.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the conversion saturates"
+)]
+pub fn whole(value: f64) -> u64 {
+    value as u64
+}

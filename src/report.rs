@@ -22,6 +22,9 @@
 //! | `origin.{throttled,concurrency}` | refused by object stores for want of room; requests that they may be sent at a time now |
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
+//! | `data_mount.{mounted,lost}` | whether there is a data mount that answers (1), or one that was taken away alone |
+//! | `data_mount.{requests,opens,releases,reads,bytes_read}` | asked by the kernel of the data mount; `fuse.*` are the software mount only |
+//! | `data_mount.{dataset_opens,cached_opens}` | opens of files of datasets; opens that were closed without any READ: answered by the page cache, or not read |
 //! | `healing.failovers` | how often it has moved to another ancestor than its parent, in all trees |
 //! | `healing.returns` | how often it has come back to its parent |
 //! | `healing.replays` | requests asked again because their connection was lost |

@@ -23,6 +23,7 @@ mod catalog;
 mod content;
 mod directory;
 mod health;
+mod items;
 mod layer;
 mod log;
 mod sweep;
@@ -30,6 +31,7 @@ mod whole;
 mod writer;
 
 pub use directory::StoreError;
+pub(crate) use items::ItemBlock;
 pub use layer::Stored;
 pub use whole::{Whole, WholeWriter};
 
@@ -45,7 +47,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use writer::{Put, Writer};
 
 /// What a [`Store`] is opened with.
@@ -95,6 +97,15 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Who decides what a store holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Keeps {
+    /// The store: it evicts for what comes.
+    WhatFits,
+    /// Its owner, item by item: what does not fit is refused.
+    WhatIsAsked,
+}
+
 /// See the module. Cheap to clone.
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
@@ -112,6 +123,9 @@ struct Shared {
     counters: Counters,
     /// The store is being closed: the sweep ends.
     closing: AtomicBool,
+    /// What the directory holds is known: the sweep has ended.
+    swept: watch::Sender<bool>,
+    keeps: Keeps,
     /// Reads from the disk at a time: enough to keep an NVMe busy, few enough that a disk that hangs
     /// holds few threads.
     reads: Arc<Semaphore>,
@@ -135,6 +149,10 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]. A damaged index or content file is no error.
     pub fn open(options: &StoreOptions) -> Result<Self, StoreError> {
+        Self::open_as(options, Keeps::WhatFits)
+    }
+
+    fn open_as(options: &StoreOptions, keeps: Keeps) -> Result<Self, StoreError> {
         let directory = Directory::open(&options.directory)?;
         let capacity_bytes = match options.capacity {
             Size::Bytes(bytes) => bytes,
@@ -147,6 +165,8 @@ impl Store {
             catalog,
             counters: Counters::default(),
             closing: AtomicBool::new(false),
+            swept: watch::channel(false).0,
+            keeps,
             reads: Arc::new(Semaphore::new(READS_MAX)),
         });
         let (log, evicted) = log::replay(&shared.directory, &shared.catalog)?;

@@ -7,6 +7,9 @@
     reason = "a test ends with what it did not expect"
 )]
 
+#[path = "cli/plan.rs"]
+mod plan;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};

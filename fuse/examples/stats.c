@@ -96,5 +96,22 @@ int main(int argc, char **argv)
     PRINT(disk_shared, "disk.shared");
     PRINT(origin_throttled, "origin.throttled");
     PRINT(origin_concurrency, "origin.concurrency");
+    PRINT(data_mount_mounted, "data_mount.mounted");
+    PRINT(data_mount_lost, "data_mount.lost");
+    PRINT(data_mount_requests, "data_mount.requests");
+    PRINT(data_mount_opens, "data_mount.opens");
+    PRINT(data_mount_dataset_opens, "data_mount.dataset_opens");
+    PRINT(data_mount_releases, "data_mount.releases");
+    PRINT(data_mount_cached_opens, "data_mount.cached_opens");
+    PRINT(data_mount_reads, "data_mount.reads");
+    PRINT(data_mount_bytes_read, "data_mount.bytes_read");
+    PRINT(datasets_share_bytes, "datasets.share_bytes");
+    PRINT(datasets_bytes, "datasets.bytes");
+    PRINT(datasets_items, "datasets.items");
+    PRINT(datasets_origin_bytes, "datasets.origin_bytes");
+    PRINT(datasets_requests, "datasets.requests");
+    PRINT(datasets_unpaid, "datasets.unpaid");
+    PRINT(datasets_elsewhere, "datasets.elsewhere");
+    PRINT(datasets_unattributed_bytes, "datasets.unattributed_bytes");
     return 0;
 }

@@ -99,6 +99,23 @@ struct copperfs_stats {
     uint64_t disk_shared; /* disk.shared */
     uint64_t origin_throttled; /* origin.throttled */
     uint64_t origin_concurrency; /* origin.concurrency */
+    uint64_t data_mount_mounted; /* data_mount.mounted */
+    uint64_t data_mount_lost; /* data_mount.lost */
+    uint64_t data_mount_requests; /* data_mount.requests */
+    uint64_t data_mount_opens; /* data_mount.opens */
+    uint64_t data_mount_dataset_opens; /* data_mount.dataset_opens */
+    uint64_t data_mount_releases; /* data_mount.releases */
+    uint64_t data_mount_cached_opens; /* data_mount.cached_opens */
+    uint64_t data_mount_reads; /* data_mount.reads */
+    uint64_t data_mount_bytes_read; /* data_mount.bytes_read */
+    uint64_t datasets_share_bytes; /* datasets.share_bytes */
+    uint64_t datasets_bytes; /* datasets.bytes */
+    uint64_t datasets_items; /* datasets.items */
+    uint64_t datasets_origin_bytes; /* datasets.origin_bytes */
+    uint64_t datasets_requests; /* datasets.requests */
+    uint64_t datasets_unpaid; /* datasets.unpaid */
+    uint64_t datasets_elsewhere; /* datasets.elsewhere */
+    uint64_t datasets_unattributed_bytes; /* datasets.unattributed_bytes */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

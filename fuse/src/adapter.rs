@@ -123,8 +123,7 @@ impl Adapter {
     fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
         match command {
             ioctl::NODE_STATS => {
-                let mut stats = self.backend().node_stats();
-                self.counters().fill(&mut stats);
+                let stats = self.backend().node_stats(self.counters());
                 reply::stats(reply, Ok(stats));
             }
             ioctl::CLUSTER_STATS => {
@@ -205,16 +204,16 @@ impl Filesystem for Adapter {
         match self.policy.open {
             // The kernel opens by itself from now on, with KEEP_CACHE.
             OpenMode::ZeroMessage if self.granted.zero_open => reply.error(Errno::ENOSYS),
-            OpenMode::ZeroMessage => reply.opened(FileHandle(0), keep_cache()),
+            OpenMode::ZeroMessage => reply.opened(FileHandle(0), cached_file(false)),
             OpenMode::Tracked => {
                 let answer = self.backend().open(reader(request), ino);
                 self.send(request, answer, reply, |reply, result| match result {
-                    Ok(()) => reply.opened(FileHandle(0), keep_cache()),
+                    Ok(open) => reply.opened(FileHandle(open.handle), cached_file(open.direct)),
                     Err(error) => reply.error(errno(error)),
                 });
             }
             OpenMode::Passthrough => match self.backend().open(reader(request), ino) {
-                Answer::Ready(Ok(())) => self.open_through(request, ino, reply),
+                Answer::Ready(Ok(_)) => self.open_through(request, ino, reply),
                 Answer::Ready(Err(error)) => reply.error(errno(error)),
                 Answer::Pending(future) => {
                     let (opens, shared) = (Arc::clone(&self.opens), Arc::clone(&self.shared));
@@ -239,7 +238,7 @@ impl Filesystem for Adapter {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
@@ -250,7 +249,7 @@ impl Filesystem for Adapter {
             self.opens.release(Ino(ino.0));
         }
         if self.policy.open != OpenMode::ZeroMessage {
-            self.backend().release(Ino(ino.0));
+            self.backend().release(Ino(ino.0), handle.0);
         }
         reply.ok();
     }
@@ -259,7 +258,7 @@ impl Filesystem for Adapter {
         &self,
         request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _flags: OpenFlags,
@@ -269,7 +268,9 @@ impl Filesystem for Adapter {
         let _in_hand = self.counters().begin(Op::Read);
         let ino = Ino(ino.0);
         self.shared.push.was_read(ino);
-        let answer = self.backend().read(reader(request), ino, offset, size);
+        let answer = self
+            .backend()
+            .read(reader(request), ino, handle.0, offset, size);
         let counters = Arc::clone(&self.shared.counters);
         self.send(request, answer, reply, move |reply, result| {
             if let Ok(bytes) = &result {
@@ -665,6 +666,12 @@ fn cached_listing(keep: bool) -> FopenFlags {
     keep | FopenFlags::FOPEN_CACHE_DIR
 }
 
-fn keep_cache() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+/// For a file; `direct`: past the page cache.
+fn cached_file(direct: bool) -> FopenFlags {
+    let cache = if direct {
+        FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        FopenFlags::FOPEN_KEEP_CACHE
+    };
+    cache | FopenFlags::FOPEN_NOFLUSH
 }

@@ -181,6 +181,17 @@ pub struct DirEntry {
     pub plus: bool,
 }
 
+/// A file that was opened, where opens are seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Opened {
+    /// Given back with each [`Backend::read`] of this open and with [`Backend::release`].
+    pub handle: u64,
+    /// Every read of this open is a READ, and what the page cache holds of the file is dropped. On
+    /// `tracked` mounts only; mappings still go through the page cache. Not set: the page cache is
+    /// used, and what it holds stays.
+    pub direct: bool,
+}
+
 /// A directory that was opened, where opens of directories are seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenDir {
@@ -255,19 +266,22 @@ pub trait Backend: Send + Sync + 'static {
     /// Target of a symlink.
     fn readlink(&self, ino: Ino) -> Answer<Bytes>;
 
-    /// Called for each open where opens are seen (`tracked` and `passthrough` mounts).
-    fn open(&self, reader: Reader, ino: Ino) -> Answer<()>;
+    /// Called for each open where opens are seen (`tracked` and `passthrough` mounts). What stays
+    /// ready for the reads of this open is ready when this answers.
+    fn open(&self, reader: Reader, ino: Ino) -> Answer<Opened>;
 
-    /// The last close of an open that was seen.
-    fn release(&self, ino: Ino);
+    /// The last close of an open that was seen, behind the answers to all of its reads. What is open
+    /// when the mount ends is not released one by one.
+    fn release(&self, ino: Ino, handle: u64);
 
     /// For a `passthrough` mount: a file that holds all of `ino`'s bytes, if it is worth one and at
     /// hand. `Ready(Ok(None))` starts or continues bringing the bytes here and opens the file
     /// `DIRECT_IO` this time.
     fn backing(&self, ino: Ino) -> Answer<Option<Backing>>;
 
-    /// Up to `size` bytes from `offset`; fewer only at the end of the file.
-    fn read(&self, reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes>;
+    /// Up to `size` bytes from `offset`, for the open `handle` (0 where opens are not seen); fewer
+    /// only at the end of the file.
+    fn read(&self, reader: Reader, ino: Ino, handle: u64, offset: u64, size: u32) -> Answer<Bytes>;
 
     /// Called for each opendir where they are seen ([`crate::MountOptions::see_directories`]).
     fn opendir(&self, ino: Ino) -> Answer<OpenDir> {
@@ -306,10 +320,11 @@ pub trait Backend: Send + Sync + 'static {
     /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
-    /// This node's counters, for ioctl; `fuse.*` and `push.*` are filled in by the front.
-    fn node_stats(&self) -> crate::ioctl::StatsBody;
+    /// This node's counters, for ioctl; those of the mount that asks are `counters`
+    /// ([`Counters::fill`](crate::Counters::fill)).
+    fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;
 
-    /// The cluster's summed counters, for ioctl. The front fills in nothing here: this node's own
+    /// The cluster's summed counters, for ioctl. This node's own
     /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
     fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
 

@@ -127,6 +127,12 @@ impl Counters {
         self.push_files.load(Ordering::Relaxed)
     }
 
+    /// Bytes given in answer to READ.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
     /// Requests dropped because their reader was killed.
     #[must_use]
     pub fn interrupted(&self) -> u64 {

@@ -289,6 +289,40 @@ stats! {
     origin_throttled "origin.throttled",
     /// Requests that object stores may be sent at a time, as things stand.
     origin_concurrency "origin.concurrency",
+    /// Data mounts that answer: 1 or 0 of a node.
+    data_mount_mounted "data_mount.mounted",
+    /// Data mounts that were asked for and are gone: 1 or 0 of a node.
+    data_mount_lost "data_mount.lost",
+    /// Requests of all kinds that the data mount was sent, FORGET not counted.
+    data_mount_requests "data_mount.requests",
+    /// OPEN requests of the data mount.
+    data_mount_opens "data_mount.opens",
+    /// Of these, of files that belong to a dataset.
+    data_mount_dataset_opens "data_mount.dataset_opens",
+    /// RELEASE requests of the data mount.
+    data_mount_releases "data_mount.releases",
+    /// Of these, of opens without any READ: what was read of them came from the page cache.
+    data_mount_cached_opens "data_mount.cached_opens",
+    /// READ requests of the data mount.
+    data_mount_reads "data_mount.reads",
+    /// Bytes given in answer to these.
+    data_mount_bytes_read "data_mount.bytes_read",
+    /// Bytes of datasets that may be held here.
+    datasets_share_bytes "datasets.share_bytes",
+    /// Bytes of datasets that are held here.
+    datasets_bytes "datasets.bytes",
+    /// Items of datasets that are held here: files, and 4 MiB stripes of larger ones.
+    datasets_items "datasets.items",
+    /// Bytes that this node has read from storage, or had read by a root, for datasets.
+    datasets_origin_bytes "datasets.origin_bytes",
+    /// Requests of readers here to homes of items, this node among them.
+    datasets_requests "datasets.requests",
+    /// Of these, answered with what reading storage costs, for lack of payment.
+    datasets_unpaid "datasets.unpaid",
+    /// Of these, sent elsewhere because a home could not be reached.
+    datasets_elsewhere "datasets.elsewhere",
+    /// Bytes of datasets that were read through the software mount: on no job's account.
+    datasets_unattributed_bytes "datasets.unattributed_bytes",
 }
 
 impl StatsBody {

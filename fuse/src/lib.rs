@@ -30,12 +30,12 @@ mod reply;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,
-    Reader, Timestamp, Usage,
+    Opened, Reader, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
 pub use mount::{
-    Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, detach, make_way, mount,
-    mount_state, resolve,
+    Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
+    make_way, mount, mount_state, resolve,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

@@ -15,6 +15,7 @@ mod readahead;
 mod session;
 mod state;
 
+pub use abort::{Abort, abort};
 pub use preflight::{NonEmpty, make_way};
 pub use state::{MountState, detach, mount_state, resolve};
 
@@ -265,6 +266,12 @@ impl Mount {
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// The number of its FUSE connection, for [`Abort::of`]; `None` if it could not be found.
+    #[must_use]
+    pub fn connection(&self) -> Option<u32> {
+        self.session.as_ref().and_then(Session::connection)
     }
 
     /// Tells the kernel what to forget.

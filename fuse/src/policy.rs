@@ -94,7 +94,8 @@ impl Policy {
                     wanted |= InitFlags::FUSE_NO_OPENDIR_SUPPORT;
                 }
             }
-            OpenMode::Tracked => {}
+            // Without it a file that is open for direct reads cannot be mapped shared.
+            OpenMode::Tracked => wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             OpenMode::Passthrough => {
                 needed |= InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
                 // The backing file must lie on a plain filesystem: depth 1 allows no overlay below,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
 use copperfs_overlay::{
-    BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listing,
-    Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
+    BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, LatestReceiver,
+    LatestSender, Leased, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
     Service, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
@@ -180,6 +180,7 @@ impl Child {
             first_block: 0,
             block_count: 1,
             content: None,
+            through: false,
         };
         let Ok(mut parts) = self.files.read(request).await else {
             return;
@@ -345,6 +346,27 @@ impl Files for Nothing {
 }
 
 impl Service for Nothing {
+    fn steer(
+        &self,
+        _child: String,
+        _tree: usize,
+        mut up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        // What comes goes back.
+        async move {
+            while let Some(frame) = up.recv().await {
+                let _gone = down.send(frame);
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn command(&self, _tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        std::future::ready(Ok(command)).boxed()
+    }
+
     fn files(&self, _attempt: u8) -> Arc<dyn Files> {
         Arc::new(Self)
     }

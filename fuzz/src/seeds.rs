@@ -7,8 +7,7 @@ use copperfs_overlay::wire::message::{self, Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Request};
 use copperfs_overlay::{
     Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
-    ListingDigest,
-    ReadRequest, Version,
+    ItemRequest, ListingDigest, ReadRequest, Version,
 };
 use serde::Serialize;
 use std::path::Path;
@@ -88,7 +87,22 @@ fn requests() -> Vec<Request> {
             first_block: 1,
             block_count: 2,
             content: Some(ContentHash([5; 32])),
+            through: false,
         }),
+        Request::Item(ItemRequest {
+            dataset: 1,
+            path: path(),
+            version: Version([7; 16]),
+            size: 9 << 20,
+            content: None,
+            stripe: 1,
+            offset: 5 << 20,
+            len: 1 << 20,
+            job: 1 << 100,
+            payment: 1 << 20,
+        }),
+        Request::Steer { tree },
+        Request::Command { tree },
         Request::Find {
             tree,
             hash: ContentHash([5; 32]),
@@ -140,6 +154,12 @@ fn heads() -> Vec<Head> {
         Head::Unchanged { lease_ms: None },
         Head::Usage(FilesystemUsage::default()),
         Head::Origins { origins: 2 },
+        Head::Item {
+            cached: true,
+            charged: 1 << 20,
+            admitted: 0,
+        },
+        Head::Unpaid { cost: 1 << 20 },
     ]
 }
 
@@ -181,6 +201,7 @@ fn messages() -> Vec<Vec<u8>> {
             arity,
             list: [9; 16],
             name,
+            reader: false,
         }),
     ));
     seeds.push(tagged(

@@ -6,7 +6,7 @@ use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, FilesystemUsage, ItemPath, ListingDigest, RangeRequest, ReadRequest, Timestamp,
+    FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Timestamp,
     Version,
 };
 
@@ -124,7 +124,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
 /// What is asked, sound or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
-    Ok(match from.int_in_range(0..=13)? {
+    Ok(match from.int_in_range(0..=16)? {
         0 => Request::List {
             path,
             cursor: cursor(from)?,
@@ -148,6 +148,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
             content: content(from)?,
+            through: bool::arbitrary(from)?,
         }),
         3 => Request::Xattrs { path },
         4 => Request::Usage { path },
@@ -192,6 +193,9 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             hash: ContentHash(<[u8; 32]>::arbitrary(from)?),
             len: u64::arbitrary(from)?,
         },
+        13 => Request::Item(item(from, path)?),
+        14 => Request::Steer { tree },
+        15 => Request::Command { tree },
         _ => Request::ClearBelow {
             tree,
             path,
@@ -200,9 +204,29 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     })
 }
 
+fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
+    // Often sound: any number rarely lies in its stripe.
+    let (offset, len) = (u64::arbitrary(from)?, from.int_in_range(0..=ITEM_BYTES_MAX + 1)?);
+    Ok(ItemRequest {
+        dataset: u64::arbitrary(from)?,
+        path,
+        version: Version(<[u8; 16]>::arbitrary(from)?),
+        size: u64::arbitrary(from)?,
+        content: content(from)?,
+        stripe: match bool::arbitrary(from)? {
+            true => offset / ITEM_BYTES_MAX,
+            false => u64::arbitrary(from)?,
+        },
+        offset,
+        len,
+        job: u128::arbitrary(from)?,
+        payment: u64::arbitrary(from)?,
+    })
+}
+
 /// The beginning of an answer.
 pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
-    Ok(match from.int_in_range(0..=5)? {
+    Ok(match from.int_in_range(0..=7)? {
         0 => Head::Listing {
             directory: attributes(from)?,
             next: cursor(from)?,
@@ -223,6 +247,14 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
         4 => Head::Unchanged {
             lease_ms: Option::<u32>::arbitrary(from)?,
         },
+        5 => Head::Item {
+            cached: bool::arbitrary(from)?,
+            charged: u64::arbitrary(from)?,
+            admitted: u64::arbitrary(from)?,
+        },
+        6 => Head::Unpaid {
+            cost: u64::arbitrary(from)?,
+        },
         _ => Head::Usage(FilesystemUsage {
             blocks: u64::arbitrary(from)?,
             files: u64::arbitrary(from)?,
@@ -241,6 +273,7 @@ pub fn hello(from: &mut Unstructured<'_>) -> Result<Hello> {
         arity: u32::arbitrary(from)?,
         list: <[u8; 16]>::arbitrary(from)?,
         name: String::arbitrary(from)?,
+        reader: bool::arbitrary(from)?,
     })
 }
 

@@ -10,7 +10,7 @@ use copperfs_overlay::wire::{
     Question, Request, STAT_NAMES_MAX, XATTRS_MAX,
 };
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX,
+    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, Entry, Failure, ITEM_BYTES_MAX, ItemPath, LISTING_ENTRIES_MAX,
     RANGE_ALIGN, RANGE_BYTES_MAX, ReadRequest,
 };
 use serde::Serialize;
@@ -117,6 +117,15 @@ fn request(body: &[u8]) {
                 assert_eq!(last, range.block());
             }
         }
+        Request::Item(item) => {
+            inside(&item.path);
+            if sound {
+                let last = item.offset + (item.len - 1);
+                assert!((1..=ITEM_BYTES_MAX).contains(&item.len) && last < item.size);
+                assert_eq!(item.offset / ITEM_BYTES_MAX, item.stripe);
+                assert_eq!(last / ITEM_BYTES_MAX, item.stripe);
+            }
+        }
         Request::Find { len, .. } => {
             assert!(!sound || (1..=BLOCK_BYTES).contains(len));
         }
@@ -138,7 +147,9 @@ fn request(body: &[u8]) {
         | Request::ClusterReports { .. }
         | Request::ReportsBelow { .. }
         | Request::Warm { .. }
-        | Request::WarmBelow { .. } => {}
+        | Request::WarmBelow { .. }
+        | Request::Steer { .. }
+        | Request::Command { .. } => {}
     }
 }
 

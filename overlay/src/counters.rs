@@ -20,6 +20,14 @@ pub struct Counters {
     pub wrong_blocks: u64,
     /// Requests and reads that went on over another connection after theirs was lost.
     pub replays: u64,
+    /// Items asked of their homes.
+    pub items_asked: u64,
+    /// Bytes of the homes' answers.
+    pub item_bytes_received: u64,
+    /// Items that others have asked of this node, and that were answered.
+    pub items_answered: u64,
+    /// Bytes of these answers.
+    pub item_bytes_sent: u64,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +39,10 @@ pub(crate) struct Meters {
     pub(crate) blocks_verified: AtomicU64,
     pub(crate) wrong_blocks: AtomicU64,
     pub(crate) replays: AtomicU64,
+    pub(crate) items_asked: AtomicU64,
+    pub(crate) item_bytes_received: Arc<AtomicU64>,
+    pub(crate) items_answered: AtomicU64,
+    pub(crate) item_bytes_sent: AtomicU64,
 }
 
 impl Meters {
@@ -43,6 +55,10 @@ impl Meters {
             blocks_verified: self.blocks_verified.load(Ordering::Relaxed),
             wrong_blocks: self.wrong_blocks.load(Ordering::Relaxed),
             replays: self.replays.load(Ordering::Relaxed),
+            items_asked: self.items_asked.load(Ordering::Relaxed),
+            item_bytes_received: self.item_bytes_received.load(Ordering::Relaxed),
+            items_answered: self.items_answered.load(Ordering::Relaxed),
+            item_bytes_sent: self.item_bytes_sent.load(Ordering::Relaxed),
         }
     }
 }

@@ -47,6 +47,9 @@ pub struct ReadRequest {
     pub block_count: u64,
     /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
     pub content: Option<ContentHash>,
+    /// Nobody on the way to storage keeps the bytes, looks for them among what it keeps, or has others
+    /// wait for them: who asks keeps them himself, and each such request reads storage.
+    pub through: bool,
 }
 
 impl ReadRequest {

@@ -15,12 +15,15 @@ mod counters;
 pub mod files;
 pub mod forest;
 pub mod freshness;
+pub mod homes;
 pub mod identity;
 pub mod item;
 pub mod overlay;
 pub mod placement;
 pub mod roster;
 mod server;
+pub mod steering;
+pub mod tls;
 pub mod transport;
 pub mod tree;
 pub mod upstream;
@@ -37,6 +40,7 @@ pub use files::{
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use freshness::{Leased, ListingDigest};
+pub use homes::{Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
 pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
@@ -45,5 +49,7 @@ pub use item::{
 pub use overlay::{OriginFingerprint, Overlay, OverlayConfig, OverlayError, Service};
 pub use placement::Placement;
 pub use roster::{Member, Roster, Seat};
+pub use steering::{LatestReceiver, LatestSender, NotSent, STEERING_BYTES_MAX, Steering, latest};
+pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};
 pub use tree::Tree;
 pub use upstream::{LinkReport, LinkStatus, Liveness, Orphan, Upstream};

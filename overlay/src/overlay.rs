@@ -8,17 +8,20 @@ use crate::cluster::warm::{PlanReader, Tally, WarmOutcome, WarmProgress};
 use crate::cluster::{ClusterClear, ClusterReports, Operation};
 use crate::counters::{Counters, Meters};
 use crate::files::Files;
+use crate::homes::{Homes, HomesBounds, ItemAnswer, ItemRequest};
 use crate::identity::{IdentityError, Secret};
 use crate::item::{ContentHash, Failure, ItemPath};
 use crate::placement::digest;
 use crate::roster::{Member, Roster, Seat};
 use crate::server::Refusals;
+use crate::server::readers::Readers;
+use crate::steering::{COMMANDS_AT_ONCE, LatestReceiver, LatestSender, Steered};
 use crate::transport::{KernelNetwork, Network, Transport, close};
 use crate::upstream::climb::Climber;
 use crate::upstream::peer::{Dialer, Liveness};
 use crate::upstream::{Orphan, Upstream};
 use crate::wire::message::NodeId;
-use crate::{cluster, server};
+use crate::{cluster, homes, server, steering};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use quinn::{Connection, VarInt};
@@ -85,6 +88,51 @@ pub trait Service: Send + Sync + 'static {
         tally.failed("this node cannot be warmed");
         Box::pin(std::future::ready(()))
     }
+
+    /// Whether [`Service::item`] would answer `request` without waiting for the origin. Such requests
+    /// never wait behind those that do. Must be cheap and must not block.
+    fn item_is_here(&self, request: &ItemRequest) -> bool {
+        let _none_here = request;
+        false
+    }
+
+    /// Bytes of an item whose home this node is. The answer has exactly [`ItemRequest::len`] bytes, or
+    /// says what reading them costs. Dropped when nobody waits for it any more.
+    ///
+    /// # Errors
+    /// `Unsupported` on a node that is nobody's home; what [`Files::read`] fails with.
+    fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        drop(request);
+        Box::pin(std::future::ready(Err(homes::no_home())))
+    }
+
+    /// A stream of `child`, a node that hangs from this one in `tree`: hears its frames and gives it
+    /// new ones until the child is gone (`up` ends, and the future is dropped) or it returns, which
+    /// ends the stream. Called anew for each stream; there is at most one for each child and tree.
+    ///
+    /// # Errors
+    /// Whatever the child is to know; it then finds its stream ended.
+    fn steer(
+        &self,
+        child: String,
+        tree: usize,
+        up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        drop((child, tree, up, down));
+        Box::pin(std::future::ready(Err(steering::nobody())))
+    }
+
+    /// A command of at most 1 MiB from a node below this one in `tree`: answered with at most 1 MiB by
+    /// who is in charge, passed on by everybody else ([`Upstream::command`]). Dropped when nobody
+    /// waits for it any more.
+    ///
+    /// # Errors
+    /// Whatever the asker is to know.
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        drop((tree, command));
+        Box::pin(std::future::ready(Err(steering::nobody())))
+    }
 }
 
 /// Where a node stands and how it behaves. All nodes have the same `members`, `arity`, `roots` and
@@ -113,6 +161,8 @@ pub struct OverlayConfig {
     pub patience: Patience,
     /// What to do when no root can be reached.
     pub orphan: Orphan,
+    /// How many connections to homes of items this node keeps.
+    pub homes: HomesBounds,
     /// Where datagrams travel.
     pub network: Arc<dyn Network>,
 }
@@ -134,6 +184,7 @@ impl OverlayConfig {
             liveness: Liveness::default(),
             patience: Patience::default(),
             orphan: Orphan::default(),
+            homes: HomesBounds::default(),
             network: Arc::new(KernelNetwork),
         }
     }
@@ -190,6 +241,12 @@ pub(crate) struct Shared {
     pub(crate) plans: Semaphore,
     /// This node is going: what fails from now on says nothing about what was asked.
     pub(crate) leaving: AtomicBool,
+    /// Who reads items from this node.
+    pub(crate) readers: Readers,
+    /// Streams of steering from children.
+    pub(crate) steered: Steered,
+    /// Turns of children's commands.
+    pub(crate) commands: Semaphore,
     /// Connected children: those by the list, and a bounded number of others. Held for look-ups only.
     children: Mutex<HashMap<NodeId, Child>>,
 }
@@ -206,6 +263,30 @@ struct Child {
 pub(crate) struct Full;
 
 impl Shared {
+    fn new(
+        roster: Arc<Roster>,
+        (request_timeout, liveness): (Duration, Liveness),
+        service: Arc<dyn Service>,
+        upstream: Upstream,
+        meters: Arc<Meters>,
+    ) -> Self {
+        Self {
+            roster,
+            request_timeout,
+            liveness,
+            service,
+            upstream,
+            meters,
+            refusals: Refusals::default(),
+            plans: Semaphore::new(cluster::warm::PLANS_MAX),
+            leaving: AtomicBool::new(false),
+            readers: Readers::default(),
+            steered: Steered::default(),
+            commands: Semaphore::new(COMMANDS_AT_ONCE),
+            children: Mutex::default(),
+        }
+    }
+
     /// Takes in a child in `tree`; gives the connection that its new one replaces.
     pub(crate) fn add_child(
         &self,
@@ -238,6 +319,13 @@ impl Shared {
             .is_some_and(|own| self.roster.forest().is_root(own));
         let floor = if is_root { 512 } else { 32 };
         self.roster.forest().arity().saturating_mul(8).max(floor)
+    }
+
+    /// Whether `id` hangs from this node in `tree`, over `connection`.
+    pub(crate) fn is_child(&self, id: &NodeId, tree: usize, connection: &Connection) -> bool {
+        self.lock_children().get(id).is_some_and(|child| {
+            child.connection.stable_id() == connection.stable_id() && child.trees.contains(&tree)
+        })
     }
 
     /// Forgets a child's connection, unless another has taken its place.
@@ -346,21 +434,13 @@ impl Overlay {
         let upstream = Upstream::new(
             Arc::clone(&roster),
             storage,
-            (config.orphan, config.request_timeout),
+            (config.orphan, config.request_timeout, config.liveness),
+            Homes::new(config.homes),
             Arc::clone(&meters),
         );
-        let shared = Arc::new(Shared {
-            service: service(upstream.clone()),
-            roster,
-            request_timeout: config.request_timeout,
-            liveness: config.liveness,
-            upstream,
-            meters,
-            refusals: Refusals::default(),
-            plans: Semaphore::new(cluster::warm::PLANS_MAX),
-            leaving: AtomicBool::new(false),
-            children: Mutex::default(),
-        });
+        let patience = (config.request_timeout, config.liveness);
+        let service = service(upstream.clone());
+        let shared = Arc::new(Shared::new(roster, patience, service, upstream, meters));
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {
@@ -374,6 +454,8 @@ impl Overlay {
                 config.network,
                 config.connect_timeout,
             ));
+            shared.upstream.homes().open(Arc::clone(&dialer));
+            tasks.spawn(shared.upstream.homes().clone().sweep());
             let seed = digest(shared.roster.name().as_bytes());
             for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
                 let climber = Climber {
@@ -396,6 +478,12 @@ impl Overlay {
     #[must_use]
     pub fn upstream(&self) -> &Upstream {
         &self.shared.upstream
+    }
+
+    /// The way to the homes of items.
+    #[must_use]
+    pub fn homes(&self) -> &Homes {
+        self.shared.upstream.homes()
     }
 
     /// Who is in the cluster.
@@ -472,6 +560,7 @@ impl Overlay {
     fn stop(&self) {
         self.shared.leaving.store(true, Ordering::Release);
         self.shared.upstream.stop();
+        self.shared.upstream.homes().stop();
         if let Some(transport) = &self.transport {
             transport
                 .endpoint

@@ -180,20 +180,52 @@ impl Roster {
     #[must_use]
     pub fn hello(&self, tree: usize) -> Hello {
         Hello {
-            rank: self.rank().map(number),
             tree: u8::try_from(tree).unwrap_or(u8::MAX),
+            reader: false,
+            ..self.hello_as_reader()
+        }
+    }
+
+    /// What this node says to a member that it would read items from.
+    #[must_use]
+    pub fn hello_as_reader(&self) -> Hello {
+        Hello {
+            rank: self.rank().map(number),
+            tree: 0,
             members: number(self.members.len()),
             arity: number(self.forest.arity()),
             list: self.fingerprint,
             name: self.name().to_owned(),
+            reader: true,
         }
     }
 
-    /// Whether whoever says `hello` may hang from this node; gives who it is.
+    /// Whether whoever says `hello` may hang from this node, or, a reader, ask it; gives who it is.
     ///
     /// # Errors
     /// Why not, for people on the other side.
     pub fn check(&self, hello: &Hello) -> Result<NodeId, String> {
+        let id = self.identify(hello)?;
+        let own = self.name();
+        if hello.reader {
+            // Who hangs where is nothing to a reader: it may be above this node, and is asked nothing.
+            return match id == self.id() {
+                false => Ok(id),
+                true => Err(format!("{own} reads from itself over no connection")),
+            };
+        }
+        let above = self.ancestors_of(usize::from(hello.tree), &id);
+        match self.rank() {
+            Some(rank) if above.contains(&rank) => Ok(id),
+            _ => Err(format!(
+                "{own} is not above {:?} in tree {}, and takes in nobody who might be above itself",
+                hello.name, hello.tree
+            )),
+        }
+    }
+
+    /// Who says `hello`, if it has this node's list.
+    fn identify(&self, hello: &Hello) -> Result<NodeId, String> {
         let own = self.name();
         let (len, arity) = (self.members.len(), self.forest.arity());
         if hello.members != number(len) || hello.arity != number(arity) {
@@ -210,8 +242,7 @@ impl Roster {
                 hello.name
             ));
         }
-        let tree = usize::from(hello.tree);
-        let id = match hello.rank {
+        match hello.rank {
             Some(rank) => {
                 let named = self.members.get(index(rank));
                 if named.is_none_or(|member| member.name != hello.name) {
@@ -221,7 +252,7 @@ impl Roster {
                         hello.name
                     ));
                 }
-                NodeId::Member(rank)
+                Ok(NodeId::Member(rank))
             }
             None => {
                 check_name(&hello.name)?;
@@ -231,17 +262,8 @@ impl Roster {
                         hello.name
                     ));
                 }
-                NodeId::Guest(hello.name.clone())
+                Ok(NodeId::Guest(hello.name.clone()))
             }
-        };
-        let above = self.ancestors_of(tree, &id);
-        match self.rank() {
-            Some(rank) if above.contains(&rank) => Ok(id),
-            _ => Err(format!(
-                "{own} is not above {:?} in tree {tree}, and takes in nobody who might be above \
-                 itself",
-                hello.name
-            )),
         }
     }
 

@@ -5,6 +5,7 @@
 //! ([`STRANGERS_MAX`]); each child has one connection, and quinn bounds its streams. What a stream
 //! asks is answered in [`stream`].
 
+pub(crate) mod readers;
 pub(crate) mod stream;
 
 use crate::overlay::{Full, Shared};
@@ -23,6 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use readers::Rooms;
 use stream::{Asker, Floor};
 
 /// Connections in handshake or before their hello; further ones are refused unheard.
@@ -97,7 +99,7 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
     match hello {
         Ok((id, tree)) => {
             drop(permit);
-            serve(shared, id, tree, connection).await;
+            serve(shared, (id, tree), connection).await;
         }
         Err((code, reason)) => {
             connection.close(code.into(), reason.as_bytes());
@@ -128,8 +130,11 @@ impl From<StreamError> for Unwelcome {
     }
 }
 
-/// Hears the first hello and answers it; gives who says it, and for which tree.
-async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, usize), Unwelcome> {
+/// Hears the first hello and answers it; gives who says it, and for which tree: a reader's for none.
+async fn hear(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+) -> Result<(NodeId, Option<usize>), Unwelcome> {
     if connection.peer_identity().is_none() {
         return Err(Unwelcome::Stranger("no certificate".into()));
     }
@@ -140,7 +145,8 @@ async fn hear(shared: &Arc<Shared>, connection: &Connection) -> Result<(NodeId, 
     let mut writer = FrameWriter::new(send, INTRODUCTION);
     greeting(shared, usize::from(hello.tree), &mut writer).await?;
     writer.finish();
-    Ok((id, usize::from(hello.tree)))
+    let tree = (!hello.reader).then_some(usize::from(hello.tree));
+    Ok((id, tree))
 }
 
 /// Takes in whoever says `hello` over `connection`, or says why not.
@@ -150,12 +156,17 @@ pub(crate) fn admit(
     connection: &Connection,
 ) -> Result<NodeId, String> {
     let id = shared.roster.check(hello)?;
-    match shared.add_child(&id, usize::from(hello.tree), connection) {
+    let added = match hello.reader {
+        true => shared.readers.add(&id, connection),
+        false => shared.add_child(&id, usize::from(hello.tree), connection),
+    };
+    match added {
         Ok(Some(older)) => older.close(close::REPLACED.into(), b"connected anew"),
         Ok(None) => {}
         Err(Full) => {
+            let of_what = if hello.reader { "readers" } else { "children" };
             return Err(format!(
-                "{} has as many children as it can take",
+                "{} has as many {of_what} as it can take",
                 shared.roster.name()
             ));
         }
@@ -177,27 +188,43 @@ pub(crate) async fn greeting(
     writer.frame(FrameKind::Welcome, body).await.map(drop)
 }
 
-/// Takes a child out of the list when its connection ends, however that comes about.
+/// Takes a child or reader out of its list when its connection ends, however that comes about.
 struct Registered {
     shared: Arc<Shared>,
     id: NodeId,
+    /// In which tree it first hung from this node; a reader: none.
+    tree: Option<usize>,
     connection: Connection,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.shared.remove_child(&self.id, &self.connection);
+        match self.tree {
+            Some(_) => self.shared.remove_child(&self.id, &self.connection),
+            None => self.shared.readers.remove(&self.id, &self.connection),
+        }
     }
 }
 
-/// Answers a child's streams until its connection ends.
-async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connection) {
-    let child = shared.roster.name_of(&id).to_owned();
-    tracing::info!(%child, tree, address = %connection.remote_address(), "child connected");
-    let floor = Floor::new(Asker::Child(id.clone(), connection.clone()));
+/// Answers the streams of a child, or of a reader (no tree), until its connection ends.
+async fn serve(shared: Arc<Shared>, (id, tree): (NodeId, Option<usize>), connection: Connection) {
+    let peer = shared.roster.name_of(&id).to_owned();
+    let address = connection.remote_address();
+    let asker = match tree {
+        Some(tree) => {
+            tracing::info!(child = %peer, tree, %address, "child connected");
+            Asker::Child(id.clone(), connection.clone())
+        }
+        None => {
+            tracing::debug!(%peer, %address, "a reader of items connected");
+            Asker::Reader(id.clone(), Rooms::of_reader())
+        }
+    };
+    let floor = Floor::new(asker);
     let registered = Registered {
         shared: Arc::clone(&shared),
         id,
+        tree,
         connection,
     };
     let mut streams = JoinSet::new();
@@ -216,8 +243,11 @@ async fn serve(shared: Arc<Shared>, id: NodeId, tree: usize, connection: Connect
                     }
                 }
                 Err(error) => {
-                    let reason = explain(registered.connection.remote_address(), &error);
-                    tracing::info!(%child, reason, "child gone");
+                    let reason = explain(address, &error);
+                    match tree {
+                        Some(_) => tracing::info!(child = %peer, reason, "child gone"),
+                        None => tracing::debug!(%peer, reason, "a reader of items gone"),
+                    }
                     return;
                 }
             },

@@ -25,7 +25,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child may have open at first. quinn allocates for all of them, so that there are
+/// Questions that a child, or a reader of items, may have open at first. quinn allocates for all of them, so that there are
 /// more only for one that needs them ([`more_streams`]).
 pub(crate) const STREAMS_OF_CHILD: u32 = 64;
 /// Questions that a child may have open at most: so many that hundreds of hanging ones do not stop the
@@ -41,6 +41,9 @@ const WINDOW_BYTES_MAX: u64 = 1 << 20;
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
 /// How many of a child's streams may stall, unread by their consumer, before its connection does.
 const STALLED_STREAMS: u64 = 16;
+/// The same towards a home, of which a node has many: items are put together in memory as they come,
+/// so that a stream stalls only where this node does.
+const STALLED_STREAMS_OF_READER: u64 = 4;
 /// Bytes from one child that a parent holds unread: questions and reports, never files.
 const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
@@ -153,7 +156,10 @@ where
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) endpoint: Endpoint,
+    /// Towards ancestors.
     pub(crate) client: ClientConfig,
+    /// Towards the homes of items.
+    pub(crate) reader: ClientConfig,
     pub(crate) local_addr: SocketAddr,
 }
 
@@ -192,6 +198,8 @@ impl Transport {
             .map_err(|error| OverlayError::Tls(error.to_string()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
         client.transport_config(Arc::new(client_transport(window)));
+        let mut reader = client.clone();
+        reader.transport_config(Arc::new(reader_transport(window)));
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr, network.seed())?,
             server,
@@ -202,6 +210,7 @@ impl Transport {
         Ok(Self {
             endpoint,
             client,
+            reader,
             local_addr,
         })
     }
@@ -262,6 +271,15 @@ fn client_transport(window: u64) -> TransportConfig {
     let mut config = transport_config(window, window * STALLED_STREAMS);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
+        .keep_alive_interval(Some(KEEP_ALIVE));
+    config
+}
+
+/// Towards a home: it asks nothing, and its answers are taken as they come.
+fn reader_transport(window: u64) -> TransportConfig {
+    let mut config = transport_config(window, window * STALLED_STREAMS_OF_READER);
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .keep_alive_interval(Some(KEEP_ALIVE));
     config
 }

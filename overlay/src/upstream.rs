@@ -17,8 +17,9 @@ pub(crate) mod climb;
 mod find;
 mod list;
 pub(crate) mod peer;
-mod range;
+pub(crate) mod range;
 mod read;
+mod steering;
 
 use crate::counters::Meters;
 use crate::files::{
@@ -26,6 +27,7 @@ use crate::files::{
     StatAnswers,
 };
 use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
+use crate::homes::Homes;
 use crate::item::{
     Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
     Listing, XattrList,
@@ -82,6 +84,8 @@ struct Inner {
     storage: Option<Arc<dyn Files>>,
     orphan: Orphan,
     patience: Duration,
+    liveness: Liveness,
+    homes: Homes,
     meters: Arc<Meters>,
 }
 
@@ -127,7 +131,8 @@ impl Upstream {
     pub(crate) fn new(
         roster: Arc<Roster>,
         storage: Option<Arc<dyn Files>>,
-        (orphan, patience): (Orphan, Duration),
+        (orphan, patience, liveness): (Orphan, Duration, Liveness),
+        homes: Homes,
         meters: Arc<Meters>,
     ) -> Self {
         let holds = (0..roster.trees())
@@ -143,6 +148,8 @@ impl Upstream {
                 storage,
                 orphan,
                 patience,
+                liveness,
+                homes,
                 meters,
             }),
             attempt: 0,
@@ -190,6 +197,12 @@ impl Upstream {
             Answered::Items(_head, origins) => Ok(origins),
             Answered::Storage(_) => Err(self.inner.unreachable("this node is the root")),
         }
+    }
+
+    /// The way to the homes of items; usable as soon as this node has taken its place.
+    #[must_use]
+    pub fn homes(&self) -> &Homes {
+        &self.inner.homes
     }
 
     pub(crate) fn hold(&self, tree: usize) -> Option<&Arc<Hold>> {
@@ -634,12 +647,12 @@ fn batches(names: Vec<Bytes>) -> Vec<Vec<Bytes>> {
     batches
 }
 
-fn unexpected(got: FrameKind, wanted: &'static str) -> StreamError {
+pub(crate) fn unexpected(got: FrameKind, wanted: &'static str) -> StreamError {
     WireError::Unexpected { got, wanted }.into()
 }
 
 /// A failure from a peer, its text cut to what is kept.
-fn trimmed(failure: Failure) -> Failure {
+pub(crate) fn trimmed(failure: Failure) -> Failure {
     Failure::new(failure.kind, failure.detail)
 }
 

@@ -93,31 +93,50 @@ pub fn lru_occupancy(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
 /// Infinite if all that is read fits.
 #[must_use]
 pub fn lru_characteristic_time(capacity: f64, scans: &[Scan], datasets: usize) -> f64 {
-    // Steps of bisection: the interval shrinks to the precision of f64.
+    // Newton's method from 0. What is touched is concave in time, so each step falls short of the
+    // solution and the next is smaller: some five reach the precision of f64.
     const STEPS: usize = 60;
-    let sum = |span_s: f64| -> f64 { lru_occupancy(span_s, scans, datasets).iter().sum() };
+    const NARROW: f64 = 1e-13;
     // After two epochs of the slowest, all that is read has been read.
     let longest = scans
         .iter()
         .filter(|scan| scan.rate > 0.0)
         .map(|scan| 2.0 * scan.size / scan.rate)
         .fold(0.0, f64::max);
-    if sum(longest) <= capacity {
+    let mut parts = vec![(0.0, 1.0, 0.0); datasets];
+    if occupied(longest, scans, &mut parts).0 <= capacity {
         return f64::INFINITY;
     }
-    let (mut low, mut high) = (0.0, longest);
+    let mut span_s = 0.0;
     for _ in 0..STEPS {
-        let middle = f64::midpoint(low, high);
-        if sum(middle) <= capacity {
-            low = middle;
-        } else {
-            high = middle;
-        }
-        if high - low <= 1e-12 * high {
+        let (sum, slope) = occupied(span_s, scans, &mut parts);
+        let step = (capacity - sum) / slope;
+        if !step.is_finite() || step <= NARROW * span_s {
             break;
         }
+        span_s += step;
     }
-    low
+    span_s.min(longest)
+}
+
+/// The bytes touched in `span_s` seconds, and how many more a second adds. `parts` is room for the
+/// size, the part untouched and the change of the part touched of each dataset.
+fn occupied(span_s: f64, scans: &[Scan], parts: &mut [(f64, f64, f64)]) -> (f64, f64) {
+    parts.fill((0.0, 1.0, 0.0));
+    for scan in scans {
+        let tau = scan.epochs(span_s);
+        let untouched = 1.0 - lru_touched(tau);
+        // The derivative of `touched` is `1 - hit`.
+        let change = (1.0 - lru_hit(tau)) * scan.epochs(1.0);
+        let (size, all, sum) = &mut parts[scan.dataset];
+        *size = scan.size;
+        *sum = *sum * untouched + change * *all;
+        *all *= untouched;
+    }
+    parts.iter().fold((0.0, 0.0), |(bytes, slope), part| {
+        let (size, untouched, change) = part;
+        (bytes + size * (1.0 - untouched), slope + size * change)
+    })
 }
 
 /// The hit ratio of each scan in an LRU cache of `capacity` bytes, in steady state.

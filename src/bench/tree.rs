@@ -148,6 +148,7 @@ pub(super) async fn fetch(files: &impl Files, bytes: u64) -> Result<(), BenchErr
         first_block: 0,
         block_count: bytes.div_ceil(BLOCK_BYTES).max(1),
         content: None,
+        through: false,
     };
     let mut parts = files.read(request).await?;
     let mut got = 0;

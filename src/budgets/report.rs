@@ -3,13 +3,37 @@
 use super::decision::{Decision, FormatError, Serial, decode, encode};
 use serde::{Deserialize, Serialize};
 
-/// What goes up the tree.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Up {
-    /// What nodes report: the sender itself, and those below it.
-    Reports(Vec<NodeReport>),
-    /// The decision that the sender holds: said once to each new parent, who may have lost it.
-    Held(Box<Decision>),
+/// What goes up the tree. Each frame is whole in itself: a newer one takes the place of one that was
+/// not taken yet.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Up {
+    /// The decision that the sender holds.
+    pub holds: Serial,
+    /// That decision, where the receiver is not known to hold it or a newer one: it may have lost it.
+    pub held: Option<Box<Decision>>,
+    /// What nodes report: the sender itself, and those below it. The newest of each.
+    pub reports: Vec<NodeReport>,
+}
+
+/// What goes down the tree, whole in itself as well.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Down {
+    /// The allocator's sign of life, passed on by every node on the way.
+    pub beat: Beat,
+    /// The decision that the sender holds.
+    pub holds: Serial,
+    /// That decision, where the receiver is not known to hold it or a newer one.
+    pub decision: Option<Box<Decision>>,
+}
+
+/// An allocator's sign of life. One that is passed on in a circle is no news to those in it, so that
+/// they find out that nobody is above them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Beat {
+    /// Which allocator: another number each time one begins.
+    pub allocator: u64,
+    /// Rises.
+    pub count: u64,
 }
 
 /// One node, as it stands.
@@ -93,6 +117,22 @@ pub struct JobReport {
     pub ended: bool,
     /// The hit ratio of each epoch that has ended, the last ones: (epoch, bytes, bytes hit).
     pub epochs: Vec<(u32, u64, u64)>,
+}
+
+impl Down {
+    /// The bytes that travel.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Reads what [`Down::encode`] wrote.
+    ///
+    /// # Errors
+    /// See [`FormatError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        decode(bytes)
+    }
 }
 
 impl Up {

@@ -8,7 +8,7 @@ mod origins;
 use super::{say, wrapped};
 use crate::config::Machine;
 use crate::config::units::Bytes;
-use crate::daemon::runtime_dir;
+use crate::daemon::{mountpoint, runtime_dir};
 use clap::Args;
 use serde::Serialize;
 use std::fs;
@@ -20,8 +20,13 @@ const SOCKET_BYTES_WANTED: u64 = 4 << 20;
 const FILES_WANTED: u64 = 4096;
 /// The kernel that everything was measured on or above.
 const KERNEL_WANTED: (u32, u32) = (5, 10);
+/// Where fusectl is mounted, if it is.
+const FUSECTL: &str = "/sys/fs/fuse/connections";
 /// The kernel with FUSE passthrough.
 const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
+
+/// The kernel that maps files shared which are open for direct reads.
+const KERNEL_DIRECT_MAPPING: (u32, u32) = (6, 6);
 
 /// What to look at.
 #[derive(Debug, Clone, Args)]
@@ -77,6 +82,8 @@ struct Facts {
     /// Whether the kernel was built with passthrough, if its configuration can be seen.
     passthrough: Option<bool>,
     sys_admin: bool,
+    /// Whether fusectl is mounted where all look for it.
+    fusectl: bool,
     memory_bytes: u64,
     machine_bytes: u64,
     runtime_dir: PathBuf,
@@ -151,6 +158,7 @@ impl Facts {
                 .ok()
                 .map(|text| text.contains("CONFIG_FUSE_PASSTHROUGH=y")),
             sys_admin: has_sys_admin(),
+            fusectl: mountpoint::kind_at(Path::new(FUSECTL)).is_some(),
             memory_bytes: machine.memory_bytes,
             machine_bytes: read_meminfo().unwrap_or(machine.memory_bytes),
             runtime_dir_error: runtime_dir::prepare(&runtime_dir)
@@ -190,6 +198,8 @@ fn judge(facts: &Facts) -> Vec<Check> {
         socket("socket send", "wmem_max", facts.wmem_max),
         files(facts),
         passthrough(facts),
+        data_mount(facts),
+        killed(facts),
         memory(facts),
         runtime(facts),
     ]
@@ -315,6 +325,32 @@ fn files(facts: &Facts) -> Check {
     }
 }
 
+fn data_mount(facts: &Facts) -> Check {
+    const NAME: &str = "data mount";
+    if version(&facts.kernel).is_some_and(|v| v >= KERNEL_DIRECT_MAPPING) {
+        return check(NAME, Verdict::Ok, "with or without the page cache", "");
+    }
+    check(
+        NAME,
+        Verdict::Warn,
+        "no shared mappings without the page cache",
+        "only --page-cache=false with programs that map files shared needs it: Linux 6.6",
+    )
+}
+
+fn killed(facts: &Facts) -> Check {
+    const NAME: &str = "killed daemons";
+    if facts.fusectl || facts.sys_admin {
+        return check(NAME, Verdict::Ok, "their mounts can be cut off", "");
+    }
+    check(
+        NAME,
+        Verdict::Warn,
+        "one that hangs in the kernel can only be freed by root",
+        "as root: mount -t fusectl none /sys/fs/fuse/connections, as systemd does",
+    )
+}
+
 fn passthrough(facts: &Facts) -> Check {
     const NAME: &str = "passthrough";
     let new_enough = version(&facts.kernel).is_some_and(|v| v >= KERNEL_PASSTHROUGH);
@@ -396,6 +432,7 @@ mod tests {
             sys_admin: true,
             memory_bytes: 64 << 30,
             machine_bytes: 64 << 30,
+            fusectl: true,
             runtime_dir: "/run/user/1000/copperfs".into(),
             runtime_dir_error: None,
         }
@@ -444,11 +481,12 @@ mod tests {
             user_allow_other: false,
             kernel: "4.18.0".into(),
             sys_admin: false,
+            fusectl: false,
             runtime_dir_error: Some("belongs to another".into()),
             wmem_max: None,
             ..good()
         };
-        assert_eq!(verdicts(&facts).len(), 6);
+        assert_eq!(verdicts(&facts).len(), 8);
         assert_eq!(
             verdicts(&Facts {
                 uid: 0,

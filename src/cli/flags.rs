@@ -36,6 +36,11 @@ impl MountFlags {
         let path = canonical(&machine.working_dir.join(Path::new(written)));
         let source = layer.place("mountpoint").source;
         layer.set("mountpoint", source, vec![path.display().to_string()]);
+        if let Some(written) = layer.text("data_mount").filter(|path| !path.is_empty()) {
+            let path = canonical(&machine.working_dir.join(Path::new(written)));
+            let source = layer.place("data_mount").source;
+            layer.set("data_mount", source, vec![path.display().to_string()]);
+        }
         Ok(layer)
     }
 }

@@ -216,6 +216,15 @@ impl Plan {
         })
     }
 
+    /// Below which each node of this machine has its data mount, as it has its mount point.
+    fn data_mount_base(&self) -> Option<PathBuf> {
+        let base = self
+            .layer
+            .text("data_mount")
+            .filter(|base| !base.is_empty())?;
+        (self.record.kind == Kind::Local).then(|| PathBuf::from(base))
+    }
+
     /// What the node of rank `rank` is started with, or every node. Made one by one: each holds the
     /// whole host list.
     fn bundle(&self, rank: Option<usize>) -> Bundle {
@@ -227,6 +236,12 @@ impl Plan {
             set("rank", rank.to_string());
             let mountpoint = &self.record.nodes[rank].mountpoint;
             set("mountpoint", mountpoint.display().to_string());
+            if let Some(base) = self.data_mount_base() {
+                set(
+                    "data_mount",
+                    base.join(rank.to_string()).display().to_string(),
+                );
+            }
             if let Some(listen) = self.listen.get(rank) {
                 set("listen", listen.clone());
             }

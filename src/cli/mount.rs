@@ -25,7 +25,7 @@ pub fn mount(flags: MountFlags) -> anyhow::Result<()> {
         return start::foreground(settings);
     }
     // Said here, the common mistakes cost no daemon.
-    make_way(&settings.mountpoint)?;
+    make_way(&settings)?;
     let started = start::background(&layer, &settings, &BTreeMap::new())?;
     say(format_args!(
         "{} is mounted (pid {}, log {})",

@@ -1,5 +1,6 @@
 //! `copperfs record`: what a command touches on a mount, as a profile.
 
+use super::child::{Signals, exit_code};
 use super::socket::{run, talk};
 use super::{fail, say};
 use crate::control::Command as Question;
@@ -9,12 +10,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal};
-use std::os::unix::process::ExitStatusExt;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, ExitStatus};
-use tokio::process::Command;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use std::process::ExitCode;
 
 /// Flags of `record`.
 #[derive(Debug, Args)]
@@ -75,27 +73,18 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
             // Before anything runs: it would be a pity to find out afterwards.
             let draft = Draft::new(&output)?;
             return run(async {
+                let signals = Signals::new()?;
                 start(&mountpoint).await?;
-                let status = watched(&args.command).await;
+                let status = signals.watch(&args.command, &[]).await;
                 let stopped = stop(&mountpoint, draft).await;
                 let status = status?;
                 stopped?;
-                Ok(code(status))
+                Ok(exit_code(status))
             });
         }
         _ => bail!("give a mount point, -o FILE and -- CMD"),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The status of a program as a shell tells it.
-fn code(status: ExitStatus) -> ExitCode {
-    let number = match (status.code(), status.signal()) {
-        (Some(code), _) => code,
-        (None, Some(signal)) => 128 + signal,
-        (None, None) => 1,
-    };
-    ExitCode::from(u8::try_from(number).unwrap_or(u8::MAX))
 }
 
 async fn start(mountpoint: &Path) -> anyhow::Result<()> {
@@ -126,67 +115,6 @@ async fn stop(mountpoint: &Path, draft: Draft) -> anyhow::Result<()> {
         profile.accesses.len()
     ));
     Ok(())
-}
-
-/// Runs `command` to its end. Signals that this process gets are its.
-async fn watched(command: &[OsString]) -> anyhow::Result<ExitStatus> {
-    let [program, arguments @ ..] = command else {
-        bail!("no program to record");
-    };
-    let mut signals = Signals::new()?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        .spawn()
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    loop {
-        tokio::select! {
-            status = child.wait() => return Ok(status?),
-            signal = signals.next() => {
-                if let Some(pid) = child.id()
-                    && let Ok(pid) = i32::try_from(pid)
-                    && let Some(pid) = rustix::process::Pid::from_raw(pid)
-                    && let Some(signal) = signal
-                {
-                    // One that has just ended needs none.
-                    let _gone = rustix::process::kill_process(pid, signal);
-                }
-            }
-        }
-    }
-}
-
-/// The signals that end or steer a program.
-struct Signals {
-    interrupt: Signal,
-    quit: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-    /// A terminal sends the first two to all that run in it, the recorded program too.
-    terminal: bool,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            quit: signal(SignalKind::quit())?,
-            terminate: signal(SignalKind::terminate())?,
-            hang_up: signal(SignalKind::hangup())?,
-            terminal: std::io::stdin().is_terminal(),
-        })
-    }
-
-    /// The next one to pass on, if it is.
-    async fn next(&mut self) -> Option<rustix::process::Signal> {
-        use rustix::process::Signal as Kind;
-        let from_terminal = !self.terminal;
-        tokio::select! {
-            _ = self.interrupt.recv() => from_terminal.then_some(Kind::INT),
-            _ = self.quit.recv() => from_terminal.then_some(Kind::QUIT),
-            _ = self.terminate.recv() => Some(Kind::TERM),
-            _ = self.hang_up.recv() => Some(Kind::HUP),
-        }
-    }
 }
 
 /// A file that appears whole or not at all.

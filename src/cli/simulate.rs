@@ -313,7 +313,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Bytes a second: `25GB/s`, or bits: `100Mbit/s`.
-fn rate(text: &str) -> Result<f64, String> {
+pub(super) fn rate(text: &str) -> Result<f64, String> {
     const FORMS: &str = "Write bytes or bits a second: 25GB/s, 1GiB/s, 100Mbit/s";
     let refused = |why: &str| format!("{text:?} is not a rate: {why}. {FORMS}");
     let lower = text.trim().to_ascii_lowercase();

@@ -239,7 +239,27 @@ fn node_table(report: &Report) -> String {
         requests.join(", ")
     };
     text.push_str(&super::wrapped(&format!("from the kernel: {requests}"), 80));
+    text.push_str(&data_mount(report));
     text
+}
+
+/// A line of its own; empty where there is no data mount.
+fn data_mount(report: &Report) -> String {
+    let count = |key: &str| report.counter(&format!("data_mount.{key}"));
+    if count("mounted") + count("lost") == 0 {
+        return String::new();
+    }
+    let lost = if count("lost") > 0 { " (gone)" } else { "" };
+    let line = format!(
+        "data mount{lost}: {} opens, {} of datasets, {} answered by the page cache or not read; {} \
+         READs, {}",
+        grouped(count("opens")),
+        grouped(count("dataset_opens")),
+        grouped(count("cached_opens")),
+        grouped(count("reads")),
+        Bytes(count("bytes_read")),
+    );
+    format!("\n{}", super::wrapped(&line, 80))
 }
 
 fn caches(report: &Report) -> String {

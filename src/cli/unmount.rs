@@ -5,8 +5,8 @@ use super::record::{Kind, Record};
 use super::{explained, launch, say};
 use crate::config::{Machine, resolve::instance_name};
 use crate::daemon::mountpoint;
-use crate::daemon::process::{Process, find_daemon};
-use crate::daemon::{SHUTDOWN_TIMEOUT, runtime_dir};
+use crate::daemon::process::{Process, find_daemon, is_dead};
+use crate::daemon::{SHUTDOWN_TIMEOUT, free_killed, runtime_dir};
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
@@ -180,11 +180,22 @@ pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Opt
 pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
     let mounted = mountpoint::is_copperfs(path);
     let pid = daemon_of(path, mounted, machine);
-    if !mounted && pid.is_none() {
+    let name = instance_name(path, machine.host_name());
+    let runtime_dir = machine.runtime_base(machine.uid).join(name);
+    let data_mount = runtime_dir::noted_data_mount(&runtime_dir);
+    if !mounted && pid.is_none() && !data_mount.as_deref().is_some_and(mountpoint::is_copperfs) {
         return Ok(None);
     }
     let done = match pid.map(Process::open).transpose()?.flatten() {
-        None => Done::Cleaned,
+        None => {
+            mountpoint::cut_off(path);
+            Done::Cleaned
+        }
+        Some(process) if is_dead(process.pid) => {
+            free_killed(&runtime_dir, path);
+            mountpoint::cut_off(path);
+            Done::Cleaned
+        }
         Some(process) => {
             let pid = process.pid;
             process
@@ -193,7 +204,11 @@ pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
             if process.wait(SHUTDOWN_TIMEOUT + Duration::from_secs(4))? {
                 Done::Ended(pid)
             } else {
-                // Readers that hang keep a dead daemon's mount busy: first the name, then the rest.
+                // It hangs, and so may whoever would take its mount away: first what holds it.
+                data_mount
+                    .iter()
+                    .for_each(|mount| mountpoint::cut_off(mount));
+                mountpoint::cut_off(path);
                 mountpoint::detach_all(path)?;
                 if !process.end(Duration::from_secs(1))? {
                     bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
@@ -204,6 +219,11 @@ pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
     };
     mountpoint::detach_all(path)
         .with_context(|| format!("cannot take away the mount at {}", path.display()))?;
+    if let Some(data_mount) = data_mount {
+        // Not the mount of another daemon, which may have come there since.
+        mountpoint::take_away_stale(&data_mount);
+        let _gone_already = runtime_dir::note_data_mount(&runtime_dir, None);
+    }
     Ok(Some(done))
 }
 

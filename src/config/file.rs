@@ -1,9 +1,10 @@
 //! The configuration file: TOML in, a [`Layer`] out, and back again for a launch.
 //!
-//! Every key is one of [`KEYS`]; `[[origin]]` tables are the only nested ones. Errors name the file
-//! and the line.
+//! Every key is one of [`KEYS`]; `[[origin]]` and `[[dataset]]` tables are the only nested ones. Errors
+//! name the file and the line.
 
 use super::ConfigError;
+use super::datasets::OPTIONS;
 use super::keys::{Form, KEYS, Key, nearest};
 use super::layer::{Given, Layer, Source, Written};
 use std::collections::BTreeMap;
@@ -54,6 +55,10 @@ pub fn parse(text: &str, path: &Path) -> Result<Layer, ConfigError> {
             ("origin", _, DeValue::Array(items)) => items
                 .iter()
                 .map(|item| document.origin(item))
+                .collect::<Result<_, _>>()?,
+            ("dataset", _, DeValue::Array(items)) => items
+                .iter()
+                .map(|item| document.dataset(item))
                 .collect::<Result<_, _>>()?,
             (_, Form::Many, DeValue::Array(items)) => items
                 .iter()
@@ -169,6 +174,55 @@ impl Document<'_> {
         })
     }
 
+    /// `"NAME=PATH"` or `{ name = …, path = … or uri = …, index = …, … }`.
+    fn dataset(&self, value: &Spanned<DeValue<'_>>) -> Result<Written, ConfigError> {
+        let table = match value.get_ref() {
+            DeValue::String(text) => return Ok(written(text.to_string())),
+            DeValue::Table(table) => table,
+            _ => {
+                let message = "a dataset is \"NAME=PATH\" or a table with name, path and more";
+                return Err(self.wrong(value.span().start, message.into()));
+            }
+        };
+        let (mut name, mut place, mut options) = (None, None, BTreeMap::new());
+        for (key, value) in table {
+            let offset = key.span().start;
+            let text = match value.get_ref() {
+                DeValue::String(text) => text.to_string(),
+                DeValue::Integer(number) => number.as_str().to_owned(),
+                other => {
+                    let message = format!(
+                        "{} of a dataset cannot be a {}",
+                        key.get_ref(),
+                        other.type_str()
+                    );
+                    return Err(self.wrong(offset, message));
+                }
+            };
+            match key.get_ref().as_ref() {
+                "name" => name = Some(text),
+                "path" | "uri" if place.is_some() => {
+                    return Err(self.wrong(offset, "give a path or a uri, not both".into()));
+                }
+                "path" | "uri" => place = Some(text),
+                known if OPTIONS.contains(&known) => {
+                    options.insert(known.to_owned(), text);
+                }
+                unknown => {
+                    let known = ["name", "path", "uri"].into_iter().chain(OPTIONS);
+                    return Err(self.unknown(offset, unknown, known));
+                }
+            }
+        }
+        let missing = |what| self.wrong(value.span().start, format!("this dataset has no {what}"));
+        let name = name.ok_or_else(|| missing("name"))?;
+        let place = place.ok_or_else(|| missing("path"))?;
+        Ok(Written {
+            text: format!("{name}={place}"),
+            options,
+        })
+    }
+
     fn options(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
         table
             .iter()
@@ -224,6 +278,15 @@ pub fn render(layer: &Layer) -> String {
                     writeln!(tables, "{} = {}", quoted(option), quoted(value))
                 })
             })
+        } else if key.name == "dataset" {
+            given.values.iter().try_for_each(|dataset| {
+                let (name, place) = dataset.text.split_once('=').unwrap_or((&dataset.text, ""));
+                writeln!(tables, "\n[[dataset]]\nname = {}", quoted(name))?;
+                writeln!(tables, "path = {}", quoted(place))?;
+                dataset.options.iter().try_for_each(|(option, value)| {
+                    writeln!(tables, "{option} = {}", quoted(value))
+                })
+            })
         } else if key.form == Form::Many {
             writeln!(text, "{name} = [{}]", values.join(", "))
         } else {
@@ -270,6 +333,19 @@ mod tests {
         );
         let error = parsed("[[origin]]\nprefix = \"/x\"\n").unwrap_err();
         assert!(error.contains("no uri"), "{error}");
+        for (table, hint) in [
+            ("path = '/x'", "no name"),
+            ("name = 'a'", "no path"),
+            ("name = 'a'\npath = '/x'\nuri = 's3://b'", "not both"),
+            (
+                "name = 'a'\npath = '/x'\nbudgte = 1",
+                "did you mean budget?",
+            ),
+            ("name = ['a']", "cannot be a array"),
+        ] {
+            let error = parsed(&format!("[[dataset]]\n{table}\n")).unwrap_err();
+            assert!(error.contains(hint), "{table}: {error}");
+        }
     }
 
     #[test]
@@ -279,7 +355,9 @@ mod tests {
              hosts = [\"h1\"]\nmountpoint = '/with \"quotes\"'\n\
              [[origin]]\nprefix = \"/data\"\nuri = \"s3://bucket/a=b\"\n\
              [origin.options]\naws_secret_access_key = \"x\\ny\"\n\
-             [[origin]]\nuri = \"file:///\"\n",
+             [[origin]]\nuri = \"file:///\"\n\
+             [[dataset]]\nname = \"a\"\nuri = \"s3://bucket/a=b/x\"\nbudget = \"1GB\"\n\
+             [[dataset]]\nname = \"b\"\npath = \"/x\"\n",
         )
         .unwrap();
         assert_eq!(layer.text("hosts"), Some("h1,"));

@@ -42,6 +42,8 @@ pub enum Group {
     Tree,
     /// Memory.
     Caches,
+    /// Datasets, jobs and what they get.
+    Budgets,
     /// The kernel's side.
     Kernel,
     /// The process.
@@ -56,6 +58,7 @@ impl Group {
             Self::Namespace => "What is served",
             Self::Tree => "The tree of nodes",
             Self::Caches => "Caches and requests",
+            Self::Budgets => "Datasets, jobs and budgets",
             Self::Kernel => "The mount",
             Self::Process => "The daemon",
         }
@@ -391,6 +394,61 @@ pub const KEYS: &[Key] = &[
         Group::Caches,
         "How long a parent or an origin may take before readers get EIO.",
     ),
+    Key {
+        form: Form::Many,
+        ..key(
+            "dataset",
+            "NAME=PATH|URI",
+            "",
+            Group::Budgets,
+            "Declare what lies at PATH of the mount, or at a URI that an origin serves, as a dataset; \
+             may be repeated. Its files are cached once in the cluster, within a budget. A [[dataset]] \
+             table of the configuration file also has index, budget and origin_readers. The same on \
+             all nodes.",
+        )
+    },
+    key(
+        "shared_reserve",
+        "PERCENT",
+        "20%",
+        Group::Budgets,
+        "The share of memory for data, or of the disk, that datasets never touch: it is kept for all \
+         other files, which in turn never touch the rest while datasets are declared.",
+    ),
+    key(
+        "remote_io",
+        "RATE",
+        "",
+        Group::Budgets,
+        "What storage gives for datasets, all nodes together, in bytes or bits a second: 200MB/s, \
+         1.6Gbit/s. It is divided among the jobs, and never exceeded. Unset: no limit. The same on all \
+         nodes.",
+    ),
+    choice(
+        "allocation_policy",
+        &["greedy", "max-min", "sjf", "benefit", "lru", "static"],
+        Group::Budgets,
+        "How cache and remote IO are divided among datasets and jobs. greedy: cache goes where it \
+         saves most remote IO. max-min: to the job that gains least over an equal share. sjf: to the \
+         shortest job. benefit: whole datasets, by benefit over cost. lru, static: what systems without \
+         an allocator do. The same on all nodes.",
+    ),
+    key(
+        "gpus",
+        "N",
+        "",
+        Group::Budgets,
+        "GPUs of the cluster. Declared jobs that want more than are left are refused. Unset: not \
+         checked. The same on all nodes.",
+    ),
+    key(
+        "api_listen",
+        "ADDR:PORT",
+        "",
+        Group::Budgets,
+        "Serve the HTTP API on this TCP address too, under the mutual TLS of the cluster. It is always \
+         on the Unix socket api.sock in the runtime directory.",
+    ),
     choice(
         "open",
         &["zero-message", "tracked", "passthrough"],
@@ -398,6 +456,22 @@ pub const KEYS: &[Key] = &[
         "What opening a file costs and gives. zero-message: opens reach no one, fastest for software \
          trees. tracked: the daemon sees every open. passthrough: reads of big files bypass the \
          daemon after the first; needs CAP_SYS_ADMIN.",
+    ),
+    key(
+        "data_mount",
+        "DIR",
+        "",
+        Group::Kernel,
+        "Mount the same files at DIR too, for datasets: there the daemon sees every open and close, \
+         whatever --open says. An empty directory that exists, and not within MOUNTPOINT. Local nodes \
+         of a launch have DIR/0, DIR/1 and so on.",
+    ),
+    switch(
+        "page_cache",
+        "true",
+        Group::Kernel,
+        "Whether the kernel may keep what is read through --data-mount. Without it every read reaches \
+         the daemon, and is counted.",
     ),
     switch(
         "allow_other",

@@ -55,7 +55,8 @@ impl fmt::Display for Place {
 pub struct Written {
     /// The text.
     pub text: String,
-    /// Of an origin: `object_store`'s options; only a file can hold them. They may be secrets.
+    /// Of an origin: `object_store`'s options; they may be secrets. Of a dataset: what stands in its
+    /// table. Only a file can hold them.
     pub options: BTreeMap<String, String>,
 }
 
@@ -164,8 +165,9 @@ impl Layer {
     /// `working_dir`. A host list counts when it names a file that way.
     #[must_use]
     pub fn absolute(mut self, working_dir: &Path) -> Self {
-        const PATHS: [&str; 5] = [
+        const PATHS: [&str; 6] = [
             "mountpoint",
+            "data_mount",
             "secret_file",
             "topology",
             "runtime_dir",
@@ -178,6 +180,13 @@ impl Layer {
             };
             let base = working_dir.join(base);
             for value in &mut given.values {
+                if *key == "dataset" {
+                    value.text = super::datasets::absolute(&value.text, &base, tidy);
+                    if let Some(index) = value.options.get_mut("index") {
+                        *index = absolute_index(index, &base);
+                    }
+                    continue;
+                }
                 if *key == "index" {
                     value.text = absolute_index(&value.text, &base);
                     continue;

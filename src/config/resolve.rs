@@ -3,21 +3,25 @@
 //! Looks at the secret file's owner and mode, and reads the host list ([`super::network`]); touches
 //! nothing else.
 
+use super::datasets::{self, Served};
 use super::keys::{find, nearest};
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
 use super::settings::{
-    CacheSettings, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode, OriginSpec, Orphan,
-    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
+    CacheSettings, DatasetSpec, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode,
+    OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::units::{
-    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, share,
+    Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
+    share,
 };
 use super::{ConfigError, indexes, origins};
+use crate::budgets::registry::Registry;
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -77,9 +81,25 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log_file = reader
         .path("log_file")?
         .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
-    Ok(Settings {
-        indexes: reader.indexes(&origins)?,
+    let data_mount = reader.data_mount(&mountpoint)?;
+    let served = Served {
         origins,
+        mounts: [&mountpoint]
+            .into_iter()
+            .chain(&data_mount)
+            .cloned()
+            .collect(),
+    };
+    Ok(Settings {
+        indexes: reader.indexes(&served.origins)?,
+        datasets: reader.datasets(&served)?,
+        shared_reserve_percent: reader.parsed("shared_reserve", reserve)?,
+        remote_io: reader.optional("remote_io", parse_whole_rate)?,
+        allocation_policy: reader.parsed("allocation_policy", policy)?,
+        gpus: reader.optional("gpus", number_at_least(1))?,
+        api_listen: reader.optional("api_listen", socket_address)?,
+        api_socket: runtime_dir.join("api.sock"),
+        origins: served.origins,
         environment: machine.storage_environment(),
         exclude: reader.exclude()?,
         members: network.members,
@@ -124,6 +144,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
             file: log_file,
         },
         foreground,
+        data_mount,
+        page_cache: reader.parsed("page_cache", parse_bool)?,
         mountpoint,
     })
 }
@@ -156,6 +178,31 @@ fn freshness(text: &str) -> Result<Freshness, String> {
         return Err(format!("ttl={length:?} is too short; at least 100ms"));
     }
     Ok(Freshness::Ttl(length))
+}
+
+/// A share in whole per cent. All of it would leave datasets nothing, and none of it everything else.
+fn reserve(text: &str) -> Result<u8, String> {
+    let number = text.trim().trim_end_matches('%').trim_end();
+    match number.parse() {
+        Ok(percent @ 1..=99) => Ok(percent),
+        _ => Err(format!(
+            "{text:?} is no share from 1% to 99%; write 20%, say"
+        )),
+    }
+}
+
+fn policy(text: &str) -> Result<String, String> {
+    let mut registry = Registry::default();
+    match registry.set_policy(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(error) => Err(format!("{error}. {}", error.advice())),
+    }
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let forms = "write ADDR:PORT, as in 10.0.0.1:7480 or [::]:7480";
+    text.parse()
+        .map_err(|error| format!("{text:?}: {error}; {forms}"))
 }
 
 /// The name of a mount's runtime directory: readable, and different for different mount points and
@@ -340,6 +387,21 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn data_mount(self, mountpoint: &Path) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(path) = self.path("data_mount")? else {
+            return Ok(None);
+        };
+        if path.starts_with(mountpoint) || mountpoint.starts_with(&path) {
+            let why = format!(
+                "{} and the mount point {} must be two directories, neither within the other",
+                path.display(),
+                mountpoint.display()
+            );
+            return Err(self.wrong("data_mount", why));
+        }
+        Ok(Some(path))
+    }
+
     fn push(self) -> Result<PushSettings, ConfigError> {
         Ok(PushSettings {
             enabled: self.parsed("push", parse_bool)?,
@@ -400,6 +462,12 @@ impl<'a> Reader<'a> {
             found.push(spec);
         }
         Ok(found)
+    }
+
+    fn datasets(self, served: &Served) -> Result<Vec<DatasetSpec>, ConfigError> {
+        let given = self.layer.get("dataset");
+        let written = given.map_or(&[][..], |given| &given.values);
+        datasets::parse_all(written, served).map_err(|why| self.wrong("dataset", why))
     }
 
     fn exclude(self) -> Result<Option<Vec<PathBuf>>, ConfigError> {

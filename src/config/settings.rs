@@ -6,6 +6,7 @@
 use super::network::NetworkPrefix;
 use super::topology::Crossings;
 use super::units::Size;
+pub use crate::budgets::DatasetSpec;
 pub use crate::cache::EvictionPolicy;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
@@ -22,6 +23,11 @@ use std::time::Duration;
 pub struct Settings {
     /// Where the filesystem is mounted: absolute.
     pub mountpoint: PathBuf,
+    /// Where it is mounted a second time, for datasets: absolute, and neither within the mount point
+    /// nor around it.
+    pub data_mount: Option<PathBuf>,
+    /// Whether the kernel may cache what is read through the data mount.
+    pub page_cache: bool,
     /// What is served, and where below the mount point. Prefixes are distinct; at least one.
     pub origins: Vec<OriginSpec>,
     /// Prefixes whose names come from an index.
@@ -103,6 +109,20 @@ pub struct Settings {
     pub runtime_dir: PathBuf,
     /// Unix socket for lists that do not fit an ioctl, mode 0600, in `runtime_dir`.
     pub control_socket: PathBuf,
+    /// Datasets that are declared from the start.
+    pub datasets: Vec<DatasetSpec>,
+    /// The share of each node's cache that datasets never touch, in per cent.
+    pub shared_reserve_percent: u8,
+    /// Bytes per second that storage gives for datasets, all nodes together; `None`: no limit.
+    pub remote_io: Option<u64>,
+    /// How budgets and rates are decided, by name: one of [`crate::budgets::POLICIES`].
+    pub allocation_policy: String,
+    /// GPUs of the cluster, if jobs are to be checked against them.
+    pub gpus: Option<u32>,
+    /// The TCP address that the HTTP API is served on besides its Unix socket.
+    pub api_listen: Option<SocketAddr>,
+    /// Unix socket of the HTTP API, mode 0600, in `runtime_dir`.
+    pub api_socket: PathBuf,
     /// Where messages go.
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.

@@ -30,6 +30,8 @@ const MEMORY_FORMS: &str = "Write a number and a unit: 10GiB (1024-based), 10GB 
                             10G (short for 10GiB), 512MiB, or a share of the machine's memory: 5%";
 const DURATION_FORMS: &str =
     "Write a number and a unit: 500ms, 30s, 5m, 1h, 7d; a plain number is seconds";
+const RATE_FORMS: &str = "Write a number and a unit: 200MB/s (1000-based), 200MiB/s (1024-based), or \
+                          bits: 1.6Gbps, 1.6Gbit/s";
 const CPU_FORMS: &str = "Write numbers and ranges: 0,2-3,8";
 
 /// Bytes, without the `%` form.
@@ -76,6 +78,64 @@ pub fn parse_size(text: &str) -> Result<Size, UnitError> {
     } else {
         Err(error("a share lies above 0 % and at most at 100 %".into()))
     }
+}
+
+/// Bytes per second: `200MB/s`, `1GiB/s`, or bits: `1.6Gbps`, `1.6Gbit/s` (1000-based).
+///
+/// `Gb/s`, which some write for bits and some for bytes, is refused.
+///
+/// # Errors
+/// Not a number, an unknown unit, no unit of time, or a rate that is no number of `f64`.
+pub fn parse_rate(text: &str) -> Result<f64, UnitError> {
+    let error = |why: String| unit_error(text, "a rate", why, RATE_FORMS);
+    let (number, unit) = split_number(text).ok_or_else(|| error("no number in front".into()))?;
+    let number: f64 = number
+        .replace('_', "")
+        .parse()
+        .map_err(|e| error(format!("{number:?}: {e}")))?;
+    let lower = unit.to_ascii_lowercase();
+    let (amount, bits) = if let Some(prefix) = lower.strip_suffix("bps") {
+        (format!("{prefix}b"), true)
+    } else if let Some(amount) = lower.strip_suffix("/s") {
+        match amount.strip_suffix("bit") {
+            Some(prefix) => (format!("{prefix}b"), true),
+            None => (amount.to_owned(), false),
+        }
+    } else {
+        return Err(error("it does not say per second".into()));
+    };
+    if unit.ends_with("b/s") && unit.starts_with(|c: char| c.is_ascii_uppercase()) {
+        return Err(error(format!("{unit:?} can mean bits or bytes")));
+    }
+    let unit_bytes = Some(amount.as_str())
+        .filter(|amount| !amount.is_empty())
+        .and_then(unit_bytes)
+        .ok_or_else(|| error(format!("the unit {unit:?} is not known")))?;
+    #[expect(clippy::cast_precision_loss, reason = "powers of ten and two")]
+    let rate = number * unit_bytes as f64 / if bits { 8.0 } else { 1.0 };
+    if rate.is_finite() {
+        Ok(rate)
+    } else {
+        Err(error("that is too much for a number".into()))
+    }
+}
+
+/// As [`parse_rate`], in whole bytes per second, at least one.
+///
+/// # Errors
+/// As [`parse_rate`]; less than a byte per second.
+pub fn parse_whole_rate(text: &str) -> Result<u64, UnitError> {
+    let rate = parse_rate(text)?.round();
+    if rate < 1.0 {
+        let why = "nothing comes through".into();
+        return Err(unit_error(text, "a rate", why, RATE_FORMS));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and the cast saturates"
+    )]
+    Ok(rate as u64)
 }
 
 /// A length of time.
@@ -170,19 +230,26 @@ fn split_number(text: &str) -> Option<(&str, &str)> {
         .then(|| (number, unit.trim()))
 }
 
-fn scaled(number: &str, unit: &str) -> Result<u64, String> {
-    let unit_bytes: u64 = match unit.to_ascii_lowercase().as_str() {
+/// How many bytes a unit of size is.
+fn unit_bytes(unit: &str) -> Option<u64> {
+    Some(match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
+        "p" | "pib" => 1 << 50,
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
-        _ => return Err(format!("the unit {unit:?} is not known")),
-    };
+        "pb" => 1_000_000_000_000_000,
+        _ => return None,
+    })
+}
+
+fn scaled(number: &str, unit: &str) -> Result<u64, String> {
+    let unit_bytes = unit_bytes(unit).ok_or_else(|| format!("the unit {unit:?} is not known"))?;
     let digits = number.replace('_', "");
     let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
     let whole: u64 = whole.parse().map_err(|e| format!("{number:?}: {e}"))?;
@@ -228,6 +295,33 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Shows an amount of bytes with a 1000-based unit and three significant digits: `1.30 TB`. For rates,
+/// `/s` goes behind it.
+#[derive(Debug, Clone, Copy)]
+pub struct Decimal(pub f64);
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut amount = self.0;
+        let mut unit = "B";
+        for next in ["kB", "MB", "GB", "TB", "PB"] {
+            // Below what would be shown as 1000.
+            if amount.abs() < 999.5 {
+                break;
+            }
+            amount /= 1000.0;
+            unit = next;
+        }
+        let digits = match amount.abs() {
+            _ if unit == "B" || amount == 0.0 => 0,
+            ..9.995 => 2,
+            ..99.95 => 1,
+            _ => 0,
+        };
+        f.pad(&format!("{amount:.digits$} {unit}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,6 +340,7 @@ mod tests {
             ("64k", 65536),
             ("1_000", 1000),
             ("2TiB", 2 << 40),
+            ("1.5PB", 1_500_000_000_000_000),
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
@@ -294,6 +389,25 @@ mod tests {
     }
 
     #[test]
+    fn rates_have_a_unit_and_a_second() {
+        assert_eq!(parse_whole_rate("200MB/s"), Ok(200_000_000));
+        assert_eq!(parse_whole_rate("1.6Gbit/s"), Ok(200_000_000));
+        assert_eq!(parse_whole_rate(" 1 GiB/s"), Ok(1 << 30));
+        for (wrong, hint) in [
+            ("200", "per second"),
+            ("200MB", "per second"),
+            ("200/s", "is not known"),
+            ("-1MB/s", "no number"),
+            ("0MB/s", "nothing comes through"),
+            ("5%/s", "is not known"),
+            ("1bananas/s", "or bits: 1.6Gbps"),
+        ] {
+            let error = parse_whole_rate(wrong).unwrap_err().to_string();
+            assert!(error.contains(hint), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
     fn bytes_are_shown_short() {
         for (bytes, text) in [
             (0, "0 B"),
@@ -307,9 +421,63 @@ mod tests {
         assert_eq!(format!("{:>10}", Bytes(1 << 30)), "  1.00 GiB");
     }
 
+    #[test]
+    fn rates_as_people_write_them() {
+        for (text, wanted) in [
+            ("200MB/s", 200e6),
+            ("1.6Gbps", 200e6),
+            ("1.6 Gbit/s", 200e6),
+            ("32gbps", 4e9),
+            ("1 GiB/s", 1_073_741_824.0),
+            ("0B/s", 0.0),
+            ("8bps", 1.0),
+            ("1_000 kB/s", 1e6),
+            ("114mb/s", 114e6),
+        ] {
+            assert_eq!(parse_rate(text), Ok(wanted), "{text}");
+        }
+        assert_eq!(
+            parse_rate("200MB").unwrap_err().to_string(),
+            "\"200MB\" is not a rate: it does not say per second. Write a number and a unit: 200MB/s \
+             (1000-based), 200MiB/s (1024-based), or bits: 1.6Gbps, 1.6Gbit/s"
+        );
+        let both = parse_rate("1.6Gb/s").unwrap_err().to_string();
+        assert!(both.contains("\"Gb/s\" can mean bits or bytes"), "{both}");
+        for wrong in [
+            "",
+            "fast",
+            "-1MB/s",
+            "5%/s",
+            "1GB/h",
+            "NaN",
+            "inf B/s",
+            "1.2.3MB/s",
+            "1bananaps",
+            "12/s",
+        ] {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_shown_with_decimal_units() {
+        for (amount, text) in [
+            (0.0, "0 B"),
+            (999.0, "999 B"),
+            (52_615_384.6, "52.6 MB"),
+            (1.3e12, "1.30 TB"),
+            (999_600.0, "1.00 MB"),
+            (9.996e9, "10.0 GB"),
+            (2e18, "2000 PB"),
+        ] {
+            assert_eq!(Decimal(amount).to_string(), text);
+        }
+    }
+
     proptest! {
         #[test]
         fn nothing_panics(text in ".{0,20}") {
+            let _rate = parse_rate(&text);
             let _sizes = (parse_size(&text), parse_bytes(&text), parse_duration(&text));
             let _others = (parse_cpus(&text), parse_bool(&text));
         }

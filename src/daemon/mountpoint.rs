@@ -4,7 +4,7 @@
 //! shows them, a question with a bound, and the mounts below a directory.
 
 use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE};
-use copperfs_fuse::{UnmountError, detach, resolve};
+use copperfs_fuse::{MountState, UnmountError, abort, detach, mount_state, resolve};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -25,6 +25,31 @@ pub fn detach_all(path: &Path) -> Result<(), UnmountError> {
         detach(path)?;
     }
     Ok(())
+}
+
+/// Takes away the copperfs mounts at `path` whose daemons are gone. One that lives is left alone; a
+/// failure is told in the log.
+pub fn take_away_stale(path: &Path) {
+    for _ in 0..LAYERS_MAX {
+        if !matches!(mount_state(path), Ok(MountState::Stale)) {
+            break;
+        }
+        if let Err(error) = detach(path) {
+            tracing::warn!(%error, path = %path.display(), "a dead daemon's mount stays behind");
+            break;
+        }
+    }
+}
+
+/// Cuts the connection of the copperfs mount at `path`, if there is one and its daemon does not answer
+/// within two seconds. Until then taking it away could wait for that daemon for ever. A failure is told
+/// in the log.
+pub fn cut_off(path: &Path) {
+    if matches!(mount_state(path), Ok(MountState::Unresponsive))
+        && let Err(error) = abort(path)
+    {
+        tracing::warn!(%error, path = %path.display(), "a mount that does not answer cannot be cut off");
+    }
 }
 
 /// Whether a copperfs, alive or not, is mounted at `path` ([`canonical`]).

@@ -77,6 +77,20 @@ impl Process {
     }
 }
 
+/// Whether process `pid` has been killed, or has ended, though some of its threads may still hang in the
+/// kernel: its first thread is a zombie, or there is none.
+#[must_use]
+pub fn is_dead(pid: u32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        // The name of the program stands in parentheses and may hold anything.
+        Ok(stat) => stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with(['Z', 'X'])),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
 /// Has the kernel write no core file of this process, nor hand one to a program: it would hold the job
 /// secret, keys, and whatever others read. Whoever may trace this process can still make one.
 ///
@@ -168,9 +182,13 @@ mod tests {
         let mut child = shell("exit 0");
         let pid = child.0.id();
         let process = Process::open(pid).unwrap().unwrap();
+        assert!(process.wait(Duration::from_secs(5)).unwrap());
+        assert!(is_dead(pid), "nobody has waited for it yet");
         child.0.wait().unwrap();
         assert!(process.wait(Duration::from_secs(5)).unwrap());
         process.signal(Signal::TERM).unwrap();
         assert!(Process::open(u32::MAX).unwrap().is_none());
+        assert!(is_dead(u32::MAX));
+        assert!(!is_dead(std::process::id()));
     }
 }

@@ -4,8 +4,10 @@
 //! there: `/tmp` is everybody's.
 
 use rustix::fs::{FlockOperation, flock};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +23,9 @@ const SWEPT_MAX: usize = 1000;
 
 /// The file that says which launch started the daemon, if one did.
 pub const LAUNCH_FILE: &str = "launch";
+
+/// The file that says where the daemon's data mount is, if it has one.
+const DATA_MOUNT_FILE: &str = "data-mount";
 
 /// The directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +139,33 @@ pub fn write_private(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, Ru
         source,
     })?;
     Ok(path)
+}
+
+/// Notes where the data mount is, for whoever has to take it away after the daemon was killed; `None`:
+/// there is none.
+///
+/// # Errors
+/// It cannot be written.
+pub fn note_data_mount(dir: &Path, mount: Option<&Path>) -> Result<(), RuntimeDirError> {
+    if let Some(mount) = mount {
+        let bytes = mount.as_os_str().as_encoded_bytes();
+        return write_private(dir, DATA_MOUNT_FILE, bytes).map(drop);
+    }
+    let path = dir.join(DATA_MOUNT_FILE);
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(RuntimeDirError::Io { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where the data mount of the daemon of `dir` is, or was when it was killed.
+#[must_use]
+pub fn noted_data_mount(dir: &Path) -> Option<PathBuf> {
+    let bytes = fs::read(dir.join(DATA_MOUNT_FILE)).ok()?;
+    let path = PathBuf::from(OsString::from_vec(bytes));
+    path.is_absolute().then_some(path)
 }
 
 /// Removes the directories of mounts that ended long ago from `base`, which holds one per mount. Best
@@ -300,6 +332,18 @@ mod tests {
         file.set_modified(time).unwrap();
         sweep(base.path());
         assert!(recent.exists() && running.exists() && !old.exists());
+    }
+
+    #[test]
+    fn the_data_mount_is_noted_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(noted_data_mount(dir.path()), None);
+        note_data_mount(dir.path(), None).unwrap();
+        let path = PathBuf::from(OsString::from_vec(b"/d/\xff\n".to_vec()));
+        note_data_mount(dir.path(), Some(&path)).unwrap();
+        assert_eq!(noted_data_mount(dir.path()), Some(path));
+        note_data_mount(dir.path(), None).unwrap();
+        assert_eq!(noted_data_mount(dir.path()), None);
     }
 
     #[test]

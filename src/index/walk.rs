@@ -279,6 +279,7 @@ impl Walker {
                 first_block: 0,
                 block_count: size.div_ceil(BLOCK_BYTES),
                 content: None,
+                through: false,
             };
             let mut parts = self.files.read(request).await?;
             while let Some(part) = parts.next().await {

@@ -1,7 +1,11 @@
 //! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
 
+use super::data::DataFiles;
+use super::datasets::Datasets;
+use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
+use crate::dataset::reader::ReaderStats;
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::report::{Children, Report, Standing};
@@ -78,6 +82,8 @@ struct Inner {
     origins: Option<Arc<Origins>>,
     store: Option<Store>,
     mount: OnceLock<Arc<fuse::Counters>>,
+    data_mount: OnceLock<(Arc<fuse::Counters>, Arc<DataFiles>)>,
+    datasets: OnceLock<Datasets>,
     overlay: OnceLock<Arc<Overlay>>,
 }
 
@@ -123,20 +129,31 @@ impl Cluster {
         origins: Option<Arc<Origins>>,
         store: Option<Store>,
     ) -> Self {
-        let (mount, overlay) = (OnceLock::new(), OnceLock::new());
         Self(Arc::new(Inner {
             identity,
             read,
             origins,
             store,
-            mount,
-            overlay,
+            mount: OnceLock::new(),
+            data_mount: OnceLock::new(),
+            datasets: OnceLock::new(),
+            overlay: OnceLock::new(),
         }))
+    }
+
+    /// Counts the data mount's requests too, from now on.
+    pub(super) fn data_mounted(&self, counters: Arc<fuse::Counters>, files: Arc<DataFiles>) {
+        drop(self.0.data_mount.set((counters, files)));
     }
 
     /// Counts the mount's requests too, from now on.
     pub(super) fn mounted(&self, counters: Arc<fuse::Counters>) {
         drop(self.0.mount.set(counters));
+    }
+
+    /// Keeps and reads datasets from now on.
+    pub(super) fn keeps(&self, datasets: Datasets) {
+        drop(self.0.datasets.set(datasets));
     }
 
     /// Reaches the other nodes from now on.
@@ -156,6 +173,8 @@ impl Cluster {
             origins,
             store,
             mount,
+            data_mount,
+            datasets,
             overlay,
         } = &*self.0;
         let stats = read.stats();
@@ -210,6 +229,12 @@ impl Cluster {
         }
         if let Some(counters) = mount.get() {
             counters.fill(&mut body);
+        }
+        if let Some(datasets) = datasets.get() {
+            fill_datasets(&mut body, &datasets.home.report(), &datasets.reader.stats());
+        }
+        if let Some((counters, files)) = data_mount.get() {
+            files.fill(counters, &mut body);
         }
         body
     }
@@ -326,6 +351,18 @@ fn fill_store(body: &mut StatsBody, store: &StoreStats) {
     body.disk_damaged = store.damaged;
     body.disk_dropped = store.dropped;
     body.disk_shared = store.shared;
+}
+
+fn fill_datasets(body: &mut StatsBody, shares: &[ShareReport], reader: &ReaderStats) {
+    let sum = |of: fn(&ShareReport) -> u64| shares.iter().map(of).sum();
+    body.datasets_share_bytes = sum(|share| share.share);
+    body.datasets_bytes = sum(|share| share.cached);
+    body.datasets_items = sum(|share| share.items);
+    body.datasets_origin_bytes = sum(|share| share.origin_bytes);
+    body.datasets_requests = reader.requests;
+    body.datasets_unpaid = reader.unpaid;
+    body.datasets_elsewhere = reader.elsewhere;
+    body.datasets_unattributed_bytes = reader.unattributed_bytes;
 }
 
 fn fill_caches(

@@ -3,7 +3,9 @@
 //! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
 //! paths and attributes into inodes and back; it holds no data of its own.
 
-use super::arrivals::{Lister, PushArrivals};
+use super::arrivals::PushArrivals;
+use super::attendant::Lister;
+use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
@@ -19,7 +21,7 @@ use copperfs_overlay::{
 use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// How long the kernel may use what might change without a trace.
@@ -55,6 +57,11 @@ pub(super) struct FrontInner {
     notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
+    /// Of the data mount only.
+    pub(super) data: Option<Arc<DataFiles>>,
+    pub(super) datasets: OnceLock<super::datasets::Datasets>,
+    /// The front of the node's other mount, if there are two. Weak: each knows the other.
+    other: OnceLock<Weak<Self>>,
 }
 
 /// More absent names at the top than this are promised to the kernel for no time at all.
@@ -87,11 +94,41 @@ impl Front {
             notifier: OnceLock::new(),
             recorder: Recorder::default(),
             cluster: OnceLock::new(),
+            data: None,
+            datasets: OnceLock::new(),
+            other: OnceLock::new(),
         }))
     }
 
-    /// Tells the kernel things unasked from now on.
-    pub(super) fn connect(&self, mount: &fuse::Mount) {
+    /// The front of the data mount beside this one: the same files from the same caches, with inodes
+    /// and a kernel's view of their own. Nothing is pushed there.
+    pub(super) fn beside(&self, root: Attributes, data: Arc<DataFiles>) -> Self {
+        let promises = Promises {
+            push_file_max: 0,
+            ..self.promises
+        };
+        let beside = Self(Arc::new(FrontInner {
+            read: self.read.clone(),
+            inodes: InodeTable::new(root),
+            promises,
+            backings: self.backings.clone(),
+            opened: OpenDirectories::default(),
+            store: self.store.clone(),
+            absent_at_root: dashmap::DashSet::new(),
+            notifier: OnceLock::new(),
+            recorder: Recorder::default(),
+            cluster: OnceLock::new(),
+            data: Some(data),
+            datasets: self.datasets.clone(),
+            other: OnceLock::new(),
+        }));
+        drop(beside.other.set(Arc::downgrade(&self.0)));
+        drop(self.other.set(Arc::downgrade(&beside.0)));
+        beside
+    }
+
+    /// Tells the kernel things unasked from now on, with a `lister` also of what is not known there.
+    pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
         if self.notifier.set(mount.notifier()).is_err() {
             tracing::warn!("the mount was connected twice");
             return;
@@ -100,21 +137,25 @@ impl Front {
             let arrivals = PushArrivals {
                 front: Arc::downgrade(&self.0),
                 push: mount.push(),
-                lister: Lister::start(mount.mountpoint()),
+                lister,
             };
             self.read.connect(Arc::new(arrivals));
         }
     }
 
-    /// Drops what this node and its kernel cache of `path` and below. Returns when the kernel has
-    /// dropped it too.
+    /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
+    /// kernel has dropped it too.
     pub(super) async fn clear(&self, path: &ItemPath) {
-        super::service::clear(&self.read, self.store.as_ref(), path).await;
+        let datasets = self.datasets.get();
+        super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
+        if let Some(other) = self.other.get().and_then(Weak::upgrade) {
+            Self(other).forget_in_kernel(path).await;
+        }
     }
 
-    /// Drops what the kernel holds of `path` and below. Returns when it has; what this node caches
+    /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches
     /// stays.
     pub(super) async fn forget_in_kernel(&self, path: &ItemPath) {
         let Some(notifier) = self.notifier.get() else {
@@ -367,11 +408,19 @@ impl fuse::Backend for Front {
         }))
     }
 
-    fn open(&self, _reader: Reader, ino: Ino) -> Answer<()> {
-        Answer::Ready(self.inode(ino).and_then(|inode| check_readable(&inode)))
+    fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
+        Answer::Ready(self.inode(ino).and_then(|inode| {
+            check_readable(&inode)?;
+            let data = self.data.as_ref();
+            Ok(data.map_or_else(fuse::Opened::default, |data| data.open(reader, &inode.file)))
+        }))
     }
 
-    fn release(&self, _ino: Ino) {}
+    fn release(&self, _ino: Ino, handle: u64) {
+        if let Some(data) = &self.data {
+            data.release(handle);
+        }
+    }
 
     fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
         Answer::Ready(
@@ -380,7 +429,14 @@ impl fuse::Backend for Front {
         )
     }
 
-    fn read(&self, _reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes> {
+    fn read(
+        &self,
+        _reader: Reader,
+        ino: Ino,
+        handle: u64,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
         let inode = match self
             .inode(ino)
             .and_then(|inode| check_readable(&inode).map(|()| inode))
@@ -388,6 +444,16 @@ impl fuse::Backend for Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
+        if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
+            return self.read_item(&*item, inode, offset, size);
+        }
+        if self.data.is_none()
+            && let Some(datasets) = self.datasets.get()
+        {
+            let left = inode.file.size.saturating_sub(offset);
+            let bytes = left.min(size.into());
+            datasets.reader.unattributed(inode.path(), bytes);
+        }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
@@ -531,7 +597,8 @@ impl fuse::Backend for Front {
         files
     }
 
-    fn node_stats(&self) -> fuse::ioctl::StatsBody {
+    // The numbers of the node, whichever mount is asked.
+    fn node_stats(&self, _counters: &fuse::Counters) -> fuse::ioctl::StatsBody {
         self.cluster
             .get()
             .map(super::cluster::Cluster::node_stats)

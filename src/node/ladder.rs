@@ -3,11 +3,14 @@
 use super::NodeError;
 use super::backing::Backings;
 use super::indexed::Indexes;
+use crate::config::units::{Size, share};
 use crate::config::{OpenMode, Settings};
+use crate::dataset::HomePlace;
 use crate::origin::Origins;
 use crate::read::{ReadOptions, ReadPath};
 use crate::store::{Store, StoreOptions, Stored};
 use copperfs_overlay::{Files, Upstream};
+use rustix::fs::statvfs;
 use std::sync::Arc;
 
 /// What this node's read paths stand on.
@@ -29,12 +32,69 @@ pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, Nod
     };
     let options = StoreOptions {
         directory: disk.directory.clone(),
-        capacity: disk.size,
+        capacity: shared_part(settings, disk.size),
         reserve_percent: disk.reserve_percent,
         policy: settings.cache.policy,
     };
     let opening = tokio::task::spawn_blocking(move || Store::open(&options));
     Ok(Some(opening.await.map_err(NodeError::Task)??))
+}
+
+/// Whether this node stores datasets: those who read them do.
+fn stores_datasets(settings: &Settings) -> bool {
+    settings.data_mount.is_some()
+}
+
+/// What datasets leave of the store.
+fn shared_part(settings: &Settings, size: Size) -> Size {
+    if !stores_datasets(settings) {
+        return size;
+    }
+    let percent = f64::from(settings.shared_reserve_percent);
+    match size {
+        Size::Bytes(bytes) => Size::Bytes(share(bytes, percent)),
+        Size::Percent(of_disk) => Size::Percent(of_disk * percent / 100.0),
+    }
+}
+
+/// What datasets leave of the memory for file data.
+fn shared_data_bytes(settings: &Settings) -> u64 {
+    let bytes = settings.cache.data_bytes;
+    if stores_datasets(settings) && settings.disk.is_none() {
+        share(bytes, f64::from(settings.shared_reserve_percent))
+    } else {
+        bytes
+    }
+}
+
+/// Where this node keeps datasets, and how many bytes of them: what undeclared files leave of the
+/// store, or of the memory for file data where there is no store.
+pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
+    let Some(disk) = &settings.disk else {
+        let bytes = if stores_datasets(settings) {
+            settings.cache.data_bytes - shared_data_bytes(settings)
+        } else {
+            0
+        };
+        return (HomePlace::Memory, bytes);
+    };
+    let whole = match disk.size {
+        Size::Bytes(bytes) => bytes,
+        // It exists: the store is open.
+        Size::Percent(percent) => statvfs(&disk.directory).map_or(0, |usage| {
+            share(usage.f_blocks.saturating_mul(usage.f_frsize), percent)
+        }),
+    };
+    let bytes = if stores_datasets(settings) {
+        share(whole, 100.0 - f64::from(settings.shared_reserve_percent))
+    } else {
+        0
+    };
+    let place = HomePlace::Disk {
+        directory: disk.directory.clone(),
+        reserve_percent: disk.reserve_percent,
+    };
+    (place, bytes)
 }
 
 /// The read paths of this node, by position in an item's root order, in front of the others.
@@ -62,7 +122,7 @@ pub(super) fn views(
     ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
-            data_bytes_max: settings.cache.data_bytes - passthrough_bytes,
+            data_bytes_max: shared_data_bytes(settings) - passthrough_bytes,
             attributes_bytes_max: settings.cache.attributes_bytes,
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
@@ -86,7 +146,7 @@ pub(super) fn views(
 /// no store for them.
 fn backing_bytes(settings: &Settings) -> u64 {
     if settings.open == OpenMode::Passthrough && settings.disk.is_none() {
-        settings.cache.data_bytes / 2
+        shared_data_bytes(settings) / 2
     } else {
         0
     }

@@ -1,6 +1,7 @@
 //! What this node answers its children and its cluster.
 
 use super::cluster::Cluster;
+use super::datasets::Datasets;
 use super::front::Front;
 use super::warm::Warmer;
 use crate::origin::Origins;
@@ -8,7 +9,8 @@ use crate::read::ReadPath;
 use crate::store::Store;
 use bytes::Bytes;
 use copperfs_overlay::{
-    ContentHash, Failure, Files, ItemPath, OriginFingerprint, PlanReader, Service, Tally,
+    ContentHash, Failure, Files, ItemAnswer, ItemPath, ItemRequest, LatestReceiver, LatestSender,
+    OriginFingerprint, PlanReader, Service, Tally,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -22,6 +24,7 @@ pub(super) struct NodeService {
     pub(super) views: Vec<ReadPath>,
     pub(super) cluster: Cluster,
     pub(super) warmer: Warmer,
+    pub(super) datasets: Datasets,
     pub(super) origins: Option<Arc<Origins>>,
     pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
@@ -51,6 +54,29 @@ impl Service for NodeService {
         self.warmer.clone().carry_out(plan, tally).boxed()
     }
 
+    fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        let home = self.datasets.home.clone();
+        async move { home.item(request).await }.boxed()
+    }
+
+    fn steer(
+        &self,
+        child: String,
+        tree: usize,
+        up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        self.datasets.wake();
+        let steward = self.datasets.steward.clone();
+        async move { steward.service_steer(child, tree, up, down).await }.boxed()
+    }
+
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        self.datasets.wake();
+        let steward = self.datasets.steward.clone();
+        async move { steward.service_command(tree, command).await }.boxed()
+    }
+
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {
         let (read, store) = (self.views[0].clone(), self.store.clone());
         let scan = Arc::clone(&self.scan);
@@ -78,10 +104,11 @@ impl Service for NodeService {
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         let (read, front) = (self.views[0].clone(), self.front.get().cloned());
         let store = self.store.clone();
+        let datasets = self.datasets.clone();
         async move {
             match front {
                 Some(front) => front.clear(&path).await,
-                None => clear(&read, store.as_ref(), &path).await,
+                None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
             }
             Ok(())
         }
@@ -90,11 +117,21 @@ impl Service for NodeService {
 }
 
 /// Drops what this node caches of `path` and below, in memory and on the disk.
-pub(super) async fn clear(read: &ReadPath, store: Option<&Store>, path: &ItemPath) {
+pub(super) async fn clear(
+    read: &ReadPath,
+    store: Option<&Store>,
+    datasets: Option<&Datasets>,
+    path: &ItemPath,
+) {
     // First the store: what memory lacks is looked for there.
     if let Some(store) = store.cloned() {
         let path = path.clone();
         let clearing = tokio::task::spawn_blocking(move || store.clear(&path));
+        drop(clearing.await);
+    }
+    if let Some(datasets) = datasets.cloned() {
+        let path = path.clone();
+        let clearing = tokio::task::spawn_blocking(move || datasets.home.clear(&path));
         drop(clearing.await);
     }
     read.clear(path);

@@ -461,6 +461,7 @@ impl Fetch {
             first_block: self.next_block,
             block_count: self.flights.len() as u64,
             content: self.file.content,
+            through: false,
         };
         let outcome = match source.read(request).await {
             Ok(stream) => self.fill(stream).await,

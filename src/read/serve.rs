@@ -68,6 +68,9 @@ impl Files for ReadPath {
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        if request.through {
+            return self.0.source.read(request);
+        }
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let feed = Feed {
             path: self.clone(),

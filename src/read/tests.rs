@@ -597,6 +597,7 @@ fn whole(f: &FileRef) -> ReadRequest {
         first_block: 0,
         block_count: f.size.div_ceil(BLOCK_BYTES),
         content: f.content,
+        through: false,
     }
 }
 
@@ -642,6 +643,44 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
         (bytes, blocks)
     };
     assert_eq!((rest, blocks), (1_000_000, 1));
+}
+
+#[tokio::test]
+async fn what_is_read_through_a_chain_is_kept_by_nobody() {
+    let (root, source) = read_path(Source::new(&[("f", 3_000_000)]), options());
+    let middle = alone(&options(), Arc::new(root.clone()));
+    let leaf = alone(&options(), Arc::new(middle.clone()));
+    let f = file(&leaf, "f").await;
+    let through = || ReadRequest {
+        through: true,
+        ..whole(&f)
+    };
+    for times in 1..=2 {
+        let (bytes, blocks) = collect(Files::read(&leaf, through()).await.unwrap())
+            .await
+            .unwrap();
+        assert_eq!((bytes, blocks), (source.content("f"), 3));
+        for path in [&leaf, &middle, &root] {
+            assert_eq!(path.stats().data.bytes, 0);
+        }
+        let reads = source.reads.lock().unwrap().clone();
+        assert_eq!(reads, vec![through(); times]);
+    }
+    // Two at once share nothing, and hold nobody up: the source lets as much through as both need.
+    source.gate.forget_permits(OPEN_GATE);
+    let first = Files::read(&leaf, through()).await.unwrap();
+    let second = Files::read(&leaf, through()).await.unwrap();
+    assert_eq!(source.reads.lock().unwrap().len(), 4);
+    source.gate.add_permits(OPEN_GATE);
+    let (first, second) = tokio::join!(collect(first), collect(second));
+    assert_eq!(first.unwrap(), second.unwrap());
+    // Who wants it kept has it fetched once more.
+    let (bytes, _) = collect(Files::read(&leaf, whole(&f)).await.unwrap())
+        .await
+        .unwrap();
+    assert_eq!(bytes, source.content("f"));
+    assert_eq!(source.reads.lock().unwrap().len(), 5);
+    assert!(leaf.stats().data.bytes > 0);
 }
 
 #[tokio::test]

@@ -85,6 +85,7 @@ impl Urgent {
             first_block: 0,
             block_count: 1,
             content: self.file.content,
+            through: false,
         };
         let mut parts = self.inner.source.read(request).await?;
         let mut bytes = BytesMut::new();

@@ -250,6 +250,29 @@ impl Catalog {
         (!self.is_void(&file.path, moment)).then_some(hash)
     }
 
+    /// As [`Catalog::hash_of`], whatever was cleared.
+    pub(super) fn noted(&self, file: &FileId, index: u64) -> Option<ContentHash> {
+        self.files.get(file)?.blocks.get(index)
+    }
+
+    /// All blocks that are known of every file, whether they are here or not.
+    pub(super) fn for_each_file(&self, mut each: impl FnMut(FileId, Vec<(u64, ContentHash)>)) {
+        for file in &self.files {
+            each(*file.key(), file.blocks.iter().collect());
+        }
+    }
+
+    /// Bytes of the block with this hash, if it is here.
+    pub(super) fn len_of(&self, hash: ContentHash) -> Option<u64> {
+        Some(self.units.peek(&Unit::block(hash))?.len)
+    }
+
+    /// Forgets what is known of a file; gives its blocks.
+    pub(super) fn forget_file(&self, file: &FileId) -> Vec<(u64, ContentHash)> {
+        let known = self.files.remove(file);
+        known.map_or_else(Vec::new, |(_, known)| known.blocks.iter().collect())
+    }
+
     /// Where a block with this hash is.
     pub(super) fn find_content(&self, hash: ContentHash, len: u64) -> Option<Place> {
         let unit = Unit::block(hash);

@@ -75,6 +75,9 @@ impl Files for Stored {
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        if request.through {
+            return self.source.read(request);
+        }
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let file = FileRef::new(request.path, request.version, request.size, request.content);
         let mut feed = Feed {
@@ -259,6 +262,7 @@ impl Feed {
             first_block: start,
             block_count: end - start,
             content: self.file.content,
+            through: false,
         };
         let stream = self.layer.source.read(request).await?;
         self.passing = Some((stream, end, Vec::new()));

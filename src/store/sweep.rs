@@ -17,6 +17,12 @@ use std::sync::mpsc;
 
 /// See the module. Ends early when the store is closed.
 pub(super) fn sweep(shared: &Shared, jobs: &mpsc::SyncSender<Job>) {
+    compare(shared, jobs);
+    // Behind what was found.
+    drop(jobs.send(Job::Swept));
+}
+
+fn compare(shared: &Shared, jobs: &mpsc::SyncSender<Job>) {
     // What is written from here on is known anyway.
     let known = shared.catalog.units();
     let mut found = HashSet::with_capacity(known.len());

@@ -160,6 +160,7 @@ fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
         first_block: blocks.start,
         block_count: blocks.end - blocks.start,
         content: None,
+        through: false,
     }
 }
 
@@ -246,6 +247,33 @@ async fn only_the_missing_runs_are_asked_for() {
         .map(|r| (r.first_block, r.block_count))
         .collect();
     assert_eq!(runs, [(2, 2), (7, 1), (0, 2), (4, 3), (8, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_through_is_neither_kept_nor_looked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 3 * BLOCK_BYTES;
+    let source = Source::of(&[("/a", 1, size)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    read(&files, request("/a", size, 1..2)).await;
+    store.flush();
+    let through = ReadRequest {
+        through: true,
+        ..request("/a", size, 0..3)
+    };
+    for _ in 0..2 {
+        let got = read(&files, through.clone()).await;
+        assert!(got == source.files[&path("/a")], "wrong bytes");
+    }
+    store.flush();
+    assert_eq!(
+        source.reads.lock().unwrap()[1..],
+        [through.clone(), through]
+    );
+    let stats = store.stats();
+    assert_eq!((stats.hits, stats.misses), (0, 1));
+    assert_eq!(contents(directory.path()).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

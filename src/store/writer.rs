@@ -7,9 +7,10 @@
 
 use super::catalog::{Held, Place, Unit, disk_bytes};
 use super::content::{self, Origin};
+use super::items::Claims;
 use super::log::{Log, Record};
 use super::sweep;
-use super::{Shared, StoreError, count};
+use super::{Keeps, Shared, StoreError, count};
 use crate::num::to_usize;
 use crate::read::FileId;
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Bytes that may wait to be written. They are part of what a daemon takes above its caches.
 const QUEUE_BYTES_MAX: u64 = 16 << 20;
@@ -74,6 +75,12 @@ pub(super) enum Job {
     Adopt(Unit, u64, Option<Origin>),
     /// A content file that the index knows and the sweep did not find.
     Missing(Unit),
+    /// The sweep has ended.
+    Swept,
+    /// What was queued before is written, or refused.
+    Written(oneshot::Sender<()>),
+    /// These are not held any more.
+    Release(Vec<FileId>),
     Cleared(ItemPath, u64, mpsc::SyncSender<()>),
     Flush(mpsc::SyncSender<()>),
     Stop,
@@ -94,6 +101,7 @@ impl Writer {
     pub(super) fn start(shared: Arc<Shared>, log: Log) -> Result<Self, StoreError> {
         let (jobs, queue) = mpsc::sync_channel(QUEUE_JOBS_MAX);
         let writing = Writing {
+            claims: Claims::of(&shared),
             shared: Arc::clone(&shared),
             log,
         };
@@ -143,6 +151,26 @@ impl Writer {
         self.next_wait
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until what was queued before is written or refused; `false`: it cannot be told.
+    pub(super) async fn written(&self) -> bool {
+        let (done, written) = oneshot::channel();
+        self.jobs.try_send(Job::Written(done)).is_ok() && written.await.is_ok()
+    }
+
+    /// Files that are not held any more, behind what was queued before. Gives them back where the queue
+    /// is full.
+    pub(super) fn try_release(&self, files: Vec<FileId>) -> Result<(), Vec<FileId>> {
+        match self.jobs.try_send(Job::Release(files)) {
+            Err(mpsc::TrySendError::Full(Job::Release(files))) => Err(files),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// As [`Writer::try_release`]. Blocks while the queue is full.
+    pub(super) fn release(&self, files: Vec<FileId>) {
+        drop(self.jobs.send(Job::Release(files)));
     }
 
     /// Content that was not what it should be.
@@ -200,6 +228,7 @@ impl Writer {
             Ok(thread) => self.lock_threads().push(thread),
             Err(error) => {
                 tracing::warn!(%error, "the store's directory is not compared with its index");
+                self.shared.swept.send_replace(true);
             }
         }
     }
@@ -219,6 +248,8 @@ impl Drop for Writer {
 struct Writing {
     shared: Arc<Shared>,
     log: Log,
+    /// Of a store whose owner decides what it holds.
+    claims: Option<Claims>,
 }
 
 impl Writing {
@@ -285,6 +316,9 @@ impl Writing {
                     self.log.append(&Record::gone(&unit));
                 }
             }
+            Job::Swept => drop(self.shared.swept.send_replace(true)),
+            Job::Written(done) => drop(done.send(())),
+            Job::Release(files) => files.iter().for_each(|file| self.release(file)),
             Job::Cleared(path, until, done) => {
                 self.log.append(&Record::Cleared { path, until });
                 self.log.sync();
@@ -421,9 +455,13 @@ impl Writing {
             moment,
             index,
         } = *origin;
-        self.shared
-            .catalog
-            .note(FileId::of(file), moment, index, hash);
+        let catalog = &self.shared.catalog;
+        if let Some(claims) = &mut self.claims
+            && catalog.noted(&FileId::of(file), index) != Some(hash)
+        {
+            claims.add(hash);
+        }
+        catalog.note(FileId::of(file), moment, index, hash);
         self.log.append(&Record::Block {
             file,
             moment,
@@ -450,6 +488,9 @@ impl Writing {
         let incoming = disk_bytes(incoming);
         let mut target = catalog.capacity_bytes().saturating_sub(incoming);
         let shortage = health.shortage(directory, incoming)?;
+        if shortage > 0 && shared.keeps == Keeps::WhatIsAsked {
+            return Err(Errno::NOSPC);
+        }
         if shortage > 0 {
             let held = catalog.stats().bytes + catalog.lingering_bytes();
             if held < shortage {
@@ -466,5 +507,20 @@ impl Writing {
     fn remove(&mut self, unit: &Unit) {
         self.shared.directory.remove(unit);
         self.log.append(&Record::gone(unit));
+    }
+
+    /// Forgets a file, and the content that no other one has.
+    fn release(&mut self, file: &FileId) {
+        for (_, hash) in self.shared.catalog.forget_file(file) {
+            let last = self
+                .claims
+                .as_mut()
+                .is_none_or(|claims| claims.drop_one(hash));
+            let unit = Unit::block(hash);
+            if last && self.shared.catalog.holds_unit(&unit) {
+                self.shared.catalog.forget(&unit);
+                self.remove(&unit);
+            }
+        }
     }
 }

@@ -225,6 +225,7 @@ async fn a_reader_goes_before_a_bundle() {
         first_block: 0,
         block_count: 1,
         content: None,
+        through: false,
     };
     let mut parts = origins.read(request).await.expect("a stream");
     let first = parts.next().await.expect("a part").expect("bytes");

@@ -62,6 +62,7 @@ async fn blocks(
         first_block,
         block_count,
         content: None,
+        through: false,
     };
     let mut parts = files.read(request).await?;
     let (mut blocks, mut block) = (Vec::new(), Vec::new());

@@ -58,6 +58,7 @@ impl Asker {
             first_block: 0,
             block_count: 1,
             content: known.content,
+            through: false,
         };
         let mut parts = self.0.read(request).await?;
         let mut bytes = Vec::new();

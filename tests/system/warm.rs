@@ -3,7 +3,7 @@
 use crate::skip;
 use crate::support::command::Finished;
 use crate::support::fixture::{checksums, noise, packages, packages_total};
-use crate::support::kernel::KernelCache;
+use crate::support::kernel::{KernelCache, children};
 use crate::support::{
     Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, run,
 };
@@ -69,16 +69,7 @@ fn warmed(point: &Path, more: &[&dyn AsRef<std::ffi::OsStr>]) -> Value {
 
 /// The helpers that the daemons `of` have at work.
 fn helpers(of: &[Pid]) -> usize {
-    let mut count = 0;
-    for pid in of {
-        let pid = pid.as_raw_nonzero();
-        let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-        for task in tasks.into_iter().flatten().flatten() {
-            let children = fs::read_to_string(task.path().join("children"));
-            count += children.unwrap_or_default().split_whitespace().count();
-        }
-    }
-    count
+    of.iter().map(|&pid| children(pid, "touch").len()).sum()
 }
 
 /// What one node has recorded lets every node of another tree start without a question: nothing goes
@@ -318,16 +309,9 @@ fn no_helper_outlives_its_daemon() {
     let origin = plenty();
     let tree = Tree::launch(2, 1, origin.path(), &[]);
     let (warming, lines) = under_way(&tree, 0);
-    let children = |pid: Pid| -> Vec<i32> {
-        let pid = pid.as_raw_nonzero();
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("children"));
-        let text: String = tasks.flatten().filter_map(|task| of(task).ok()).collect();
-        let pids = text.split_whitespace();
-        pids.map(|pid| pid.parse().unwrap()).collect()
-    };
-    let helpers = children(tree.nodes[1].pid);
-    assert_eq!(helpers.len(), 1);
+    let daemon = tree.nodes[1].pid;
+    let helpers = [children(daemon, "touch"), children(daemon, "attend")].concat();
+    assert_eq!(helpers.len(), 2, "one of each");
     tree.nodes[1].signal(Signal::KILL);
     check(copperfs(["unmount"]).arg(&tree.root().point));
     drop(lines);
@@ -335,7 +319,7 @@ fn no_helper_outlives_its_daemon() {
     eventually(Duration::from_secs(10), "the helper has ended", || {
         helpers
             .iter()
-            .all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            .all(|pid| !Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists())
     });
 }
 

@@ -1,30 +1,75 @@
-//! Cutting a FUSE connection that outlives its mount point, through the fusectl filesystem.
+//! Cutting a FUSE connection, through the fusectl filesystem: everybody inside gets an error at once, and
+//! what a daemon's threads wait for in the kernel ends.
+//!
+//! It is the only thing that frees a daemon which was killed while one of its threads waited for the
+//! daemon's own mount (for a page that a READ in its hands holds, say): that thread cannot die, holds
+//! the connection open, and waits for an answer that nobody is left to give.
 
+use crate::mountinfo::{self, COPPERFS_FSTYPE};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
-/// Aborts connection `minor`: everybody inside gets ENOTCONN, and the daemon's threads end.
-///
-/// # Errors
-/// fusectl is not mounted and may not be, or the connection is gone.
-pub(super) fn abort(minor: u32) -> io::Result<()> {
-    let usual = format!("/sys/fs/fuse/connections/{minor}/abort");
-    match std::fs::write(&usual, "1") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(abort_privately(minor)?),
-        result => result,
+/// The means to cut one connection. It stays bound to that connection: when that has ended, and its
+/// number was given to another, there is nothing left to cut.
+#[derive(Debug)]
+pub struct Abort(OwnedFd);
+
+impl Abort {
+    /// For connection `number` ([`Mount::connection`](crate::Mount::connection)). Where nobody has
+    /// mounted fusectl it is mounted where no other process ever sees it, which needs CAP_SYS_ADMIN.
+    ///
+    /// # Errors
+    /// fusectl is not mounted and may not be, or the connection is gone or another user's.
+    pub fn of(number: u32) -> io::Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let usual = format!("/sys/fs/fuse/connections/{number}/abort");
+        let file = match rustix::fs::open(usual, flags, Mode::empty()) {
+            Err(Errno::NOENT) => {
+                let inside = format!("{number}/abort");
+                rustix::fs::openat(&fusectl()?, inside, flags, Mode::empty())
+            }
+            outcome => outcome,
+        };
+        Ok(Self(file?))
+    }
+
+    /// Cuts it: everybody inside gets ENOTCONN or ECONNABORTED, and the daemon's threads end. A
+    /// connection that has ended is fine.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn cut(&self) -> io::Result<()> {
+        rustix::io::write(&self.0, b"1")?;
+        Ok(())
     }
 }
 
-/// The same where nobody has mounted fusectl: a mount of it that no other process ever sees. Needs
-/// CAP_SYS_ADMIN.
-fn abort_privately(minor: u32) -> Result<(), Errno> {
-    let fusectl = fusectl()?;
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&fusectl, format!("{minor}/abort"), flags, Mode::empty())?;
-    rustix::io::write(&file, b"1").map(|_| ())
+/// Cuts the connection of the topmost copperfs mount at `path` (absolute, without symlinks), without
+/// touching the mount itself. None there is fine.
+///
+/// # Errors
+/// This user may not.
+pub fn abort(path: &Path) -> io::Result<()> {
+    let mounts = mountinfo::read()?;
+    let Some(mount) = mountinfo::at(&mounts, path).filter(|mount| mount.fstype == COPPERFS_FSTYPE)
+    else {
+        return Ok(());
+    };
+    let refused = match Abort::of(mount.device.1).and_then(|means| means.cut()) {
+        Ok(()) => return Ok(()),
+        Err(error) => error,
+    };
+    // The other way, for those who may unmount and do not see fusectl: it cuts first, and fails then
+    // if the mount is in use.
+    let flags = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(_) => Err(refused),
+    }
 }
 
 fn fusectl() -> Result<OwnedFd, Errno> {

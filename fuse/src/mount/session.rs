@@ -1,6 +1,6 @@
 //! The running side of a mount: fuser's threads, the notifier, what waits; and how they all end.
 
-use super::abort;
+use super::abort::Abort;
 use super::fusermount::{Connection, Via, disconnect};
 use super::readahead;
 use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
@@ -158,6 +158,11 @@ impl Session {
         Ok((session, notifier, Push(push)))
     }
 
+    /// The number of its connection, if it could be found.
+    pub(super) fn connection(&self) -> Option<u32> {
+        self.device.map(|(_, minor)| minor)
+    }
+
     pub(super) fn ended(&self) -> Arc<Ended> {
         Arc::clone(&self.ended)
     }
@@ -206,7 +211,7 @@ impl Session {
         let Some((_, minor)) = self.device else {
             return;
         };
-        if let Err(error) = abort::abort(minor) {
+        if let Err(error) = Abort::of(minor).and_then(|means| means.cut()) {
             tracing::debug!(%error, "cannot abort the FUSE connection");
         }
     }

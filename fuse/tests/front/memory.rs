@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use copperfs_fuse::ioctl::{NodeName, ROLE_SINGLE, StatsBody};
 use copperfs_fuse::{
-    Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, Reader,
-    Timestamp, Usage,
+    Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
+    Opened, Reader, Timestamp, Usage,
 };
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -47,6 +47,12 @@ pub(crate) struct State {
     pub(crate) pushed: HashSet<Ino>,
     pub(crate) opened: Vec<Ino>,
     pub(crate) released: Vec<Ino>,
+    /// Of `released`, in the same order.
+    pub(crate) released_handles: Vec<u64>,
+    /// One for each READ.
+    pub(crate) read_handles: Vec<u64>,
+    /// Opens are past the page cache.
+    pub(crate) direct: bool,
     pub(crate) cleared: Vec<(Bytes, bool)>,
     pub(crate) push: bool,
     /// Requests that were let hang.
@@ -255,20 +261,34 @@ impl Backend for Memory {
         }))
     }
 
-    fn open(&self, _reader: Reader, ino: Ino) -> Answer<()> {
-        self.state().opened.push(ino);
-        Answer::Ready(Ok(()))
+    fn open(&self, _reader: Reader, ino: Ino) -> Answer<Opened> {
+        let mut state = self.state();
+        state.opened.push(ino);
+        Answer::Ready(Ok(Opened {
+            handle: state.opened.len() as u64,
+            direct: state.direct,
+        }))
     }
 
-    fn release(&self, ino: Ino) {
-        self.state().released.push(ino);
+    fn release(&self, ino: Ino, handle: u64) {
+        let mut state = self.state();
+        state.released.push(ino);
+        state.released_handles.push(handle);
     }
 
     fn backing(&self, ino: Ino) -> Answer<Option<Backing>> {
         Answer::Ready(self.with(ino, |node| Ok(node.backing.clone())))
     }
 
-    fn read(&self, _reader: Reader, ino: Ino, offset: u64, size: u32) -> Answer<Bytes> {
+    fn read(
+        &self,
+        _reader: Reader,
+        ino: Ino,
+        handle: u64,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        self.state().read_handles.push(handle);
         if self.with(ino, |node| Ok(node.hang_read)) == Ok(true) {
             return self.hang();
         }
@@ -381,8 +401,8 @@ impl Backend for Memory {
             .collect()
     }
 
-    fn node_stats(&self) -> StatsBody {
-        StatsBody {
+    fn node_stats(&self, counters: &Counters) -> StatsBody {
+        let mut stats = StatsBody {
             node: NodeName::new("memory"),
             pid: std::process::id().into(),
             role: ROLE_SINGLE,
@@ -391,12 +411,14 @@ impl Backend for Memory {
             coalesced: 4711,
             verify_failures: 13,
             ..StatsBody::default()
-        }
+        };
+        counters.fill(&mut stats);
+        stats
     }
 
     fn cluster_stats(&self) -> Answer<StatsBody> {
-        let mut sum = self.node_stats();
-        sum.add(&self.node_stats());
+        let mut sum = self.node_stats(&Counters::default());
+        sum.add(&self.node_stats(&Counters::default()));
         Answer::Pending(Box::pin(async move { Ok(sum) }))
     }
 

@@ -44,6 +44,46 @@ fn tracked_opens_are_seen_and_keep_the_cache() {
 }
 
 #[test]
+fn direct_opens_have_every_read_come_and_can_be_mapped() {
+    let fixture = Fixture::with(
+        |options| options.open = OpenMode::Tracked,
+        |memory| {
+            memory.file(Ino::ROOT, "f", pattern(20_000));
+            memory.state().direct = true;
+        },
+    );
+    for _ in 0..3 {
+        assert_eq!(std::fs::read(fixture.path("f")).unwrap(), pattern(20_000));
+    }
+    crate::fixture::eventually(5, "releases", || fixture.memory.state().released.len() == 3);
+    {
+        let state = fixture.memory.state();
+        assert_eq!(state.released_handles, [1, 2, 3]);
+        for handle in 1..=3 {
+            assert!(state.read_handles.contains(&handle), "open {handle}");
+        }
+    }
+    let read = || fixture.requests(Op::Read);
+    let before = read();
+    let file = std::fs::File::open(fixture.path("f")).unwrap();
+    for at in 0..10 {
+        let mut byte = [0];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, at).unwrap();
+    }
+    assert_eq!(read() - before, 10, "one byte each");
+    let said = python(
+        fixture.root(),
+        "import mmap\n\
+         for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):\n\
+         \x20   f = open('f', 'rb')\n\
+         \x20   m = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ)\n\
+         \x20   assert m[:] == open('f', 'rb').read()\n\
+         print('mapped')\n",
+    );
+    assert_eq!(said, "mapped\n");
+}
+
+#[test]
 fn a_name_that_does_not_exist_is_asked_for_once() {
     let fixture = Fixture::new(|_| {});
     for _ in 0..20 {

@@ -85,6 +85,7 @@ pub(super) fn block_of(range: &RangeRequest) -> ReadRequest {
         first_block: range.block(),
         block_count: 1,
         content: range.content,
+        through: false,
     }
 }
 

@@ -110,6 +110,15 @@ impl Identity {
         Ok(config)
     }
 
+    /// TLS of somebody who knows whom to trust, and shows nothing of himself.
+    #[cfg(test)]
+    pub(crate) fn client_without_certificate(&self) -> Result<rustls::ClientConfig, IdentityError> {
+        Ok(rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_root_certificates(self.roots()?)
+            .with_no_client_auth())
+    }
+
     fn roots(&self) -> Result<RootCertStore, IdentityError> {
         let mut roots = RootCertStore::empty();
         roots.add(self.authority.clone())?;

@@ -12,6 +12,7 @@ use crate::files::{
 use crate::freshness::{Leased, to_ms};
 use crate::item::{BlockPart, ContentHash, Failure, FailureKind, XattrList};
 use crate::overlay::{OriginFingerprint, Shared};
+use crate::server::readers::Rooms;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
 use crate::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Question, Request, WireError};
@@ -20,15 +21,20 @@ use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
 use quinn::{Connection, RecvStream, SendStream};
 use serde::Serialize;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 mod bundle;
+mod item;
+mod steering;
 
 /// How long a peer may leave an answer untaken.
 const UNTAKEN: Duration = Duration::from_secs(60);
+/// The same of an item: its reader puts it together as it comes, and others wait for the room.
+const ITEM_UNTAKEN: Duration = Duration::from_secs(10);
 /// Bytes of parts that are gathered into one write, if they are ready at once.
 const BATCH_BYTES: usize = 128 << 10;
 /// Requests of one connection that are being received at a time.
@@ -37,12 +43,23 @@ const HEARD_AT_ONCE: usize = 32;
 const BATCH_PARTS: usize = 64;
 
 /// Who asks, and so what may be asked.
-#[derive(Clone, Debug)]
 pub(crate) enum Asker {
     /// An ancestor of this node: about what lies below.
     Parent,
     /// That child, over that connection: about files, and about the cluster.
     Child(NodeId, Connection),
+    /// That node, which has so much room: about items.
+    Reader(NodeId, Rooms),
+}
+
+impl fmt::Debug for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parent => f.write_str("Parent"),
+            Self::Child(id, _) => f.debug_tuple("Child").field(id).finish(),
+            Self::Reader(id, _) => f.debug_tuple("Reader").field(id).finish(),
+        }
+    }
 }
 
 /// One connection's asker and the turns in which its requests are heard: what waits for a turn lies
@@ -68,7 +85,11 @@ impl Floor {
 /// Answers one stream. Whatever goes wrong concerns this stream only.
 pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, recv: RecvStream) {
     let from = Arc::clone(&floor.from);
-    let mut writer = FrameWriter::new(send, UNTAKEN);
+    let untaken = match *from {
+        Asker::Reader(..) => ITEM_UNTAKEN,
+        Asker::Parent | Asker::Child(..) => UNTAKEN,
+    };
+    let mut writer = FrameWriter::new(send, untaken);
     let mut reader = FrameReader::new(recv, shared.request_timeout);
     let abandoned = writer.abandoned();
     let answering = async {
@@ -77,6 +98,27 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
                 request: request @ (Request::Warm { .. } | Request::WarmBelow { .. }),
                 ..
             })) => cluster::warm::answer(&shared, &request, &mut reader, &mut writer).await,
+            Ok(Heard::Question(Question {
+                request: Request::Steer { tree },
+                ..
+            })) => {
+                let mut answer = Answer::new(&shared, &mut writer);
+                answer.steer(&from, usize::from(tree), &mut reader).await
+            }
+            Ok(Heard::Question(Question {
+                request: Request::Command { tree },
+                ..
+            })) => {
+                let mut answer = Answer::new(&shared, &mut writer);
+                answer.command(&from, usize::from(tree), &mut reader).await
+            }
+            Ok(Heard::Question(Question {
+                request: Request::Item(request),
+                ..
+            })) => {
+                let mut answer = Answer::new(&shared, &mut writer);
+                answer.item(&from, request).await
+            }
             Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
             Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
@@ -122,11 +164,15 @@ async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Heard, StreamEr
     }
     let question: Question = message::decode("request", &body)?;
     question.request.check()?;
-    let below = matches!(
-        question.request,
-        Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. }
-    );
-    if below != matches!(*floor.from, Asker::Parent) {
+    let fits = match (&*floor.from, &question.request) {
+        (
+            from,
+            Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. },
+        ) => matches!(from, Asker::Parent),
+        (from, Request::Item(_)) => matches!(from, Asker::Reader(..)),
+        (from, _) => matches!(from, Asker::Child(..)),
+    };
+    if !fits {
         return Err(WireError::Impossible("a request in the wrong direction").into());
     }
     Ok(Heard::Question(question))
@@ -139,11 +185,13 @@ async fn greet(
     hello: &Hello,
 ) -> Result<(), StreamError> {
     let admitted = match from {
+        _ if hello.reader => Err("a reader of items needs a connection of its own".into()),
         Asker::Child(id, connection) => match super::admit(shared, hello, connection) {
             Ok(admitted) if admitted == *id => Ok(()),
             Ok(_other) => Err("another node's hello".into()),
             Err(reason) => Err(reason),
         },
+        Asker::Reader(..) => Err("a reader of items hangs from nobody".into()),
         Asker::Parent => Err("an ancestor does not hang from its descendant".into()),
     };
     match admitted {
@@ -161,7 +209,7 @@ async fn respond(
     writer: &mut FrameWriter,
     Question { attempt, request }: Question,
 ) -> Result<(), StreamError> {
-    let mut answer = Answer { shared, writer };
+    let mut answer = Answer::new(shared, writer);
     let files = || shared.service.files(attempt);
     match request {
         Request::List {
@@ -220,12 +268,8 @@ async fn respond(
             };
             answer.origins(origins).await
         }
-        Request::ClusterReports { .. }
-        | Request::ClusterClear { .. }
-        | Request::ReportsBelow { .. }
-        | Request::ClearBelow { .. }
-        | Request::Warm { .. }
-        | Request::WarmBelow { .. } => cluster::answer(shared, request, writer).await,
+        // To the tree; what is neither was answered before.
+        request => cluster::answer(shared, request, writer).await,
     }
 }
 
@@ -247,6 +291,12 @@ async fn find(
 struct Answer<'a> {
     shared: &'a Shared,
     writer: &'a mut FrameWriter,
+}
+
+impl<'a> Answer<'a> {
+    fn new(shared: &'a Shared, writer: &'a mut FrameWriter) -> Self {
+        Self { shared, writer }
+    }
 }
 
 impl Answer<'_> {

@@ -220,6 +220,12 @@ impl FrameWriter {
         }
     }
 
+    /// What is written goes before what other streams of the connection have to send.
+    pub(crate) fn precede(&self) {
+        // A stream that is closed already has no turn.
+        let _closed = self.stream.set_priority(1);
+    }
+
     /// Resolves when the peer no longer wants to read, or the connection is gone.
     pub(crate) fn abandoned(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.stream.stopped().map(|_code_or_loss| ())

@@ -90,7 +90,7 @@ impl Inner {
         let peer = self.holds.get(tree)?.as_ref()?.peer(deadline).await.ok()?;
         let taken = async {
             let mut answer = self.ask_once(&peer, body).await?;
-            match take(&mut answer, len).await? {
+            match take(&mut answer.reader, answer.header, len).await? {
                 Ok(found) if found.hash == hash => Ok(Some(found.bytes)),
                 Ok(_other) => Err(WireError::WrongHash.into()),
                 Err(_failure) => Ok(None),

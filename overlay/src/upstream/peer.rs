@@ -8,10 +8,11 @@
 use crate::identity::Identity;
 use crate::item::Failure;
 use crate::overlay::Shared;
+use crate::roster::Member;
 use crate::server::stream::{self, Asker, Floor};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{Network, Transport, close};
-use crate::wire::{FrameKind, WireError, message};
+use crate::wire::{FrameKind, Hello, WireError, message};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -55,7 +56,7 @@ pub(crate) struct Peer {
     pub(crate) label: Arc<str>,
     pub(crate) connection: Connection,
     health: Arc<Health>,
-    tasks: [AbortHandle; 2],
+    tasks: Vec<AbortHandle>,
 }
 
 #[derive(Debug)]
@@ -87,19 +88,24 @@ impl Drop for Asking {
 }
 
 impl Peer {
+    /// An ancestor, which may ask what lies below this node.
     fn new(rank: usize, label: Arc<str>, connection: Connection, shared: &Arc<Shared>) -> Self {
+        let attending = attend(Arc::clone(shared), connection.clone());
+        let mut peer = Self::watched(rank, label, connection, shared.liveness);
+        peer.tasks.push(tokio::spawn(attending).abort_handle());
+        peer
+    }
+
+    /// A peer that asks nothing.
+    fn watched(rank: usize, label: Arc<str>, connection: Connection, liveness: Liveness) -> Self {
         let health = Arc::new(Health {
             under_way: AtomicUsize::new(0),
             busy: Notify::new(),
             silent: watch::Sender::new(false),
             lies: watch::Sender::new(0),
         });
-        let watching = listen(connection.clone(), Arc::clone(&health), shared.liveness);
-        let attending = attend(Arc::clone(shared), connection.clone());
-        let tasks = [
-            tokio::spawn(watching).abort_handle(),
-            tokio::spawn(attending).abort_handle(),
-        ];
+        let watching = listen(connection.clone(), Arc::clone(&health), liveness);
+        let tasks = vec![tokio::spawn(watching).abort_handle()];
         Self {
             rank,
             label,
@@ -122,8 +128,13 @@ impl Peer {
         self.health.lies.send_modify(|lies| *lies += 1);
     }
 
+    /// Whether no request is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.health.under_way.load(Ordering::Acquire) == 0
+    }
+
     /// Whether nothing has come for too long while something was due.
-    pub(super) fn silent(&self) -> watch::Receiver<bool> {
+    pub(crate) fn silent(&self) -> watch::Receiver<bool> {
         self.health.silent.subscribe()
     }
 
@@ -139,7 +150,7 @@ impl Peer {
     }
 
     /// Gives it up: requests under way fail at once.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.connection.close(close::GIVEN_UP.into(), b"no answer");
     }
 }
@@ -224,6 +235,7 @@ pub(crate) struct Dialer {
     shared: Arc<Shared>,
     endpoint: Endpoint,
     client: ClientConfig,
+    reader: ClientConfig,
     network: Arc<dyn Network>,
     local_addr: SocketAddr,
     connect_timeout: Duration,
@@ -242,6 +254,7 @@ impl Dialer {
             shared,
             endpoint: transport.endpoint.clone(),
             client: transport.client.clone(),
+            reader: transport.reader.clone(),
             network,
             local_addr: transport.local_addr,
             connect_timeout,
@@ -258,22 +271,48 @@ impl Dialer {
         };
         let mut slot = slot.lock().await;
         let known = slot.upgrade();
+        let hello = self.shared.roster.hello(tree);
         if let Some(peer) = known.filter(|peer| peer.connection.close_reason().is_none()) {
-            let settled = self.introduce(&peer.connection, tree).await?;
+            let settled = self.introduce(&peer.connection, &hello).await?;
             return Ok(Dialed { peer, settled });
         }
-        let Some(member) = self.shared.roster.members().get(rank) else {
-            return Err(format!("there is no rank {rank}"));
-        };
-        let connection = self.connect(&member.address).await?;
-        let settled = self.introduce(&connection, tree).await?;
-        let label = format!("{} ({})", member.name, member.address);
-        let peer = Arc::new(Peer::new(rank, label.into(), connection, &self.shared));
+        let member = self.member(rank)?;
+        let connection = self.connect(&self.client, &member.address).await?;
+        let settled = self.introduce(&connection, &hello).await?;
+        let peer = Arc::new(Peer::new(rank, label(member), connection, &self.shared));
         *slot = Arc::downgrade(&peer);
         Ok(Dialed { peer, settled })
     }
 
-    async fn connect(&self, address: &str) -> Result<Connection, String> {
+    /// The member `rank`, which has accepted this node as a reader of items.
+    pub(crate) async fn dial_home(&self, rank: usize) -> Result<Arc<Peer>, String> {
+        let member = self.member(rank)?;
+        let connection = self.connect(&self.reader, &member.address).await?;
+        let hello = self.shared.roster.hello_as_reader();
+        self.introduce(&connection, &hello).await?;
+        let liveness = self.shared.liveness;
+        let peer = Peer::watched(rank, label(member), connection, liveness);
+        Ok(Arc::new(peer))
+    }
+
+    /// That the member `rank` says nothing, for people.
+    pub(crate) fn no_answer(&self, rank: usize) -> String {
+        self.member(rank).map_or_else(
+            |nobody| nobody,
+            |member| format!("{} does not answer", label(member)),
+        )
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn member(&self, rank: usize) -> Result<&Member, String> {
+        let member = self.shared.roster.members().get(rank);
+        member.ok_or_else(|| format!("there is no rank {rank}"))
+    }
+
+    async fn connect(&self, client: &ClientConfig, address: &str) -> Result<Connection, String> {
         let resolving = timeout(self.connect_timeout, self.network.resolve(address));
         let found = match resolving.await {
             Ok(Ok(found)) => found
@@ -286,17 +325,21 @@ impl Dialer {
         if found.is_empty() {
             return Err(format!("{address} has no address that this node can reach"));
         }
-        self.handshake(&found).await
+        self.handshake(client, &found).await
     }
 
     /// The first handshake that succeeds, of several begun one after another, address by address;
     /// those that lose are dropped before their hello. Fails when every address has refused, or the
     /// time is up.
-    async fn handshake(&self, remotes: &[SocketAddr]) -> Result<Connection, String> {
+    async fn handshake(
+        &self,
+        client: &ClientConfig,
+        remotes: &[SocketAddr],
+    ) -> Result<Connection, String> {
         let attempt = async |remote: SocketAddr| {
             let connecting = self
                 .endpoint
-                .connect_with(self.client.clone(), remote, Identity::NAME)
+                .connect_with(client.clone(), remote, Identity::NAME)
                 .map_err(|error| format!("cannot connect to {remote}: {error}"))?;
             connecting.await.map_err(|error| explain(remote, &error))
         };
@@ -332,15 +375,14 @@ impl Dialer {
         }
     }
 
-    /// The first exchange in a tree: who this node is, and the ancestor's consent; gives whether that
-    /// hangs from somebody itself.
-    async fn introduce(&self, connection: &Connection, tree: usize) -> Result<bool, String> {
-        let hello = self.shared.roster.hello(tree);
+    /// The first exchange in a tree, or with a home: who this node is, and the other's consent; gives
+    /// whether that hangs from somebody itself.
+    async fn introduce(&self, connection: &Connection, hello: &Hello) -> Result<bool, String> {
         let greeting = async {
             let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
             let mut reader = FrameReader::new(recv, self.connect_timeout);
             let mut writer = FrameWriter::new(send, self.connect_timeout);
-            writer.message(FrameKind::Hello, &hello).await?;
+            writer.message(FrameKind::Hello, hello).await?;
             writer.finish();
             match reader.frame().await? {
                 Some((FrameKind::Welcome, body)) => reader.finish().map(|()| Ok(body[..] == [1])),
@@ -366,6 +408,10 @@ impl Dialer {
             }
         }
     }
+}
+
+fn label(member: &Member) -> Arc<str> {
+    format!("{} ({})", member.name, member.address).into()
 }
 
 fn silence(remotes: &[SocketAddr]) -> String {

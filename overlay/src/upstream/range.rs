@@ -4,13 +4,11 @@
 //! A wrong one is counted against whoever sent it and asked for again, elsewhere if there is anybody
 //! else; so is one whose connection is lost.
 
-use super::{
-    ANOTHER, Answer, Asked, REPLAYS_MAX, Route, Upstream, again, impossible, trimmed, unexpected,
-};
+use super::{ANOTHER, Asked, REPLAYS_MAX, Route, Upstream, again, impossible, trimmed, unexpected};
 use crate::files::{RangeAnswer, RangeRequest, STRIPE_BLOCKS};
 use crate::item::{ContentHash, Failure};
-use crate::transport::stream::StreamError;
-use crate::wire::{FrameKind, Request, WireError, message};
+use crate::transport::stream::{FrameReader, StreamError};
+use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
 use bytes::{Bytes, BytesMut};
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
@@ -35,7 +33,8 @@ pub(super) async fn read(
             Asked::Storage(storage) => return storage.read_range(request.clone()).await,
             Asked::Answer(answer) => answer,
         };
-        let error = match take(&mut answer, request.len).await {
+        let taken = take(&mut answer.reader, answer.header, request.len).await;
+        let error = match taken {
             Ok(Ok(answer)) => {
                 inner.meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
@@ -63,40 +62,49 @@ pub(super) async fn read(
     }
 }
 
-/// An answer of `due` bytes, or the failure in its place.
-pub(super) async fn take(
-    answer: &mut Answer,
+/// An answer of `due` bytes that begins with `header`, verified, or the failure in its place. Memory is
+/// taken once the first of them have come, for as many as were asked for.
+pub(crate) async fn take(
+    reader: &mut FrameReader,
+    mut header: FrameHeader,
     due: u64,
 ) -> Result<Result<RangeAnswer, Failure>, StreamError> {
-    let reader = &mut answer.reader;
     let due = usize::try_from(due).unwrap_or(usize::MAX);
-    let mut header = answer.header;
-    let mut bytes = Bytes::new();
+    let mut whole = Bytes::new();
+    let mut joined = BytesMut::new();
     loop {
+        let got = whole.len() + joined.len();
         match header.kind {
             FrameKind::Data => {
-                let more = usize::try_from(header.len).unwrap_or(usize::MAX);
-                if more == 0 || more > due - bytes.len() {
+                let mut more = usize::try_from(header.len).unwrap_or(usize::MAX);
+                if more == 0 || more > due - got {
                     return Err(WireError::Impossible("data that does not fit its range").into());
                 }
-                let body = reader.body(header).await?;
-                if bytes.is_empty() {
-                    bytes = body;
-                } else {
-                    let mut joined = BytesMut::from(bytes);
-                    joined.extend_from_slice(&body);
-                    bytes = joined.freeze();
+                while more > 0 {
+                    let piece = reader.piece(more).await?.ok_or(StreamError::Truncated)?;
+                    more = more.saturating_sub(piece.len());
+                    if piece.len() == due {
+                        whole = piece;
+                    } else {
+                        if joined.is_empty() {
+                            joined.reserve(due);
+                        }
+                        joined.extend_from_slice(&piece);
+                    }
                 }
             }
-            FrameKind::End if bytes.len() == due => {
+            FrameKind::End if got == due => {
                 let body = reader.body(header).await?;
                 let hash = <[u8; 32]>::try_from(&body[..])
                     .map_err(|_other_length| WireError::Malformed { what: "hash" })?;
-                if *blake3::hash(&bytes).as_bytes() != hash {
+                if whole.is_empty() {
+                    whole = joined.freeze();
+                }
+                if *blake3::hash(&whole).as_bytes() != hash {
                     return Err(WireError::WrongHash.into());
                 }
                 reader.finish()?;
-                let hash = ContentHash(hash);
+                let (bytes, hash) = (whole, ContentHash(hash));
                 return Ok(Ok(RangeAnswer { bytes, hash }));
             }
             FrameKind::End => {

@@ -2,6 +2,7 @@
 
 use super::{REPORT_BYTES_MAX, WireError};
 use crate::files::BLOCK_BYTES;
+use crate::steering::STEERING_BYTES_MAX;
 
 /// Bytes of a frame header: `u32` little-endian body length, then the kind.
 pub const HEADER_BYTES: usize = 5;
@@ -16,7 +17,7 @@ pub enum FrameKind {
     /// its root, 0 if not.
     Welcome = 2,
     /// A question: postcard [`super::Question`]. The only frame that the asker sends, but for the
-    /// plan of a warm: pages and a done.
+    /// plan of a warm: pages and a done, and for what is steered and commanded.
     Request = 3,
     /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
     Failure = 4,
@@ -42,10 +43,13 @@ pub enum FrameKind {
     Progress = 14,
     /// Nodes that are warm: postcard list of [`super::message::NodeId`].
     Warmed = 15,
+    /// What is steered or commanded: bytes that mean something to the services at both ends only.
+    /// Empty in a stream of steering: somebody lives.
+    Steering = 16,
 }
 
 impl FrameKind {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Hello,
         Self::Welcome,
         Self::Request,
@@ -61,6 +65,7 @@ impl FrameKind {
         Self::Bundle,
         Self::Progress,
         Self::Warmed,
+        Self::Steering,
     ];
 
     /// Most body bytes of a frame of this kind.
@@ -81,6 +86,8 @@ impl FrameKind {
             Self::Page => super::page::PAGE_BODY_BYTES_MAX,
             #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
             Self::Data | Self::Bundle => BLOCK_BYTES as u32,
+            #[expect(clippy::cast_possible_truncation, reason = "1 MiB fits")]
+            Self::Steering => STEERING_BYTES_MAX as u32,
         }
     }
 
@@ -152,7 +159,7 @@ mod tests {
             assert_eq!(FrameHeader::parse(full.encode()), Ok(full));
         }
         assert_eq!(FrameKind::from_byte(0), None);
-        assert_eq!(FrameKind::from_byte(16), None);
+        assert_eq!(FrameKind::from_byte(17), None);
     }
 
     #[test]

@@ -6,13 +6,14 @@ use super::{
 };
 use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
 use crate::freshness::ListingDigest;
+use crate::homes::ItemRequest;
 use crate::item::{Attributes, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How a child introduces itself, once for every tree in which it hangs from this parent. The parent
-/// checks that both compute the same forest.
+/// How a child introduces itself, once for every tree in which it hangs from this parent, and how a
+/// reader of items does, once. Who is asked checks that both compute the same forest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// The child's place in the member list; `None` for one that joins without being listed.
@@ -27,6 +28,8 @@ pub struct Hello {
     pub list: [u8; 16],
     /// Its name in the list.
     pub name: String,
+    /// It hangs from nobody here (`tree` says nothing then): it asks for items only.
+    pub reader: bool,
 }
 
 /// A question, and how it has come so far.
@@ -134,6 +137,21 @@ pub enum Request {
         /// How many they are: 1 to [`BLOCK_BYTES`].
         len: u64,
     },
+    /// Reader to home: [`crate::Service::item`]. Answered by [`Head::Item`], data frames and an end
+    /// frame, or by [`Head::Unpaid`].
+    Item(ItemRequest),
+    /// Child to parent: [`crate::Service::steer`]. The stream stays open; both sides send steering
+    /// frames.
+    Steer {
+        /// In which tree the child hangs from the parent.
+        tree: u8,
+    },
+    /// Child to parent: [`crate::Service::command`]. A steering frame with the command follows, and
+    /// answers it.
+    Command {
+        /// In which tree.
+        tree: u8,
+    },
 }
 
 /// The first frame of an answer that has one.
@@ -175,6 +193,20 @@ pub enum Head {
     Unchanged {
         /// As that of a listing.
         lease_ms: Option<u32>,
+    },
+    /// To [`Request::Item`]: the bytes follow. As [`crate::ItemAnswer::Bytes`].
+    Item {
+        /// The home had them before it was asked.
+        cached: bool,
+        /// Bytes that were read from the origin for this request.
+        charged: u64,
+        /// Bytes that the home keeps from now on because of it.
+        admitted: u64,
+    },
+    /// To [`Request::Item`]: the payment is too small. Complete.
+    Unpaid {
+        /// What it costs, in bytes.
+        cost: u64,
     },
 }
 
@@ -269,6 +301,10 @@ impl Request {
                 Ok(())
             }
             Self::Bundle(request) => super::bundle::check(request),
+            Self::Item(request) => match request.fault() {
+                Some(fault) => Err(WireError::Impossible(fault)),
+                None => Ok(()),
+            },
             Self::Xattrs { .. }
             | Self::Usage { .. }
             | Self::Origins { .. }
@@ -277,7 +313,9 @@ impl Request {
             | Self::ReportsBelow { .. }
             | Self::ClearBelow { .. }
             | Self::Warm { .. }
-            | Self::WarmBelow { .. } => Ok(()),
+            | Self::WarmBelow { .. }
+            | Self::Steer { .. }
+            | Self::Command { .. } => Ok(()),
         }
     }
 }
@@ -293,7 +331,7 @@ impl Head {
                 attributes: items, ..
             }
             | Self::Origins { origins: items } => *items,
-            Self::Usage(_) | Self::Unchanged { .. } => 0,
+            Self::Usage(_) | Self::Unchanged { .. } | Self::Item { .. } | Self::Unpaid { .. } => 0,
         }
     }
 
@@ -330,7 +368,8 @@ impl Head {
                 u64::from(*attributes),
                 XATTRS_MAX as u64,
             ),
-            (Self::Usage(_), Request::Usage { .. }) => Ok(()),
+            (Self::Usage(_), Request::Usage { .. })
+            | (Self::Item { .. } | Self::Unpaid { .. }, Request::Item(_)) => Ok(()),
             (Self::Origins { origins }, Request::Origins { .. }) => {
                 bounded("origins", u64::from(*origins), ORIGINS_MAX as u64)
             }

@@ -4,6 +4,7 @@
 mod cable;
 mod forests;
 mod guests;
+mod homes;
 mod idle;
 mod keeper;
 mod liars;

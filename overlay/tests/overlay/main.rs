@@ -11,11 +11,15 @@ mod finds;
 #[cfg(test)]
 mod healing;
 #[cfg(test)]
+mod homes;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod log;
 #[cfg(test)]
 mod ranges;
+#[cfg(test)]
+mod steering;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

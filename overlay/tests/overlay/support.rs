@@ -5,10 +5,10 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
-    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemPath, Leased,
-    LinkStatus, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, OverlayError,
-    ReadRequest, ReadStream, Roster, Seat, Secret, Service, StatAnswers, Timestamp, Upstream,
-    Version, XattrList,
+    Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemAnswer, ItemPath,
+    ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, Listing, Member,
+    OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest, ReadStream, Roster, Seat,
+    Secret, Service, StatAnswers, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -66,10 +66,10 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
 }
 
 /// Counts while it lives.
-struct Alive(Arc<AtomicUsize>);
+pub(crate) struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
-    fn new(gauge: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(gauge: &Arc<AtomicUsize>) -> Self {
         gauge.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(gauge))
     }
@@ -106,6 +106,58 @@ pub(crate) struct TestService {
     pub(crate) report: Bytes,
     pub(crate) clear_hangs: bool,
     pub(crate) finds: Finds,
+    pub(crate) desk: Desk,
+}
+
+type Answering<Q, A> =
+    Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, Failure>> + Send + Sync + 'static>;
+type Steered = (String, usize, LatestReceiver, LatestSender);
+
+/// What a test's node answers beyond files; what it has no answer for it leaves to the trait.
+#[derive(Clone, Default)]
+pub(crate) struct Desk {
+    items: Option<Answering<ItemRequest, ItemAnswer>>,
+    /// Whether all items are here.
+    pub(crate) here: bool,
+    steering: Option<Answering<Steered, ()>>,
+    commands: Option<Answering<(usize, Bytes), Bytes>>,
+}
+
+impl Desk {
+    pub(crate) fn items<F>(
+        mut self,
+        answer: impl Fn(ItemRequest) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<ItemAnswer, Failure>> + Send + 'static,
+    {
+        self.items = Some(Arc::new(move |request| answer(request).boxed()));
+        self
+    }
+
+    pub(crate) fn steering<F>(
+        mut self,
+        steer: impl Fn(Steered) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.steering = Some(Arc::new(move |stream| steer(stream).boxed()));
+        self
+    }
+
+    pub(crate) fn commands<F>(
+        mut self,
+        answer: impl Fn(usize, Bytes) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Bytes, Failure>> + Send + 'static,
+    {
+        self.commands = Some(Arc::new(move |(tree, command)| {
+            answer(tree, command).boxed()
+        }));
+        self
+    }
 }
 
 /// How a test's node answers questions by hash.
@@ -264,6 +316,27 @@ impl Files for TestStorage {
     }
 }
 
+/// A node that answers nothing that it need not.
+struct Forgotten;
+
+impl Service for Forgotten {
+    fn files(&self, _attempt: u8) -> Arc<dyn Files> {
+        unreachable!("files are asked of the real one")
+    }
+
+    fn report(&self) -> Bytes {
+        Bytes::new()
+    }
+
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(()))
+    }
+
+    fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
+        ready(Ok(Vec::new()))
+    }
+}
+
 impl Service for TestService {
     fn files(&self, attempt: u8) -> Arc<dyn Files> {
         Arc::new(self.upstream.at(attempt))
@@ -284,6 +357,37 @@ impl Service for TestService {
             Finds::Lies(bytes) => ready(Some(bytes.clone())),
             Finds::Hangs => hang(&self.seen),
             Finds::Nothing | Finds::Holds(_) => ready(None),
+        }
+    }
+
+    fn item_is_here(&self, _request: &ItemRequest) -> bool {
+        self.desk.here
+    }
+
+    fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        match &self.desk.items {
+            Some(answer) => answer(request),
+            None => Forgotten.item(request),
+        }
+    }
+
+    fn steer(
+        &self,
+        child: String,
+        tree: usize,
+        up: LatestReceiver,
+        down: LatestSender,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        match &self.desk.steering {
+            Some(steer) => steer((child, tree, up, down)),
+            None => Forgotten.steer(child, tree, up, down),
+        }
+    }
+
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        match &self.desk.commands {
+            Some(answer) => answer((tree, command)),
+            None => Forgotten.command(tree, command),
         }
     }
 
@@ -375,6 +479,28 @@ impl TestTree {
         self.nodes[rank] = Some(self.try_start(rank, self.config(rank), change).unwrap());
     }
 
+    /// Ends node `rank` and starts it again, with another desk.
+    pub(crate) async fn restart(&mut self, rank: usize, desk: Desk) {
+        if let Some(node) = self.nodes[rank].take() {
+            within(2, node.shutdown()).await;
+        }
+        // The system takes its time to free the address.
+        within(5, async {
+            loop {
+                let desk = desk.clone();
+                let config = self.config(rank);
+                match self.try_start(rank, config, |service| service.desk = desk) {
+                    Ok(node) => return self.nodes[rank] = Some(node),
+                    Err(OverlayError::Listen { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+        .await;
+    }
+
     pub(crate) fn try_start(
         &self,
         rank: usize,
@@ -395,6 +521,7 @@ impl TestTree {
                 report,
                 clear_hangs: false,
                 finds: Finds::Nothing,
+                desk: Desk::default(),
             };
             change(&mut service);
             Arc::new(service)
@@ -486,6 +613,7 @@ pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
         content: None,
+        through: false,
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::allocator::tests::{assert_near, dataset, job, totals};
+use proptest::prelude::*;
 use std::collections::HashMap;
 
 fn scan(dataset: usize, size: f64, rate: f64) -> Scan {
@@ -207,5 +208,25 @@ fn lru_rates_and_hits_agree() {
         .collect();
     for (hit, share) in lru_hit_ratios(1_000.0, &scans, 2).iter().zip(&answer.jobs) {
         assert_near(share.hit_ratio, *hit, 1e-4);
+    }
+}
+
+proptest! {
+    /// The time is the one at which what was touched fills the cache.
+    #[test]
+    fn the_cache_is_full_at_that_time(
+        jobs in prop::collection::vec((0..5_usize, 0.0..1e9_f64), 1..12),
+        sizes in prop::collection::vec(1e9..1e13_f64, 5),
+        part in 0.0..1.1_f64,
+    ) {
+        let scans: Vec<Scan> = jobs.iter().map(|(at, rate)| scan(*at, sizes[*at], *rate)).collect();
+        let read = lru_occupancy(f64::INFINITY, &scans, 5).iter().sum::<f64>();
+        let capacity = part * read;
+        let span_s = lru_characteristic_time(capacity, &scans, 5);
+        let held: f64 = lru_occupancy(span_s, &scans, 5).iter().sum();
+        prop_assert!((held - capacity.min(read)).abs() <= 1e-9 * read, "{held} {capacity}");
+        for hit in lru_hit_ratios(capacity, &scans, 5) {
+            prop_assert!((0.0..=1.0).contains(&hit));
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! One node of a launch, on its own host: what it is given, and what it says.
 
 use super::super::{say, start};
-use crate::config::{Machine, Settings, Source, file, resolve};
+use crate::config::{Layer, Machine, Settings, Source, file, resolve};
 use crate::daemon::process::leave_no_core;
-use crate::daemon::{make_way, mountpoint, runtime_dir};
+use crate::daemon::{free_killed, make_way, mountpoint, runtime_dir};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -55,27 +55,36 @@ pub struct Answer {
     pub log: PathBuf,
 }
 
+/// Makes the directory that option `key` names, and puts its canonical path there.
+fn place(layer: &mut Layer, key: &'static str, default: &str) -> anyhow::Result<PathBuf> {
+    let mount = PathBuf::from(layer.text(key).unwrap_or(default));
+    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
+        std::fs::create_dir_all(&mount)
+            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
+    }
+    let mount = mountpoint::canonical(&mount);
+    layer.set(key, Source::Flag, vec![mount.display().to_string()]);
+    Ok(mount)
+}
+
 /// Starts a node on this machine from what a launch gave.
 ///
 /// # Errors
 /// What keeps it from starting.
 pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> {
     let mut layer = file::parse(&bundle.options, Path::new("the launch's options"))?;
-    let mount = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-    if !mount.as_os_str().is_empty() && mountpoint::kind_at(&mount).is_none() {
-        std::fs::create_dir_all(&mount)
-            .with_context(|| format!("cannot make the mount point {}", mount.display()))?;
+    let mount = place(&mut layer, "mountpoint", "/")?;
+    if layer
+        .text("data_mount")
+        .is_some_and(|path| !path.is_empty())
+    {
+        place(&mut layer, "data_mount", "")?;
     }
-    let mount = mountpoint::canonical(&mount);
-    layer.set(
-        "mountpoint",
-        Source::Flag,
-        vec![mount.display().to_string()],
-    );
     let dir = machine
         .runtime_base(machine.uid)
         .join(resolve::instance_name(&mount, machine.host_name()));
     runtime_dir::prepare(&dir)?;
+    free_killed(&dir, &mount);
     if let Some(pid) = runtime_dir::running(&dir) {
         bail!(
             "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",
@@ -90,7 +99,7 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         vec![secret.display().to_string()],
     );
     let settings: Settings = resolve(&layer, machine)?;
-    make_way(&settings.mountpoint)?;
+    make_way(&settings)?;
     let started = start::background(&layer, &settings, &bundle.environment)?;
     Ok(Answer {
         rank: settings.rank().unwrap_or_default(),

@@ -183,6 +183,12 @@ pub(super) fn summary(summary: &Summary) -> String {
     if !summary.missing.is_empty() {
         lines.push(format!("no answer from: {}", listed(&summary.missing)));
     }
+    if !summary.data_mounts_lost.is_empty() {
+        let names = listed(&summary.data_mounts_lost);
+        lines.push(format!(
+            "no data mount any more on: {names} (unmount and mount brings it back)"
+        ));
+    }
     lines.join("\n")
 }
 

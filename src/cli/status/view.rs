@@ -9,6 +9,7 @@
 //! | `healthy` | all nodes answer and none is stranded in any tree; then the command ends with 0 |
 //! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
 //! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
+//! | `data_mounts_lost` | names of the nodes whose data mount was taken away alone |
 //! | `roots` | names of the roots, tree by tree |
 //! | `depth` | of the deepest tree as it is, in edges |
 //! | `connections_max` | most connections to other nodes that one node has |
@@ -115,6 +116,8 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) moved: Vec<String>,
     pub(in crate::cli) connecting: Vec<String>,
     pub(in crate::cli) stranded: Vec<String>,
+    /// Their data mount was taken away alone.
+    pub(in crate::cli) data_mounts_lost: Vec<String>,
     /// Names of the roots, tree by tree.
     pub(in crate::cli) roots: Vec<String>,
     /// Of the deepest tree, in edges.
@@ -302,6 +305,10 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         found.map(|at| nodes[at].name.clone()).collect()
     };
     let (missing, stranded) = (in_state(State::Missing), in_state(State::Stranded));
+    let lost = |node: &&Node<'_>| {
+        let report = node.report;
+        report.is_some_and(|report| report.counter("data_mount.lost") > 0)
+    };
     Summary {
         healthy: missing.is_empty() && stranded.is_empty(),
         nodes: nodes.len(),
@@ -310,6 +317,11 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
         moved: in_state(State::Moved),
         connecting: in_state(State::Connecting),
         stranded,
+        data_mounts_lost: nodes
+            .iter()
+            .filter(lost)
+            .map(|node| node.name.clone())
+            .collect(),
         roots: trees.iter().map(|tree| tree.root.clone()).collect(),
         depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
         connections_max: connections_max(nodes.len(), trees),

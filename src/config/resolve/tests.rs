@@ -54,6 +54,20 @@ fn the_defaults() {
 }
 
 #[test]
+fn the_data_mount_is_a_directory_of_its_own() {
+    let at = |path| settings(&[("mountpoint", "/m/mnt"), ("data_mount", path)]);
+    let settings = at("/m/data").unwrap();
+    assert_eq!(settings.data_mount.as_deref(), Some(Path::new("/m/data")));
+    assert!(settings.page_cache);
+    for path in ["/m/mnt", "/m/mnt/data", "/m", "/"] {
+        let error = at(path).unwrap_err().to_string();
+        assert!(error.contains("neither within the other"), "{error}");
+    }
+    let error = refused(&[("data_mount", "data")]);
+    assert!(error.contains("not an absolute path"), "{error}");
+}
+
+#[test]
 fn flags_go_before_variables_and_variables_before_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("job.toml");
@@ -344,11 +358,65 @@ fn example_configurations_are_valid() {
         layer.remove("secret_file");
         layer.remove("interface");
         layer.remove("listen");
-        resolve(&flags(&[]).over(layer.clone()), &machine()).unwrap();
-        resolve(&layer.over(flags(&[])), &machine()).unwrap();
+        resolve(&layer.clone().over(flags(&[])), &machine()).unwrap();
+        // Datasets lie in origins of their own.
+        layer.remove("dataset");
+        resolve(&flags(&[]).over(layer), &machine()).unwrap();
         count += 1;
     }
     assert!(count >= 4, "{count} examples");
+}
+
+#[test]
+fn the_example_with_datasets_declares_them() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/datasets.toml");
+    let mut layer = file::read(&path).unwrap();
+    layer.remove("hosts");
+    layer.remove("secret_file");
+    let settings = resolve(&layer, &machine()).unwrap();
+    assert_eq!(settings.remote_io, Some(200_000_000));
+    assert_eq!(settings.allocation_policy, "greedy");
+    assert_eq!(
+        (settings.gpus, settings.shared_reserve_percent),
+        (Some(16), 20)
+    );
+    assert_eq!(settings.api_listen, None);
+    assert!(settings.api_socket.ends_with("api.sock"));
+    let [first, second] = &settings.datasets[..] else {
+        panic!("{:?}", settings.datasets);
+    };
+    assert_eq!(first.path.to_string(), "/lus/imagenet-1k");
+    assert_eq!(first.index.as_deref(), Some("/lus/imagenet-1k/.index"));
+    assert_eq!(second.path.to_string(), "/data/web-search");
+    assert_eq!(second.budget, Some(500_000_000_000));
+    assert_eq!(second.origin_readers, crate::budgets::OriginReaders::Homes);
+}
+
+#[test]
+fn wrong_datasets_and_budgets_name_their_place() {
+    let defaults = settings(&[]).unwrap();
+    assert_eq!(defaults.remote_io, None);
+    assert_eq!((defaults.gpus, defaults.shared_reserve_percent), (None, 20));
+    for (key, value, hint) in [
+        ("remote_io", "200", "it does not end with /s"),
+        ("remote_io", "-1MB/s", "no number in front"),
+        ("remote_io", "0MB/s", "nothing comes through"),
+        ("allocation_policy", "gredy", "Did you mean greedy?"),
+        ("gpus", "0", "too small"),
+        ("shared_reserve", "0%", "1% to 99%"),
+        ("shared_reserve", "1GiB", "1% to 99%"),
+        ("api_listen", "7480", "ADDR:PORT"),
+        ("dataset", "a=/nowhere", "no origin serves /nowhere"),
+        ("dataset", "/lus/a", "no name in front"),
+    ] {
+        let error = refused(&[(key, value)]);
+        let flag = format!("--{}: ", key.replace('_', "-"));
+        assert!(error.starts_with(&flag) && error.contains(hint), "{error}");
+    }
+    let settings = settings(&[("dataset", "a=/copper_mnt/lus/a"), ("shared_reserve", "35")]);
+    let settings = settings.unwrap();
+    assert_eq!(settings.datasets[0].path.to_string(), "/lus/a");
+    assert_eq!(settings.shared_reserve_percent, 35);
 }
 
 #[test]

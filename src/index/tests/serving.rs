@@ -151,6 +151,7 @@ async fn a_file_that_changed_is_stale_until_the_index_is_made_anew_and_cleared()
             first_block: 0,
             block_count: 1,
             content: found.content,
+            through: false,
         };
         files.read(request).await.map(|_parts| found.size)
     };

@@ -245,6 +245,7 @@ mod tests {
             first_block,
             block_count,
             content: None,
+            through: false,
         };
         let range = |r: ReadRequest| {
             let range = range_of(&r, ItemPath::root());

@@ -65,6 +65,23 @@ pub fn mount_at_of(process: Pid, path: &Path) -> Option<(String, String)> {
     })
 }
 
+/// The children of process `of` that were started as `copperfs WORD`.
+pub fn children(of: Pid, word: &str) -> Vec<Pid> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero()));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for task in tasks {
+        let pids = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for pid in pids.split_whitespace() {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if words.split(|&byte| byte == 0).nth(1) == Some(word.as_bytes()) {
+                found.extend(Pid::from_raw(pid.parse().unwrap()));
+            }
+        }
+    }
+    found
+}
+
 /// Processor time that a process has used, in clock ticks.
 pub fn cpu_ticks(pid: Pid) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();

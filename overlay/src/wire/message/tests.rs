@@ -1,4 +1,5 @@
 use super::*;
+use crate::homes::ItemRequest;
 use crate::item::{ContentHash, FailureKind, FileKind, Timestamp, Version};
 use proptest::prelude::*;
 
@@ -44,7 +45,32 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn item()(
+        path in path(),
+        version: [u8; 16],
+        content: Option<[u8; 32]>,
+        numbers: [u64; 6],
+        job: u128,
+    ) -> ItemRequest {
+        let [dataset, size, stripe, offset, len, payment] = numbers;
+        ItemRequest {
+            dataset, path, version: Version(version), size, content: content.map(ContentHash),
+            stripe, offset, len, job, payment,
+        }
+    }
+}
+
 fn request() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        of_files(),
+        item().prop_map(Request::Item),
+        any::<u8>().prop_map(|tree| Request::Steer { tree }),
+        any::<u8>().prop_map(|tree| Request::Command { tree }),
+    ]
+}
+
+fn of_files() -> impl Strategy<Value = Request> {
     prop_oneof![
         (
             path(),
@@ -66,9 +92,10 @@ fn request() -> impl Strategy<Value = Request> {
             any::<u64>(),
             any::<u64>(),
             any::<u64>(),
-            any::<Option<[u8; 32]>>()
+            any::<(Option<[u8; 32]>, bool)>()
         )
-            .prop_map(|(path, version, size, first_block, block_count, content)| {
+            .prop_map(|(path, version, size, first_block, block_count, rest)| {
+                let (content, through) = rest;
                 Request::Read(ReadRequest {
                     path,
                     version: Version(version),
@@ -76,6 +103,7 @@ fn request() -> impl Strategy<Value = Request> {
                     first_block,
                     block_count,
                     content: content.map(ContentHash),
+                    through,
                 })
             }),
         (
@@ -178,6 +206,7 @@ fn reads_are_bounded_by_the_file() {
             first_block,
             block_count,
             content: None,
+            through: false,
         })
         .check()
     };
@@ -249,10 +278,11 @@ fn requests_have_the_bytes_of_the_specification() {
         first_block,
         block_count,
         content: Some(ContentHash([4; 32])),
+        through: false,
     };
     same(
         Request::Read(read),
-        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32]],
+        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32], &[0]],
     );
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
@@ -331,9 +361,10 @@ fn answers_have_the_bytes_of_the_specification() {
         arity: 2,
         list: [9; 16],
         name: "n1".to_owned(),
+        reader: false,
     };
     let list = [9; 16];
-    let behind = [2, b'n', b'1'];
+    let behind = [2, b'n', b'1', 0];
     same(
         &hello,
         &[&[1, 1, 3, 200, 1, 2][..], &list, &behind].concat(),
@@ -343,6 +374,12 @@ fn answers_have_the_bytes_of_the_specification() {
         ..hello
     };
     same(&guest, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
+    let reader = Hello {
+        reader: true,
+        ..guest
+    };
+    let behind = [2, b'n', b'1', 1];
+    same(&reader, &[&[0, 3, 200, 1, 2][..], &list, &behind].concat());
     let failure = Failure::new(FailureKind::Io, "no");
     same(&failure, &[10, 2, b'n', b'o']);
     let (node, result) = (NodeId::Member(3), Err(failure));
@@ -422,4 +459,91 @@ fn attributes_have_the_bytes_of_the_specification() {
     };
     let expected = [&[1, b'n', 2, 1][..], &bytes].concat();
     assert_eq!(encode("entry", &entry).unwrap(), expected);
+}
+
+/// As above: what homes are asked and answer, and how steering begins.
+#[test]
+fn items_and_steering_have_the_bytes_of_the_specification() {
+    let item = ItemRequest {
+        dataset: 300,
+        path: ItemPath::parse(b"a/b").unwrap(),
+        version: Version([9; 16]),
+        size: 5,
+        content: Some(ContentHash([4; 32])),
+        stripe: 0,
+        offset: 1,
+        len: 2,
+        job: 1 << 70,
+        payment: 6,
+    };
+    let job = [
+        0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1,
+    ];
+    let expected = [
+        &[15, 0xac, 2, 3][..],
+        b"a/b",
+        &[9; 16],
+        &[5, 1],
+        &[4; 32],
+        &[0, 1, 2],
+        &job,
+        &[6],
+    ]
+    .concat();
+    assert_eq!(encode("request", &Request::Item(item)).unwrap(), expected);
+    let steer = encode("request", &Request::Steer { tree: 2 }).unwrap();
+    assert_eq!(&steer[..], [16, 2]);
+    let command = encode("request", &Request::Command { tree: 2 }).unwrap();
+    assert_eq!(&command[..], [17, 2]);
+    let head = Head::Item {
+        cached: true,
+        charged: 300,
+        admitted: 1,
+    };
+    assert_eq!(encode("head", &head).unwrap(), &[6, 1, 0xac, 2, 1][..]);
+    let head = Head::Unpaid { cost: 300 };
+    assert_eq!(encode("head", &head).unwrap(), &[7, 0xac, 2][..]);
+}
+
+#[test]
+fn items_are_bounded_by_their_stripe_and_their_file() {
+    const TIB: u64 = 1 << 40;
+    const MAX: u64 = crate::homes::ITEM_BYTES_MAX;
+    let item = |stripe, offset, len, size| {
+        Request::Item(ItemRequest {
+            dataset: 0,
+            path: ItemPath::root(),
+            version: Version([0; 16]),
+            size,
+            content: None,
+            stripe,
+            offset,
+            len,
+            job: 0,
+            payment: 0,
+        })
+        .check()
+    };
+    for (stripe, offset, len, size) in [
+        (0, 0, 1, 1),
+        (0, 0, MAX, MAX),
+        (1, MAX, MAX, TIB),
+        (1, 2 * MAX - 1, 1, TIB),
+        (TIB / MAX - 1, TIB - 1, 1, TIB),
+    ] {
+        assert_eq!(item(stripe, offset, len, size), Ok(()), "{offset} {len}");
+    }
+    for (stripe, offset, len, size) in [
+        (0, 0, 0, 1),
+        (0, 0, 2, 1),
+        (0, 1, 1, 1),
+        (0, 0, MAX + 1, TIB),
+        (0, 1, MAX, TIB),
+        (1, 0, 1, TIB),
+        (0, MAX, 1, TIB),
+        (u64::MAX, u64::MAX, 1, u64::MAX),
+        (u64::MAX / MAX, u64::MAX, u64::MAX, u64::MAX),
+    ] {
+        assert!(item(stripe, offset, len, size).is_err(), "{offset} {len}");
+    }
 }

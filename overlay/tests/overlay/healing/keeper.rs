@@ -40,6 +40,7 @@ fn request(path: ItemPath, size: u64) -> ReadRequest {
         first_block: 0,
         block_count: size.div_ceil(BLOCK_BYTES),
         content: None,
+        through: false,
     }
 }
 

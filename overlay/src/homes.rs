@@ -1,0 +1,247 @@
+//! Items from their homes: bytes that one node keeps for all others.
+//!
+//! A declared dataset's items have one home each. Who reads an item asks its home straight, over a
+//! connection of its own that is made when it is needed ([`Homes`]), and not by way of a tree. What a
+//! dataset is, which node is whose home, and what reading the origin costs, is the business of whoever
+//! asks and of the [`Service`](crate::Service) that answers; this module moves the bytes, bounded, and
+//! checks them where they arrive.
+
+mod pool;
+
+use crate::files::{BLOCK_BYTES, RangeAnswer, STRIPE_BLOCKS};
+use crate::item::{ContentHash, Failure, FailureKind, ItemPath, Version};
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::upstream::peer::{Dialer, Peer};
+use crate::upstream::range::take;
+use crate::upstream::{trimmed, unexpected};
+use crate::wire::{FrameKind, Head, Request, WireError, message};
+use bytes::Bytes;
+use pool::Pool;
+use quinn::ConnectionError;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub use pool::HomesBounds;
+
+/// Most bytes of one [`ItemRequest`]: a whole stripe.
+pub const ITEM_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
+
+/// A run of bytes of one stripe of one version of one file, asked of the node that is its home.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ItemRequest {
+    /// Which dataset the file belongs to; opaque here.
+    pub dataset: u64,
+    /// The file.
+    pub path: ItemPath,
+    /// The version wanted; another one at the origin is answered with `Stale`.
+    pub version: Version,
+    /// Size of that version in bytes.
+    pub size: u64,
+    /// The hash of the whole file, where the asker knows it ([`crate::Attributes::content`]).
+    pub content: Option<ContentHash>,
+    /// Which stripe of the file, in units of [`ITEM_BYTES_MAX`].
+    pub stripe: u64,
+    /// First byte wanted, counted from the file's beginning; within the stripe.
+    pub offset: u64,
+    /// Bytes wanted, 1 to [`ITEM_BYTES_MAX`], all within the stripe and the file.
+    pub len: u64,
+    /// For which job; 0: nobody's. Opaque here.
+    pub job: u128,
+    /// Bytes that the home may read from the origin for this request.
+    pub payment: u64,
+}
+
+impl ItemRequest {
+    /// Why this cannot be asked for, if so.
+    #[must_use]
+    pub fn fault(&self) -> Option<&'static str> {
+        if self.len == 0 || self.len > ITEM_BYTES_MAX {
+            return Some("an item's bytes: none, or too many");
+        }
+        let end = self.offset.checked_add(self.len);
+        let Some(end) = end.filter(|end| *end <= self.size) else {
+            return Some("an item's bytes beyond the end of the file");
+        };
+        if self.offset / ITEM_BYTES_MAX != self.stripe || (end - 1) / ITEM_BYTES_MAX != self.stripe
+        {
+            return Some("an item's bytes outside their stripe");
+        }
+        None
+    }
+}
+
+/// What a home answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ItemAnswer {
+    /// The bytes, as many as were asked for.
+    Bytes {
+        /// They.
+        bytes: Bytes,
+        /// Their BLAKE3 hash: of exactly these bytes. Checked where they arrive.
+        hash: ContentHash,
+        /// The home had them before it was asked.
+        cached: bool,
+        /// Bytes that were read from the origin for this request: 0 for who joined another's.
+        charged: u64,
+        /// Bytes that the home keeps from now on because of this request.
+        admitted: u64,
+    },
+    /// The home lacks them, and the payment does not cover what reading the origin costs.
+    Unpaid {
+        /// What it costs, in bytes.
+        cost: u64,
+    },
+}
+
+/// That this node is nobody's home.
+pub(crate) fn no_home() -> Failure {
+    Failure::new(FailureKind::Unsupported, "this node is no home of items")
+}
+
+/// This node's way to the homes of items. Clones share its connections.
+#[derive(Clone, Debug)]
+pub struct Homes {
+    pool: Arc<Pool>,
+}
+
+impl Homes {
+    /// Not yet open: every question fails.
+    pub(crate) fn new(bounds: HomesBounds) -> Self {
+        let pool = Arc::new(Pool::new(bounds));
+        Self { pool }
+    }
+
+    /// From now on connections are made.
+    pub(crate) fn open(&self, dialer: Arc<Dialer>) {
+        self.pool.open(dialer);
+    }
+
+    /// Closes all connections, for good.
+    pub(crate) fn stop(&self) {
+        self.pool.stop();
+    }
+
+    /// Closes connections that nobody uses; runs until it is dropped.
+    pub(crate) async fn sweep(self) {
+        self.pool.sweep().await;
+    }
+
+    /// The homes to which this node has a connection now.
+    #[must_use]
+    pub fn connected(&self) -> usize {
+        self.pool.connected()
+    }
+
+    /// Asks the member at `rank`, over a connection that is made when there is none. Asking oneself is
+    /// the caller's business. Dropping the future cancels what the home does for it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the home cannot be reached, within about a second also when it is gone
+    /// without a word, and at once for a while thereafter; `Corrupt` when its answer cannot be true;
+    /// what the home failed with.
+    pub async fn item(&self, rank: usize, request: ItemRequest) -> Result<ItemAnswer, Failure> {
+        let unsound = |error: &dyn std::fmt::Display| {
+            let detail = format!(
+                "{}: an item that cannot be asked for: {error}",
+                request.path
+            );
+            Failure::new(FailureKind::Io, detail)
+        };
+        if let Some(fault) = request.fault() {
+            return Err(unsound(&fault));
+        }
+        let question = Request::Item(request.clone());
+        let body = message::encode_question(0, &question).map_err(|error| unsound(&error))?;
+        let mut restarted = false;
+        loop {
+            let home = self.pool.home(rank).await?;
+            match home.ask(&question, request.len, body.clone()).await {
+                Ok(answer) => return answer,
+                // It has begun anew since this connection was made, and is there.
+                Err(StreamError::Lost(ConnectionError::Reset)) if !restarted => {
+                    restarted = true;
+                    self.pool.lost(&home);
+                }
+                Err(error) => return Err(self.pool.failed(&home, &error)),
+            }
+        }
+    }
+}
+
+/// A home, connected, and what one question to it needs.
+struct Home {
+    peer: Arc<Peer>,
+    dialer: Arc<Dialer>,
+}
+
+impl Home {
+    /// One question, and its answer if the home gives one.
+    async fn ask(
+        &self,
+        question: &Request,
+        len: u64,
+        body: Bytes,
+    ) -> Result<Result<ItemAnswer, Failure>, StreamError> {
+        let _asking = self.peer.asking();
+        let mut silent = self.peer.silent();
+        let exchange = self.exchange(question, len, body);
+        tokio::select! {
+            biased;
+            answer = exchange => answer,
+            Ok(_) = silent.wait_for(|silent| *silent) => {
+                Err(StreamError::Lost(ConnectionError::TimedOut))
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        question: &Request,
+        len: u64,
+        body: Bytes,
+    ) -> Result<Result<ItemAnswer, Failure>, StreamError> {
+        let shared = self.dialer.shared();
+        let (meters, patience) = (&shared.meters, shared.request_timeout);
+        let opening = self.peer.connection.open_bi();
+        let (send, recv) = opening.await.map_err(StreamError::Lost)?;
+        meters.items_asked.fetch_add(1, Ordering::Relaxed);
+        let meter = Arc::clone(&meters.item_bytes_received);
+        let mut reader = FrameReader::new(recv, patience).metered(meter);
+        let mut writer = FrameWriter::new(send, patience);
+        writer.frame(FrameKind::Request, body).await?;
+        writer.finish();
+        let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+        match kind {
+            FrameKind::Head => {}
+            FrameKind::Failure => return Ok(Err(trimmed(message::decode("failure", &body)?))),
+            got => return Err(unexpected(got, "head")),
+        }
+        let head: Head = message::decode("head", &body)?;
+        head.check(question)?;
+        let (cached, charged, admitted) = match head {
+            Head::Item {
+                cached,
+                charged,
+                admitted,
+            } => (cached, charged, admitted),
+            Head::Unpaid { cost } => {
+                reader.finish()?;
+                return Ok(Ok(ItemAnswer::Unpaid { cost }));
+            }
+            _ => return Err(WireError::Impossible("an answer to another question").into()),
+        };
+        let header = reader.header().await?.ok_or(StreamError::Truncated)?;
+        let taken = take(&mut reader, header, len).await?;
+        Ok(taken.map(|RangeAnswer { bytes, hash }| {
+            meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+            ItemAnswer::Bytes {
+                bytes,
+                hash,
+                cached,
+                charged,
+                admitted,
+            }
+        }))
+    }
+}

@@ -1,0 +1,345 @@
+//! Items from their homes.
+
+mod hostile;
+
+use crate::support::{Alive, Desk, TestTree, content, kind, path, until, within};
+use bytes::{Bytes, BytesMut};
+use copperfs_overlay::{
+    ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
+    Version,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// `len` bytes from `offset` of a file of `size` bytes.
+pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemRequest {
+    ItemRequest {
+        dataset: 1,
+        path: path(name),
+        version: Version([7; 16]),
+        size,
+        content: None,
+        stripe: offset / ITEM_BYTES_MAX,
+        offset,
+        len,
+        job: 5,
+        payment: 1 << 30,
+    }
+}
+
+/// The bytes that a request is for: each file is as [`content`] says.
+fn bytes_of(request: &ItemRequest) -> Bytes {
+    let mut bytes = BytesMut::new();
+    let end = request.offset + request.len;
+    let mut at = request.offset;
+    while at < end {
+        let len = (end - at).min(1 << 20);
+        bytes.extend_from_slice(&content(at, len));
+        at += len;
+    }
+    bytes.freeze()
+}
+
+pub(crate) fn hash_of(bytes: &[u8]) -> ContentHash {
+    ContentHash(*blake3::hash(bytes).as_bytes())
+}
+
+/// A home that has everything, for who pays at least its length.
+pub(crate) fn home() -> Desk {
+    Desk::default().items(|request| async move {
+        match request.path.as_bytes() {
+            b"absent" => return Err(Failure::not_found(&request.path)),
+            _ if request.payment < request.len => {
+                return Ok(ItemAnswer::Unpaid { cost: request.len });
+            }
+            _ => {}
+        }
+        let bytes = bytes_of(&request);
+        Ok(ItemAnswer::Bytes {
+            hash: hash_of(&bytes),
+            bytes,
+            cached: request.path == path("cached"),
+            charged: request.len + 1,
+            admitted: request.len + 2,
+        })
+    })
+}
+
+/// A chain of `len` nodes, each a home as `desk` says.
+async fn chain(len: usize, desk: Desk) -> TestTree {
+    let mut tree = TestTree::plan(len, 1, Duration::from_secs(20));
+    for rank in 0..len {
+        let desk = desk.clone();
+        tree.start_node_as(rank, |service| service.desk = desk);
+    }
+    for rank in 0..len {
+        tree.connected(rank).await;
+    }
+    tree
+}
+
+fn homes(tree: &TestTree, rank: usize) -> Homes {
+    tree.node(rank).homes().clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_member_reads_from_every_other() {
+    let tree = chain(4, home()).await;
+    let size = 3 * ITEM_BYTES_MAX + 5000;
+    let asked = [
+        (0, ITEM_BYTES_MAX),
+        (ITEM_BYTES_MAX + 7, 1),
+        (2 * ITEM_BYTES_MAX - 1_100_000, 1_100_000),
+        (3 * ITEM_BYTES_MAX, 5000),
+    ];
+    for reader in [3, 0, 2] {
+        for home in (0..4).filter(|home| *home != reader) {
+            for (offset, len) in asked {
+                let request = request("cached", offset, len, size);
+                let found = within(10, homes(&tree, reader).item(home, request.clone())).await;
+                let found = found.unwrap();
+                let ItemAnswer::Bytes {
+                    bytes,
+                    hash,
+                    cached: true,
+                    charged,
+                    admitted,
+                } = found
+                else {
+                    panic!("{found:?}");
+                };
+                assert!(bytes == bytes_of(&request), "{offset}");
+                assert_eq!(hash, hash_of(&bytes));
+                assert_eq!((charged, admitted), (len + 1, len + 2));
+            }
+        }
+        // One connection to each.
+        assert_eq!(homes(&tree, reader).connected(), 3);
+    }
+    let (reader, home) = (tree.node(3).counters(), tree.node(1).counters());
+    assert_eq!((reader.items_asked, home.items_answered), (12, 12));
+    assert_eq!(reader.blocks_verified, 12);
+    assert!(home.item_bytes_sent > reader.item_bytes_received / 3);
+    // Nothing of it went through the tree.
+    assert_eq!((reader.upstream_requests, home.downstream_requests), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_given_arrives_too() {
+    let tree = chain(3, home()).await;
+    let homes = homes(&tree, 2);
+    let mut poor = request("file", 0, 4096, 4096);
+    poor.payment = 4095;
+    let found = within(10, homes.item(1, poor)).await;
+    assert_eq!(found, Ok(ItemAnswer::Unpaid { cost: 4096 }));
+    let absent = homes.item(1, request("absent", 0, 10, 10));
+    assert_eq!(kind(within(10, absent).await), FailureKind::NotFound);
+    // What cannot be asked for is not sent.
+    let asked = tree.node(2).counters().items_asked;
+    for (offset, len, size) in [
+        (0, 0, 10),
+        (5, 6, 10),
+        (0, ITEM_BYTES_MAX + 1, 1 << 30),
+        (ITEM_BYTES_MAX - 1, 2, 1 << 30),
+        (u64::MAX, 2, u64::MAX),
+    ] {
+        let unsound = homes.item(1, request("file", offset, len, size));
+        assert_eq!(kind(within(10, unsound).await), FailureKind::Io);
+    }
+    assert_eq!(tree.node(2).counters().items_asked, asked);
+    // One that is nobody's home says so; nobody has that rank.
+    let tree = TestTree::start(2, 2).await;
+    let asked = tree.node(1).homes().item(0, request("file", 0, 1, 1));
+    assert_eq!(kind(within(10, asked).await), FailureKind::Unsupported);
+    let nobody = tree.node(1).homes().item(2, request("file", 0, 1, 1));
+    assert_eq!(kind(within(10, nobody).await), FailureKind::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_bytes_are_counted_and_their_sender_left_alone() {
+    let lies = Desk::default().items(|request| async move {
+        Ok(ItemAnswer::Bytes {
+            bytes: bytes_of(&request),
+            hash: ContentHash([1; 32]),
+            cached: true,
+            charged: 0,
+            admitted: 0,
+        })
+    });
+    let tree = chain(3, lies).await;
+    let homes = homes(&tree, 2);
+    let failure = within(10, homes.item(1, request("file", 0, 2 << 20, 2 << 20))).await;
+    let failure = failure.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Corrupt);
+    assert!(failure.detail.contains("node1"), "{failure}");
+    let again = within(10, homes.item(1, request("file", 0, 1, 1))).await;
+    assert_eq!(kind(again), FailureKind::Unavailable);
+    let counters = tree.node(2).counters();
+    assert_eq!((counters.wrong_blocks, counters.items_asked), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_that_gives_another_length_fails() {
+    let short = Desk::default().items(|_request| async move {
+        let bytes = Bytes::from_static(b"short");
+        let hash = hash_of(&bytes);
+        Ok(ItemAnswer::Bytes {
+            bytes,
+            hash,
+            cached: true,
+            charged: 0,
+            admitted: 0,
+        })
+    });
+    let tree = chain(2, short).await;
+    let found = within(10, homes(&tree, 1).item(0, request("file", 0, 6, 6))).await;
+    assert_eq!(kind(found), FailureKind::Io);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_that_is_not_there_is_passed_over_until_it_is() {
+    let mut tree = TestTree::plan(3, 2, Duration::from_secs(20));
+    tree.start_node(0);
+    tree.start_node(1);
+    tree.connected(1).await;
+    let homes = homes(&tree, 1);
+    let ask = || homes.item(2, request("file", 0, 1000, 1000));
+    let begun = Instant::now();
+    // Those who come meanwhile wait for the same attempt.
+    let (one, two) = tokio::join!(ask(), ask());
+    assert_eq!(kind(one), FailureKind::Unavailable);
+    assert_eq!(kind(two), FailureKind::Unavailable);
+    assert!(begun.elapsed() < Duration::from_millis(1900));
+    // From then on nobody waits.
+    for _ in 0..30 {
+        let begun = Instant::now();
+        assert_eq!(kind(ask().await), FailureKind::Unavailable);
+        assert!(begun.elapsed() < Duration::from_millis(500));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tree.start_node_as(2, |service| service.desk = home());
+    within(10, async {
+        while ask().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_that_begins_anew_is_found_again() {
+    let mut tree = chain(3, home()).await;
+    let homes = homes(&tree, 2);
+    let ask = || homes.item(1, request("file", 0, 1000, 1000));
+    within(10, ask()).await.unwrap();
+    tree.restart(1, home()).await;
+    let begun = Instant::now();
+    within(10, async {
+        while ask().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(begun.elapsed() < Duration::from_secs(4));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_bounded_and_those_that_nobody_uses_are_closed() {
+    let mut tree = TestTree::plan(6, 8, Duration::from_secs(20));
+    for rank in 0..5 {
+        tree.start_node_as(rank, |service| service.desk = home());
+    }
+    let mut config = tree.config(5);
+    config.homes = HomesBounds {
+        connections_max: 2,
+        idle: Duration::from_secs(1),
+    };
+    tree.nodes[5] = Some(tree.try_start(5, config, |_| {}).unwrap());
+    let homes = homes(&tree, 5);
+    for round in 0..3 {
+        for home in 0..5 {
+            let found = homes.item(home, request("file", 0, 9, 9));
+            within(10, found).await.unwrap();
+            assert!(homes.connected() <= 2, "round {round}");
+        }
+    }
+    assert_eq!(homes.connected(), 2);
+    until(|| homes.connected() == 0).await;
+    let found = homes.item(3, request("file", 0, 9, 9));
+    within(10, found).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_busy_is_not_closed_for_another() {
+    let alive = Arc::new(AtomicUsize::new(0));
+    let gauge = Arc::clone(&alive);
+    let hangs = Desk::default().items(move |_request| {
+        let alive = Alive::new(&gauge);
+        async move {
+            let _alive = alive;
+            std::future::pending().await
+        }
+    });
+    let mut tree = TestTree::plan(3, 8, Duration::from_secs(20));
+    for rank in 0..2 {
+        let desk = hangs.clone();
+        tree.start_node_as(rank, |service| service.desk = desk);
+    }
+    let mut config = tree.config(2);
+    config.homes.connections_max = 1;
+    tree.nodes[2] = Some(tree.try_start(2, config, |_| {}).unwrap());
+    let homes = homes(&tree, 2);
+    let (busy, reader) = (homes.clone(), request("file", 0, 9, 9));
+    let asked = tokio::spawn(async move { busy.item(0, reader).await });
+    until(|| alive.load(Ordering::SeqCst) == 1).await;
+    let other = homes.item(1, request("file", 0, 9, 9));
+    assert_eq!(kind(within(10, other).await), FailureKind::Unavailable);
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    // Who gives up ends the home's work.
+    asked.abort();
+    until(|| alive.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_works_on_no_more_than_it_has_room_for() {
+    let alive = Arc::new(AtomicUsize::new(0));
+    let gauge = Arc::clone(&alive);
+    let hangs = Desk::default().items(move |_request| {
+        let alive = Alive::new(&gauge);
+        async move {
+            let _alive = alive;
+            std::future::pending().await
+        }
+    });
+    let tree = chain(2, hangs).await;
+    let homes = homes(&tree, 1);
+    let asked: Vec<_> = (0..40)
+        .map(|_| {
+            let homes = homes.clone();
+            tokio::spawn(async move {
+                let item = request("file", 0, ITEM_BYTES_MAX, ITEM_BYTES_MAX);
+                homes.item(0, item).await
+            })
+        })
+        .collect();
+    // 16 MiB for one reader.
+    until(|| alive.load(Ordering::SeqCst) == 4).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(alive.load(Ordering::SeqCst), 4);
+    for one in &asked[..4] {
+        one.abort();
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    until(|| alive.load(Ordering::SeqCst) == 4).await;
+    asked.iter().for_each(tokio::task::JoinHandle::abort);
+    until(|| alive.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_alone_has_nobody_to_ask() {
+    let mut tree = TestTree::plan(1, 2, Duration::from_secs(1));
+    tree.start_node(0);
+    let asked = within(5, homes(&tree, 0).item(0, request("file", 0, 1, 1))).await;
+    assert_eq!(kind(asked), FailureKind::Unavailable);
+}

@@ -1,0 +1,196 @@
+//! The attendant: a process beside a daemon, for what no thread of a daemon may do.
+//!
+//! A thread that waits in the kernel for the daemon's own mount cannot be killed once its request, or
+//! the READ that holds the page it wants, is in the daemon's hands: a killed daemon would give no
+//! answer, and its thread would keep the connection open for ever. Therefore
+//! - directories of the mount are listed here and not there (for push: see `node::arrivals`), and
+//! - when the daemon is killed, its connections are cut from here. The threads that tell the kernel
+//!   what to forget and what to hold have to be the daemon's; cutting is what ends their wait.
+//!
+//! What is to be listed comes on standard input: paths, each behind its length (`u32`, little-endian).
+//! The attendant ends with its standard input. That a daemon was killed is told by the signal that a
+//! parent's death sends (`PR_SET_PDEATHSIG`): its descriptors stay open as long as one of its threads
+//! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
+//! that has started the attendant: that has to be the daemon's first.
+
+use crate::daemon::process::is_dead;
+use copperfs_fuse::Abort;
+use copperfs_overlay::ItemPath;
+use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// Directories that wait to be listed; more are not.
+const QUEUE_MAX: usize = 64;
+
+/// Read at a time; the kernel asks for as much.
+const LISTED_BYTES: usize = 128 << 10;
+
+/// Whom to attend.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AttendArgs {
+    /// The mount point
+    mountpoint: PathBuf,
+    /// Process id of the daemon
+    #[arg(long, value_name = "PID")]
+    of: u32,
+    /// Number of a FUSE connection to cut when the daemon is killed; may be repeated
+    #[arg(long, value_name = "NUMBER")]
+    connection: Vec<u32>,
+}
+
+/// The attendant's whole life.
+///
+/// # Errors
+/// It cannot be set up.
+pub fn serve(args: AttendArgs) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(attend(args))
+}
+
+async fn attend(args: AttendArgs) -> io::Result<()> {
+    let mut killed = signal(SignalKind::user_defined1())?;
+    // These are for the daemon, where they are sent to its whole group.
+    let _not_heard = [
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::hangup())?,
+    ];
+    set_parent_process_death_signal(Some(Signal::USR1))?;
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    let died_before = parent != Some(args.of) || is_dead(args.of);
+    let means: Vec<Abort> = args
+        .connection
+        .iter()
+        .filter_map(|&number| Abort::of(number).ok())
+        .collect();
+    let (queue, paths) = sync_channel(QUEUE_MAX);
+    let (input_ends, ended) = oneshot::channel();
+    spawn("listen", move || {
+        let outcome = hear(io::stdin().lock(), &queue);
+        // Nobody waits any more: the daemon was killed.
+        let _unheard = input_ends.send(outcome);
+    })?;
+    spawn("list", move || run(&args.mountpoint, &paths))?;
+    if !died_before {
+        tokio::select! {
+            _ = killed.recv() => {}
+            outcome = ended => return outcome.unwrap_or(Ok(())),
+        }
+    }
+    means.iter().try_for_each(Abort::cut)
+}
+
+/// A thread that ends with the process at the latest.
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(work).map(|_ends_with_the_process| ())
+}
+
+/// Takes paths from `input` to its end.
+fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
+    loop {
+        let mut length = [0; 4];
+        match input.read_exact(&mut length) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            outcome => outcome?,
+        }
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if length > ItemPath::BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut path = vec![0; length];
+        input.read_exact(&mut path)?;
+        if let Ok(path) = ItemPath::parse(&path) {
+            // What does not fit the queue is not listed: nobody waits for it.
+            let _full = queue.try_send(path);
+        }
+    }
+}
+
+/// `path` as it goes to the attendant.
+#[must_use]
+pub fn frame(path: &ItemPath) -> Vec<u8> {
+    let bytes = path.as_bytes();
+    // Paths are far shorter.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    [&length.to_le_bytes(), bytes].concat()
+}
+
+fn run(mountpoint: &Path, paths: &Receiver<ItemPath>) {
+    while let Ok(path) = paths.recv() {
+        // It is for speed only: whoever needs the directory will see what is wrong with it.
+        let _not_listed = list(mountpoint, &path);
+    }
+}
+
+/// Reads a directory of the mount to its end. Nothing outside of the mount is touched: no link is
+/// followed and no other mount entered. Only that directory is held open, so that nobody is kept from
+/// unmounting for longer than this takes.
+fn list(mountpoint: &Path, path: &ItemPath) -> Result<(), rustix::io::Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let top = open(mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let below = OsStr::from_bytes(if path.is_root() {
+        b"."
+    } else {
+        path.as_bytes()
+    });
+    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let directory = openat2(&top, below, flags, Mode::empty(), inside)?;
+    drop(top);
+    let mut room = Vec::with_capacity(LISTED_BYTES);
+    let mut entries = RawDir::new(directory, room.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        entry?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> ItemPath {
+        ItemPath::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn paths_come_through_and_too_many_are_left_out() {
+        let frames: Vec<u8> = (0..QUEUE_MAX + 9)
+            .flat_map(|number| frame(&path(&format!("dir/{number}"))))
+            .collect();
+        let (queue, paths) = sync_channel(QUEUE_MAX);
+        hear(&frames[..], &queue).unwrap();
+        drop(queue);
+        let heard: Vec<ItemPath> = paths.iter().collect();
+        assert_eq!(heard.len(), QUEUE_MAX);
+        assert_eq!(heard[3], path("dir/3"));
+    }
+
+    #[test]
+    fn broken_frames_end_it() {
+        let (queue, _paths) = sync_channel(1);
+        assert!(hear(&u32::MAX.to_le_bytes()[..], &queue).is_err());
+        assert!(hear(&[3, 0, 0, 0, b'x'][..], &queue).is_err());
+        hear(&[][..], &queue).unwrap();
+    }
+
+    #[test]
+    fn a_directory_is_listed_and_nothing_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("out")).unwrap();
+        list(dir.path(), &ItemPath::root()).unwrap();
+        list(dir.path(), &path("a/b")).unwrap();
+        assert!(list(dir.path(), &path("out/proc")).is_err());
+        assert!(list(dir.path(), &path("gone")).is_err());
+    }
+}

@@ -1,0 +1,306 @@
+use super::*;
+use crate::budgets::Serial;
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).unwrap()
+}
+
+fn dataset(name: &str, at: &str) -> DatasetSpec {
+    DatasetSpec::new(name, path(at))
+}
+
+fn job(name: &str, dataset: &str) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        dataset: dataset.into(),
+        ideal_rate: Some(100_000_000),
+        gpus: 1,
+        epochs: None,
+    }
+}
+
+const LIMITS: Limits = Limits {
+    cache: Some(1000),
+    remote_io: Some(200),
+    gpus: Some(4),
+};
+
+/// Two datasets, each with a job.
+fn registry() -> Registry {
+    let mut registry = Registry::default();
+    for (name, at) in [("a", "/d/a"), ("b", "/d/b")] {
+        registry.add_dataset(dataset(name, at), &LIMITS).unwrap();
+        let reader = job(&format!("j{name}"), name);
+        registry.add_job(reader, &LIMITS).unwrap();
+    }
+    registry
+}
+
+/// What `command` is refused with: its kind, its words, and what to try. Nothing has changed.
+fn refused(command: &Command) -> (ErrorKind, String) {
+    let mut registry = registry();
+    let before = registry.clone();
+    let error = registry.apply(command, &LIMITS).unwrap_err();
+    assert_eq!(registry, before);
+    let error = CommandError::from(error);
+    (error.kind, error.to_string())
+}
+
+fn with_budget(budget: u64) -> Command {
+    Command::AddDataset(DatasetSpec {
+        budget: Some(budget),
+        ..dataset("c", "/d/c")
+    })
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_its_reason_and_a_way_out() {
+    use ErrorKind::{Conflict, Invalid, NotFound};
+    let cases = [
+        (
+            Command::AddDataset(dataset("a", "/e")),
+            Conflict,
+            "there is a dataset \"a\" already, at /d/a. Choose another name",
+        ),
+        (
+            Command::AddDataset(dataset("c", "/d/a/deep")),
+            Conflict,
+            "overlaps \"a\" at /d/a",
+        ),
+        (
+            Command::AddDataset(dataset("c", "/d")),
+            Conflict,
+            "copperfs dataset rm a",
+        ),
+        (
+            Command::AddDataset(dataset("-c", "/e")),
+            Invalid,
+            "cannot be the name",
+        ),
+        (
+            Command::AddDataset(dataset("c d", "/e")),
+            Invalid,
+            "letters, digits",
+        ),
+        (
+            Command::AddDataset(dataset("", "/e")),
+            Invalid,
+            "cannot be the name",
+        ),
+        (with_budget(0), Invalid, "a budget of zero"),
+        (
+            with_budget(1001),
+            Conflict,
+            "the nodes that live have 1000 B",
+        ),
+        (
+            Command::AddJob(job("ja", "b")),
+            Conflict,
+            "copperfs job end ja",
+        ),
+        (
+            Command::AddJob(job("jc", "c")),
+            Invalid,
+            "job \"jc\" is on no dataset",
+        ),
+        (
+            Command::AddJob(job(UNATTRIBUTED, "a")),
+            Invalid,
+            "belong to no job",
+        ),
+        (
+            Command::AddJob(JobSpec {
+                ideal_rate: Some(0),
+                ..job("jc", "a")
+            }),
+            Invalid,
+            "ideal rate of zero",
+        ),
+        (
+            Command::AddJob(JobSpec {
+                epochs: Some(0),
+                ..job("jc", "a")
+            }),
+            Invalid,
+            "zero epochs",
+        ),
+        (
+            Command::AddJob(JobSpec {
+                gpus: 3,
+                ..job("jc", "a")
+            }),
+            Conflict,
+            "wants 3 GPUs; the cluster has 4, of which 2 are taken",
+        ),
+        (
+            Command::RemoveDataset("a".into()),
+            Conflict,
+            "job \"ja\" reads dataset \"a\"",
+        ),
+        (
+            Command::RemoveDataset("quux".into()),
+            NotFound,
+            "There are: a, b",
+        ),
+        (Command::EndJob("jaa".into()), NotFound, "Did you mean ja?"),
+        (
+            Command::AllocateCacheSize {
+                dataset: "a".into(),
+                size: Some(1001),
+            },
+            Conflict,
+            "more than there is",
+        ),
+        (
+            Command::AllocateRemoteIo {
+                job: "ja".into(),
+                rate: Some(201),
+            },
+            Conflict,
+            "remote_io is 200 B/s",
+        ),
+        (
+            Command::AllocateRemoteIo {
+                job: "ja".into(),
+                rate: Some(0),
+            },
+            Invalid,
+            "would stop job",
+        ),
+        (
+            Command::SetPolicy("gredy".into()),
+            Invalid,
+            "Did you mean greedy?",
+        ),
+    ];
+    for (command, kind, hint) in cases {
+        let (found, text) = refused(&command);
+        assert!(
+            found == kind && text.contains(hint),
+            "{command:?}: {found:?} {text}"
+        );
+    }
+}
+
+#[test]
+fn what_is_set_by_hand_counts_together() {
+    let mut registry = registry();
+    let cache = |dataset: &str, size| Command::AllocateCacheSize {
+        dataset: dataset.into(),
+        size,
+    };
+    registry.apply(&cache("a", Some(600)), &LIMITS).unwrap();
+    assert!(registry.apply(&cache("b", Some(401)), &LIMITS).is_err());
+    registry.apply(&cache("b", Some(400)), &LIMITS).unwrap();
+    // Setting one anew does not count it twice.
+    registry.apply(&cache("a", Some(500)), &LIMITS).unwrap();
+    registry.apply(&cache("a", None), &LIMITS).unwrap();
+    assert_eq!(registry.dataset("a").unwrap().spec.budget, None);
+    let io = |job: &str, rate| Command::AllocateRemoteIo {
+        job: job.into(),
+        rate,
+    };
+    registry.apply(&io("ja", Some(150)), &LIMITS).unwrap();
+    assert!(registry.apply(&io("jb", Some(51)), &LIMITS).is_err());
+    registry.apply(&io("jb", Some(50)), &LIMITS).unwrap();
+}
+
+#[test]
+fn a_seen_job_becomes_a_declared_one_and_goes_when_it_is_not_seen_any_more() {
+    let mut registry = registry();
+    assert!(registry.saw_job("slurm:7", "a", false));
+    assert!(!registry.saw_job("slurm:7", "a", false));
+    assert!(registry.saw_job("slurm:7", "b", false), "it reads another");
+    assert!(registry.saw_job("slurm:7", "b", true), "it is irregular");
+    assert!(registry.saw_job("slurm:8", "a", false));
+    // Of nothing that is declared, without a name, or by nobody: not followed.
+    assert!(!registry.saw_job("slurm:9", "x", false));
+    assert!(!registry.saw_job("", "a", false));
+    assert!(!registry.saw_job(UNATTRIBUTED, "a", false));
+    registry.add_job(job("slurm:7", "a"), &LIMITS).unwrap();
+    assert!(registry.job("slurm:7").unwrap().irregular);
+    // What a declared job is said to read stands.
+    registry.saw_job("slurm:7", "b", true);
+    assert_eq!(
+        registry.job("slurm:7").unwrap().dataset.as_deref(),
+        Some("a")
+    );
+    assert!(registry.keep_seen(|_| false));
+    let names: Vec<&str> = registry
+        .jobs()
+        .iter()
+        .map(|job| job.name.as_str())
+        .collect();
+    assert_eq!(names, ["ja", "jb", "slurm:7"]);
+}
+
+#[test]
+fn a_dataset_that_is_taken_back_leaves_its_readers_without() {
+    let mut registry = registry();
+    registry.saw_job("slurm:7", "a", false);
+    registry.end_job("ja").unwrap();
+    registry.remove_dataset("a").unwrap();
+    assert_eq!(registry.job("slurm:7").unwrap().dataset, None);
+    registry
+        .add_dataset(dataset("a2", "/d/a"), &LIMITS)
+        .unwrap();
+}
+
+#[test]
+fn an_empty_dataset_is_in_trouble_until_it_is_not() {
+    let mut registry = registry();
+    let id = registry.dataset("a").unwrap().id;
+    assert!(registry.counted(id, Ok((0, 0))));
+    let trouble = registry.dataset("a").unwrap().trouble.clone().unwrap();
+    assert!(trouble.contains("size zero"), "{trouble}");
+    assert!(!registry.counted(id, Ok((0, 0))), "no news");
+    assert!(registry.counted(id, Ok((10, 2))));
+    assert_eq!(registry.dataset("a").unwrap().trouble, None);
+    // A later failure leaves what was known.
+    assert!(registry.counted(id, Err("storage is gone".into())));
+    assert_eq!(registry.dataset("a").unwrap().size, 10);
+    assert!(!registry.counted(1, Ok((10, 2))), "not declared");
+}
+
+#[test]
+fn it_is_taken_up_again_from_a_decision() {
+    let decision = Decision {
+        serial: Serial { term: 3, count: 9 },
+        policy: "max-min".into(),
+        datasets: vec![DatasetDecision {
+            name: "a".into(),
+            id: 7,
+            path: path("/d/a"),
+            uri: Some("s3://b/a".into()),
+            size: 100,
+            items: 10,
+            index: Some("/x".into()),
+            origin_readers: OriginReaders::Homes,
+            pinned: Some(50),
+            budget: 50,
+            homed: vec![100],
+            trouble: None,
+        }],
+        jobs: ["ja", UNATTRIBUTED]
+            .map(|name| JobDecision {
+                name: name.into(),
+                dataset: Some("a".into()),
+                declared: name == "ja",
+                ideal_rate: Some(5),
+                gpus: 2,
+                epochs: Some(3),
+                irregular: false,
+                pinned: Some(4),
+                remote_io: Some(4),
+                nodes: Vec::new(),
+            })
+            .into(),
+        ..Decision::default()
+    };
+    let registry = Registry::of(&decision);
+    assert_eq!(registry.policy(), "max-min");
+    assert_eq!(registry.dataset("a").unwrap().spec.budget, Some(50));
+    assert_eq!(registry.dataset("a").unwrap().size, 100);
+    assert_eq!(registry.jobs().len(), 1);
+    assert_eq!(registry.job("ja").unwrap().pinned, Some(4));
+}

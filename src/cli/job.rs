@@ -1,0 +1,168 @@
+//! `copperfs job`: jobs that tell who they are.
+//!
+//! `run` stays beside its command, so that it can end the job when the command does. When it is
+//! killed itself the command goes on, is still recognised by its environment, and the nodes end the
+//! job when its processes are gone ([`crate::job::activity::ENDED_AFTER`]).
+
+#[cfg(test)]
+mod tests;
+
+use super::child::{Signals, exit_code};
+use super::simulate::rate;
+use super::{fail, socket};
+use crate::budgets::JobSpec;
+use crate::job::JobName;
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use std::ffi::OsString;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the end of a job may take to be told: the nodes notice it without.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is done with jobs.
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// Run a program as a job that reads a dataset
+    #[command(after_help = "Examples:\n  \
+            copperfs job run --dataset imagenet -- python train.py\n  \
+            copperfs job run --dataset imagenet --ideal-rate 114MB/s --gpus 4 --epochs 90 \\\n      \
+            --name resnet-7 -- torchrun --nproc-per-node 4 train.py\n\n\
+            The program finds COPPERFS_JOB and COPPERFS_DATASET in its environment. Signals are passed \
+            on to it, and its status is that of this command.")]
+    Run(RunArgs),
+}
+
+/// Flags of `job run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The dataset that it reads
+    #[arg(long, value_name = "NAME")]
+    dataset: String,
+    /// What it reads per second when data is not its bottleneck [default: estimated from its reads]
+    #[arg(long, value_name = "RATE", value_parser = ideal_rate)]
+    ideal_rate: Option<u64>,
+    /// GPUs that it uses
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    gpus: u32,
+    /// Epochs that it runs, for its expected end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: Option<u32>,
+    /// Its name: run:NAME in lists [default: of the dataset and a number]
+    #[arg(long, value_name = "NAME", value_parser = own_name)]
+    name: Option<String>,
+    /// The program to run, and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Who keeps the list of jobs: the cluster's allocator, by way of a daemon.
+pub(super) trait JobRegistry {
+    /// Declares a job.
+    ///
+    /// # Errors
+    /// Its name is taken, its dataset is not known, it asks for more than there is, or nobody answers.
+    async fn add(&self, job: &JobSpec) -> anyhow::Result<()>;
+
+    /// Ends the job of that name.
+    ///
+    /// # Errors
+    /// There is none, or nobody answers.
+    async fn end(&self, name: &str) -> anyhow::Result<()>;
+}
+
+/// Does it. The status is that of the program that was run.
+///
+/// # Errors
+/// The job cannot be declared, or its program cannot be started.
+pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        JobCommand::Run(args) => socket::run(run(args, &Nobody)),
+    }
+}
+
+/// Nobody keeps a list.
+struct Nobody;
+
+impl JobRegistry for Nobody {
+    async fn add(&self, job: &JobSpec) -> anyhow::Result<()> {
+        bail!("cannot declare {}: no daemon takes jobs yet", job.name)
+    }
+
+    async fn end(&self, _name: &str) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<ExitCode> {
+    let own = args
+        .name
+        .clone()
+        .unwrap_or_else(|| generated(&args.dataset));
+    let job = JobSpec {
+        name: JobName::of_kind("run", &own)
+            .with_context(|| format!("{own:?} cannot name a job: give another --name"))?
+            .to_string(),
+        dataset: args.dataset.clone(),
+        ideal_rate: args.ideal_rate,
+        gpus: args.gpus,
+        epochs: args.epochs,
+    };
+    // Before there is a job: from now on nothing but SIGKILL keeps it from being ended.
+    let signals = Signals::new()?;
+    registry.add(&job).await?;
+    let variables = [
+        ("COPPERFS_JOB", own.as_str()),
+        ("COPPERFS_DATASET", args.dataset.as_str()),
+    ];
+    let status = signals.watch(&args.command, &variables).await;
+    let ended = tokio::time::timeout(END_TIMEOUT, registry.end(&job.name)).await;
+    let why = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(super::explained(&error)),
+        Err(_late) => Some("no answer".to_owned()),
+    };
+    if let Some(why) = why {
+        // The program's status says more than this.
+        fail(format_args!(
+            "warning: the end of {} could not be told: {why}. The nodes notice it in half a minute",
+            job.name
+        ));
+    }
+    Ok(exit_code(status?))
+}
+
+/// A name that no other run has: what it reads, and 32 random bits.
+fn generated(dataset: &str) -> String {
+    // Seeded by the system for each process.
+    let random = RandomState::new().build_hasher().finish();
+    format!("{dataset}-{:08x}", random >> 32)
+}
+
+fn own_name(text: &str) -> Result<String, String> {
+    match format!("run:{text}").parse::<JobName>() {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A rate with its unit: a plain number could be anything.
+fn ideal_rate(text: &str) -> Result<u64, String> {
+    let amount = text.trim().trim_end_matches("/s");
+    if amount.ends_with(|last: char| last.is_ascii_digit()) {
+        return Err(format!(
+            "{text:?} is not a rate: it has no unit. Write bytes or bits a second: 114MB/s, 1GiB/s, \
+             900Mbit/s"
+        ));
+    }
+    let rate = rate(text)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the parser gives what fits, above zero"
+    )]
+    let whole = rate.ceil() as u64;
+    Ok(whole)
+}

@@ -1,0 +1,204 @@
+//! What of an item is read from storage for a request, and reading it.
+
+use super::shelf::Cut;
+use super::slots::{STRIPE_BYTES, stripe_len};
+use crate::num::to_usize;
+use crate::read::FileRef;
+use crate::store::ItemBlock;
+use bytes::Bytes;
+use copperfs_overlay::{
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemRequest, RANGE_ALIGN,
+    RANGE_BYTES_MAX, RangeRequest, ReadRequest, STRIPE_BLOCKS,
+};
+use futures_util::StreamExt;
+use std::ops::Range;
+
+/// A request, as a home looks at it. Offsets count from the beginning of the stripe.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) file: FileRef,
+    pub(super) stripe: u64,
+    /// Bytes of the stripe.
+    pub(super) len: u64,
+    pub(super) range: Range<u64>,
+}
+
+impl Wanted {
+    /// `Corrupt` where the request has a [`ItemRequest::fault`].
+    pub(super) fn of(request: &ItemRequest) -> Result<Self, Failure> {
+        if let Some(fault) = request.fault() {
+            let detail = format!("{}: {fault}", request.path);
+            return Err(Failure::new(FailureKind::Corrupt, detail));
+        }
+        let (path, content) = (request.path.clone(), request.content);
+        let start = request.offset % STRIPE_BYTES;
+        Ok(Self {
+            file: FileRef::new(path, request.version, request.size, content),
+            stripe: request.stripe,
+            len: stripe_len(request.size, request.stripe),
+            range: start..start + request.len,
+        })
+    }
+
+    /// What is read where the stripe is not kept: what was asked for, in whole units of `align` bytes.
+    pub(super) fn aligned(&self, align: u64) -> Range<u64> {
+        let end = self.range.end.next_multiple_of(align).min(self.len);
+        self.range.start / align * align..end
+    }
+}
+
+/// In which units storage is read for a home that does not keep the item: up the tree in blocks, since
+/// only they travel without being kept on the way; from its own origins in pages.
+pub(super) fn alignment(through: bool) -> u64 {
+    if through { BLOCK_BYTES } else { RANGE_ALIGN }
+}
+
+/// A run of bytes of a stripe, as it was read.
+#[derive(Clone, Debug)]
+pub(super) struct Fetched {
+    /// Where it begins in the stripe.
+    pub(super) start: u64,
+    pub(super) bytes: Bytes,
+    /// The hashes of its blocks, where it was read in blocks.
+    pub(super) hashes: Vec<ContentHash>,
+}
+
+impl Fetched {
+    /// The bytes of `wanted`, if they are part of it.
+    pub(super) fn cut(&self, wanted: &Range<u64>) -> Option<Cut> {
+        let from = to_usize(wanted.start.checked_sub(self.start)?);
+        let to = to_usize(wanted.end.checked_sub(self.start)?);
+        let bytes = (from <= to && to <= self.bytes.len()).then(|| self.bytes.slice(from..to))?;
+        let hash = match self.hashes[..] {
+            [hash] if bytes.len() == self.bytes.len() => Some(hash),
+            _ => None,
+        };
+        Some(Cut { bytes, hash })
+    }
+
+    /// Its blocks, counted from the beginning of the stripe. Each with memory of its own where they are
+    /// to stay in memory.
+    pub(super) fn blocks(&self) -> Vec<ItemBlock> {
+        let block = to_usize(BLOCK_BYTES);
+        let cut = |index: usize| {
+            let end = (index + 1).saturating_mul(block).min(self.bytes.len());
+            self.bytes.slice(index * block..end)
+        };
+        let hashes = self.hashes.iter().enumerate();
+        let first = self.start / BLOCK_BYTES;
+        hashes
+            .map(|(index, hash)| (first + index as u64, *hash, cut(index)))
+            .collect()
+    }
+}
+
+/// Reads `extent` of the stripe; `through` as in [`ReadRequest::through`].
+///
+/// # Errors
+/// The source's; `Corrupt` when what it gives cannot be true, `Stale` when it is not the content that
+/// an index promised.
+pub(super) async fn fetch(
+    source: &dyn Files,
+    wanted: &Wanted,
+    extent: Range<u64>,
+    through: bool,
+) -> Result<Fetched, Failure> {
+    let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES) || at == wanted.len;
+    if aligned(extent.start) && aligned(extent.end) {
+        return blocks(source, wanted, extent, through).await;
+    }
+    let mut bytes = Vec::with_capacity(to_usize(extent.end - extent.start));
+    let mut at = extent.start;
+    while at < extent.end {
+        let block_end = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+        let end = extent.end.min(block_end).min(at + RANGE_BYTES_MAX);
+        let request = RangeRequest {
+            path: wanted.file.path.clone(),
+            version: wanted.file.version,
+            size: wanted.file.size,
+            offset: wanted.stripe * STRIPE_BYTES + at,
+            len: end - at,
+            content: wanted.file.content,
+        };
+        let answer = source.read_range(request).await?;
+        if answer.bytes.len() as u64 != end - at {
+            return Err(corrupt(wanted, "a range of another length than asked for"));
+        }
+        bytes.extend_from_slice(&answer.bytes);
+        at = end;
+    }
+    Ok(Fetched {
+        start: extent.start,
+        bytes: bytes.into(),
+        hashes: Vec::new(),
+    })
+}
+
+async fn blocks(
+    source: &dyn Files,
+    wanted: &Wanted,
+    extent: Range<u64>,
+    through: bool,
+) -> Result<Fetched, Failure> {
+    let first = extent.start / BLOCK_BYTES;
+    let count = extent.end.div_ceil(BLOCK_BYTES) - first;
+    let request = ReadRequest {
+        path: wanted.file.path.clone(),
+        version: wanted.file.version,
+        size: wanted.file.size,
+        first_block: wanted.stripe * STRIPE_BLOCKS + first,
+        block_count: count,
+        content: wanted.file.content,
+        through,
+    };
+    let mut parts = source.read(request).await?;
+    let due = to_usize(extent.end - extent.start);
+    let mut bytes = Vec::with_capacity(due);
+    let mut hashes = Vec::with_capacity(to_usize(count));
+    // Where the current block begins, and has to end.
+    let block = to_usize(BLOCK_BYTES);
+    let bounds = |done: usize| (done * block).min(due)..((done + 1) * block).min(due);
+    while bytes.len() < due || (hashes.len() as u64) < count {
+        let current = bounds(hashes.len());
+        match parts.next().await {
+            Some(Ok(BlockPart::Bytes(more))) => {
+                if bytes.len() + more.len() > current.end {
+                    return Err(corrupt(wanted, "a block longer than announced"));
+                }
+                bytes.extend_from_slice(&more);
+            }
+            Some(Ok(BlockPart::Restart)) => bytes.truncate(current.start),
+            Some(Ok(BlockPart::End(hash))) => {
+                if bytes.len() != current.end {
+                    return Err(corrupt(wanted, "a block that ended early"));
+                }
+                promised(wanted, hash)?;
+                hashes.push(hash);
+            }
+            Some(Err(failure)) => return Err(failure),
+            None => return Err(corrupt(wanted, "the stream ended too early")),
+        }
+    }
+    Ok(Fetched {
+        start: extent.start,
+        bytes: bytes.into(),
+        hashes,
+    })
+}
+
+/// Refuses a file of one block that is not what an index promised.
+fn promised(wanted: &Wanted, hash: ContentHash) -> Result<(), Failure> {
+    match wanted.file.content {
+        Some(content) if wanted.file.size <= BLOCK_BYTES && content != hash => {
+            let path = &wanted.file.path;
+            let detail = format!("{path}: it changed since it was indexed; make the index anew");
+            Err(Failure::new(FailureKind::Stale, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn corrupt(wanted: &Wanted, cause: &str) -> Failure {
+    let detail = format!("{}: {cause}", wanted.file.path);
+    Failure::new(FailureKind::Corrupt, detail)
+}

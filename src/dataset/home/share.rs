@@ -1,0 +1,333 @@
+//! One dataset on its home: what is held, what is under way, and how it fares.
+
+use super::flight::{Flight, Lead, Next};
+use super::{Placement, lock};
+use crate::budgets::{DatasetDecision, OriginReaders, ShareReport};
+use crate::dataset::fetch::{Fetched, Wanted, alignment};
+use crate::dataset::item::ItemId;
+use crate::dataset::shelf::Shelf;
+use crate::dataset::slots::Homes;
+use crate::dataset::uniform::{Admission, Reserved, Uniform, UniformStats};
+use copperfs_overlay::{Failure, ItemPath};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// See the module.
+pub(super) struct Share {
+    id: u64,
+    name: String,
+    path: ItemPath,
+    state: Mutex<State>,
+    /// The shelf is open, or cannot be.
+    opened: watch::Sender<bool>,
+}
+
+struct State {
+    uniform: Uniform,
+    /// What is being read, by item; a few runs of bytes of each.
+    flights: HashMap<ItemId, Vec<Flight>>,
+    /// Tells flights apart.
+    flights_begun: u64,
+    /// A decision has said how much may be held.
+    known: bool,
+    /// What the shelf held when it was opened, before that.
+    found: Vec<(ItemId, u32)>,
+    /// Where the bytes are; `None`: not open yet, not to be opened, or closed.
+    shelf: Option<Arc<Shelf>>,
+    placement: Arc<Placement>,
+    readers: OriginReaders,
+    origin_bytes: u64,
+    /// Why the last read of storage failed.
+    trouble: Option<String>,
+    /// Why nothing can be kept.
+    no_shelf: Option<String>,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Share {
+    pub(super) fn new(dataset: &DatasetDecision, seed: u64) -> Self {
+        let placement = Placement {
+            homes: Homes::new(&[]),
+            here: None,
+        };
+        Self {
+            id: dataset.id,
+            name: dataset.name.clone(),
+            path: dataset.path.clone(),
+            state: Mutex::new(State {
+                uniform: Uniform::new(seed),
+                flights: HashMap::new(),
+                flights_begun: 0,
+                known: false,
+                found: Vec::new(),
+                shelf: None,
+                placement: Arc::new(placement),
+                readers: dataset.origin_readers,
+                origin_bytes: 0,
+                trouble: None,
+                no_shelf: None,
+            }),
+            opened: watch::channel(false).0,
+        }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn path(&self) -> &ItemPath {
+        &self.path
+    }
+
+    pub(super) fn readers(&self) -> OriginReaders {
+        lock(&self.state).readers
+    }
+
+    pub(super) fn stats(&self) -> UniformStats {
+        lock(&self.state).uniform.stats()
+    }
+
+    /// What a decision says of it, but for its bytes.
+    pub(super) fn declared(&self, dataset: &DatasetDecision) {
+        lock(&self.state).readers = dataset.origin_readers;
+    }
+
+    /// What is at home here from now on.
+    pub(super) fn place(&self, placement: &Arc<Placement>) {
+        let mut state = lock(&self.state);
+        if !Arc::ptr_eq(&state.placement, placement) {
+            state.placement = Arc::clone(placement);
+            state.mark_strays();
+        }
+    }
+
+    /// Bytes that it may hold from now on.
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.known = true;
+        let evicted = state.uniform.set_share(bytes);
+        state.take_off(&evicted);
+        state.restore();
+    }
+
+    /// As [`Share::set_bytes`], if that is less than now.
+    pub(super) fn shrink(&self, bytes: u64) {
+        if self.stats().share > bytes {
+            self.set_bytes(bytes);
+        }
+    }
+
+    /// Waits until the shelf is open, for a while.
+    pub(super) async fn opened(&self, patience: Duration) {
+        let mut opened = self.opened.subscribe();
+        if !*opened.borrow_and_update() {
+            drop(tokio::time::timeout(patience, opened.wait_for(|opened| *opened)).await);
+        }
+    }
+
+    /// The shelf is open, and holds these. What is beyond the share goes, once a decision has said what
+    /// that is.
+    pub(super) fn open(&self, shelf: Shelf, held: Vec<(ItemId, u32)>) {
+        let mut state = lock(&self.state);
+        state.shelf = Some(Arc::new(shelf));
+        state.no_shelf = None;
+        state.found = held;
+        if state.known {
+            state.restore();
+        }
+        drop(state);
+        self.opened.send_replace(true);
+    }
+
+    /// Nothing can be kept, for now.
+    pub(super) fn cannot_keep(&self, why: String) {
+        lock(&self.state).no_shelf = Some(why);
+        self.opened.send_replace(true);
+    }
+
+    /// Nothing is held from now on; gives what it was held on.
+    pub(super) fn close(&self) -> Option<Arc<Shelf>> {
+        let mut state = lock(&self.state);
+        drop(state.uniform.set_share(0));
+        state.shelf.take()
+    }
+
+    /// What to do about a request. `rests`: the shelf gives nothing at the moment.
+    pub(super) fn next(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        item: ItemId,
+        payment: u64,
+        rests: bool,
+    ) -> Next {
+        let mut state = lock(&self.state);
+        let under_way = state.flights.get(&item).into_iter().flatten();
+        if let Some(flight) = under_way.into_iter().find(|f| f.brings(&wanted.range)) {
+            return flight.join();
+        }
+        if let Some(shelf) = &state.shelf
+            && !rests
+            && state.uniform.holds(&item)
+        {
+            return Next::Held(Arc::clone(shelf));
+        }
+        let room = state.admit(item, wanted.len);
+        let extent = if room.is_some() {
+            0..wanted.len
+        } else {
+            let through = state.readers == OriginReaders::Roots;
+            wanted.aligned(alignment(through))
+        };
+        let cost = extent.end - extent.start;
+        if payment < cost {
+            if let Some(room) = room {
+                state.uniform.abort(room);
+            }
+            return Next::Unpaid { cost };
+        }
+        state.flights_begun += 1;
+        let id = state.flights_begun;
+        let (lead, flight) = Lead::new(Arc::clone(self), item, id, extent, room);
+        let pending = flight.pending();
+        state.flights.entry(item).or_default().push(flight);
+        Next::Lead(lead, pending)
+    }
+
+    /// Whether an item is held.
+    pub(super) fn holds(&self, item: &ItemId) -> bool {
+        lock(&self.state).uniform.holds(item)
+    }
+
+    /// The bytes of an item that was held are gone, or to go.
+    pub(super) fn lost(&self, item: &ItemId) {
+        let mut state = lock(&self.state);
+        if state.uniform.remove(item) {
+            state.take_off(&[*item]);
+        }
+    }
+
+    /// Storage was read, or not.
+    pub(super) fn was_read(&self, outcome: &Result<Fetched, Failure>) {
+        let mut state = lock(&self.state);
+        match outcome {
+            Ok(fetched) => {
+                state.origin_bytes += fetched.bytes.len() as u64;
+                state.trouble = None;
+            }
+            Err(failure) => state.trouble = Some(failure.to_string()),
+        }
+    }
+
+    /// Where to keep what was reserved for.
+    pub(super) fn shelf(&self) -> Option<Arc<Shelf>> {
+        lock(&self.state).shelf.as_ref().map(Arc::clone)
+    }
+
+    /// A flight has ended. `room`: what was reserved for it, and whether the shelf has its bytes.
+    pub(super) fn end(&self, item: ItemId, id: u64, room: Option<(Reserved, bool)>) {
+        let mut state = lock(&self.state);
+        match room {
+            Some((room, true)) => {
+                let mut gone = Vec::new();
+                if state.placement.at_home(item.slot()) {
+                    let committed = state.uniform.commit(room);
+                    gone.extend(committed.replaced);
+                    gone.extend((!committed.kept).then_some(item));
+                } else {
+                    state.uniform.abort(room);
+                    gone.push(item);
+                }
+                state.take_off(&gone);
+            }
+            Some((room, false)) => state.uniform.abort(room),
+            None => {}
+        }
+        if let Some(flights) = state.flights.get_mut(&item) {
+            flights.retain(|flight| flight.id() != id);
+            if flights.is_empty() {
+                state.flights.remove(&item);
+            }
+        }
+    }
+
+    pub(super) fn report(&self) -> ShareReport {
+        let state = lock(&self.state);
+        let stats = state.uniform.stats();
+        ShareReport {
+            dataset: self.id,
+            cached: stats.used,
+            items: stats.items,
+            share: stats.share,
+            origin_bytes: state.origin_bytes,
+            trouble: state.trouble.clone().or_else(|| state.no_shelf.clone()),
+        }
+    }
+}
+
+impl State {
+    /// Room for an item, if it is to be kept here.
+    fn admit(&mut self, item: ItemId, len: u64) -> Option<Reserved> {
+        if self.shelf.is_none() || !self.known || !self.placement.at_home(item.slot()) {
+            return None;
+        }
+        let mut evicted = Vec::new();
+        let admission = self
+            .uniform
+            .admit(item, u32::try_from(len).ok()?, &mut evicted);
+        self.take_off(&evicted);
+        match admission {
+            Admission::Reserved(room) => Some(room),
+            Admission::Held | Admission::Refused => None,
+        }
+    }
+
+    /// Takes up what was found on the shelf, all at once, so that what goes is drawn from all of it;
+    /// what is not at home here goes first.
+    fn restore(&mut self) {
+        if self.found.is_empty() {
+            return;
+        }
+        let found = std::mem::take(&mut self.found);
+        let share = self.uniform.stats().share;
+        let mut gone = self.uniform.set_share(u64::MAX);
+        gone.extend(self.uniform.restore(found));
+        self.mark_strays();
+        gone.extend(self.uniform.set_share(share));
+        self.take_off(&gone);
+    }
+
+    fn mark_strays(&mut self) {
+        // A node that is no home for now keeps what it has without a preference.
+        let placement = Arc::clone(&self.placement);
+        self.uniform
+            .place(|slot| placement.here.is_none() || placement.at_home(slot));
+    }
+
+    fn take_off(&self, items: &[ItemId]) {
+        if let Some(shelf) = &self.shelf
+            && !items.is_empty()
+        {
+            shelf.remove(items);
+        }
+    }
+}
+
+/// Whether `outer` holds all of `inner`.
+pub(super) fn covers(outer: &Range<u64>, inner: &Range<u64>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}

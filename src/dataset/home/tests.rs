@@ -1,0 +1,446 @@
+//! Homes in front of a storage in memory that counts what it is asked for.
+
+mod disk;
+mod epochs;
+mod storage;
+
+use super::*;
+use crate::budgets::DatasetDecision;
+use crate::dataset::slot_of;
+use copperfs_overlay::{ITEM_BYTES_MAX, ItemPath};
+use std::time::Duration;
+use storage::Storage;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const RICH: u64 = u64::MAX;
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).unwrap()
+}
+
+fn home_node(rank: u32) -> HomeNode {
+    HomeNode {
+        rank,
+        name: format!("nid{rank}"),
+        capacity: 1 << 40,
+    }
+}
+
+/// Datasets below `data/NAME` with these budgets, homes of these ranks.
+fn decision(count: u64, homes: &[u32], datasets: &[(&str, u64)]) -> Decision {
+    let datasets = datasets.iter().map(|&(name, budget)| {
+        let path = path(&format!("data/{name}"));
+        DatasetDecision {
+            name: name.into(),
+            id: DatasetDecision::id_of(name, &path),
+            path,
+            uri: None,
+            size: 0,
+            items: 0,
+            index: None,
+            origin_readers: OriginReaders::Roots,
+            pinned: None,
+            budget,
+            homed: Vec::new(),
+            trouble: None,
+        }
+    });
+    Decision {
+        serial: Serial { term: 1, count },
+        homes: homes.iter().map(|rank| home_node(*rank)).collect(),
+        datasets: datasets.collect(),
+        ..Decision::default()
+    }
+}
+
+fn options(place: HomePlace, capacity: u64) -> HomeOptions {
+    HomeOptions {
+        capacity,
+        place,
+        seed: 1,
+        in_flight_bytes_max: 16 * MIB,
+    }
+}
+
+/// A home in memory of rank 0, alone, that follows `decision`.
+fn alone(storage: &Arc<Storage>, decision: &Decision) -> Home {
+    let home = Home::new(options(HomePlace::Memory, RICH), storage.files(), None);
+    home.apply(decision, 0, "nid0");
+    home
+}
+
+fn request(storage: &Storage, name: &str, offset: u64, len: u64, payment: u64) -> ItemRequest {
+    let path = path(name);
+    let (version, size) = storage.about(&path);
+    let dataset = name.split('/').nth(1).unwrap();
+    ItemRequest {
+        dataset: DatasetDecision::id_of(dataset, &self::path(&format!("data/{dataset}"))),
+        path,
+        version,
+        size,
+        content: None,
+        stripe: offset / ITEM_BYTES_MAX,
+        offset,
+        len,
+        job: 0,
+        payment,
+    }
+}
+
+/// The whole first stripe.
+fn all_of(storage: &Storage, name: &str, payment: u64) -> ItemRequest {
+    let (_, size) = storage.about(&path(name));
+    request(storage, name, 0, size.min(ITEM_BYTES_MAX), payment)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Given {
+    cached: bool,
+    charged: u64,
+    admitted: u64,
+}
+
+const HIT: Given = Given {
+    cached: true,
+    charged: 0,
+    admitted: 0,
+};
+
+fn read(charged: u64, admitted: u64) -> Given {
+    Given {
+        cached: false,
+        charged,
+        admitted,
+    }
+}
+
+/// Asks, and checks the bytes.
+async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Given, Failure> {
+    let due = storage.bytes(&request.path, request.offset, request.len);
+    match home.item(request).await? {
+        ItemAnswer::Bytes {
+            bytes,
+            hash,
+            cached,
+            charged,
+            admitted,
+        } => {
+            assert_eq!(bytes, due);
+            assert_eq!(hash.0, *blake3::hash(&due).as_bytes());
+            Ok(Given {
+                cached,
+                charged,
+                admitted,
+            })
+        }
+        ItemAnswer::Unpaid { cost } => panic!("it costs {cost}"),
+    }
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..2_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("not within 10 s: {what}");
+}
+
+#[tokio::test]
+async fn storage_is_read_when_it_is_paid_for_and_once() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    let unpaid = home.item(all_of(&storage, "data/a/x", 5 * KIB - 1)).await;
+    assert_eq!(unpaid.unwrap(), ItemAnswer::Unpaid { cost: 5 * KIB });
+    assert_eq!(storage.reads(), 0);
+    assert_eq!(home.report()[0].cached, 0);
+    let paid = give(&home, &storage, all_of(&storage, "data/a/x", 5 * KIB)).await;
+    assert_eq!(paid.unwrap(), read(5 * KIB, 5 * KIB));
+    for len in [1, 4 * KIB, 5 * KIB] {
+        let again = request(&storage, "data/a/x", 0, len, 0);
+        assert_eq!(give(&home, &storage, again).await.unwrap(), HIT);
+    }
+    assert_eq!((storage.reads(), storage.bytes_read()), (1, 5 * KIB));
+    let report = &home.report()[0];
+    assert_eq!((report.cached, report.items), (5 * KIB, 1));
+    assert_eq!((report.share, report.origin_bytes), (MIB, 5 * KIB));
+    assert!(storage.only_through());
+}
+
+#[tokio::test]
+async fn a_part_of_a_stripe_brings_all_of_it_when_it_is_kept_and_its_blocks_when_not() {
+    let storage = Storage::of(&[("data/a/x", 9 * MIB + 5), ("data/a/y", 4 * MIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", 5 * MIB + 5)]));
+    // The last stripe: 1 MiB and 5 bytes.
+    let last = request(&storage, "data/a/x", 9 * MIB, 5, RICH);
+    let given = give(&home, &storage, last.clone()).await.unwrap();
+    assert_eq!(given, read(MIB + 5, MIB + 5));
+    assert_eq!(give(&home, &storage, last).await.unwrap(), HIT);
+    let first = request(&storage, "data/a/x", MIB - 7, 14, RICH);
+    let given = give(&home, &storage, first).await.unwrap();
+    assert_eq!(given, read(4 * MIB, 4 * MIB));
+    // Across blocks, of what is held.
+    let across = request(&storage, "data/a/x", MIB - 7, 2 * MIB, 0);
+    assert_eq!(give(&home, &storage, across).await.unwrap(), HIT);
+    // The share is full.
+    let through = request(&storage, "data/a/y", MIB + 3, 10, MIB);
+    for _ in 0..2 {
+        let given = give(&home, &storage, through.clone()).await.unwrap();
+        assert_eq!(given, read(MIB, 0));
+    }
+    let two = request(&storage, "data/a/y", 2 * MIB - 1, 2, RICH);
+    assert_eq!(give(&home, &storage, two).await.unwrap(), read(2 * MIB, 0));
+    assert_eq!(home.report()[0].cached, 5 * MIB + 5);
+}
+
+#[tokio::test]
+async fn homes_that_read_storage_themselves_read_pages_of_what_they_do_not_keep() {
+    let storage = Storage::of(&[("data/a/x", 4 * MIB)]);
+    let mut told = decision(1, &[0], &[("a", 0)]);
+    told.datasets[0].origin_readers = OriginReaders::Homes;
+    let nobody = Storage::of(&[]);
+    let home = Home::new(
+        options(HomePlace::Memory, RICH),
+        nobody.files(),
+        Some(storage.files()),
+    );
+    home.apply(&told, 0, "nid0");
+    let part = request(&storage, "data/a/x", 5000, 5000, RICH);
+    let given = give(&home, &storage, part).await.unwrap();
+    assert_eq!(given, read(8192, 0));
+    let long = request(&storage, "data/a/x", 5000, 2 * MIB, RICH);
+    let given = give(&home, &storage, long).await.unwrap();
+    assert_eq!(given, read(2 * MIB + 4096, 0));
+    // One that cannot says so.
+    let home = alone(&storage, &told);
+    let failure = home.item(all_of(&storage, "data/a/x", RICH)).await;
+    let failure = failure.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Unsupported);
+    assert!(failure.detail.contains("origin_readers = roots"));
+}
+
+#[tokio::test]
+async fn who_asks_meanwhile_joins_and_pays_nothing() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", 0)]));
+    storage.hold();
+    let ask = |payment| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        let request = all_of(&storage, "data/a/x", payment);
+        tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
+    };
+    let leader = ask(RICH);
+    until("the read is under way", || storage.reads() == 1).await;
+    let joiners: Vec<_> = (0..10).map(|_| ask(0)).collect();
+    tokio::task::yield_now().await;
+    storage.go_on();
+    assert_eq!(leader.await.unwrap(), read(5 * KIB, 0));
+    for joiner in joiners {
+        assert_eq!(joiner.await.unwrap(), read(0, 0));
+    }
+    assert_eq!(storage.reads(), 1);
+    // Nothing of it was kept: the next one pays.
+    let next = home.item(all_of(&storage, "data/a/x", 0)).await.unwrap();
+    assert_eq!(next, ItemAnswer::Unpaid { cost: 5 * KIB });
+}
+
+#[tokio::test]
+async fn a_reader_who_leaves_takes_nothing_from_the_others() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/y", KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    storage.hold();
+    let ask = |name: &'static str| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        let request = all_of(&storage, name, RICH);
+        tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
+    };
+    let (leader, lonely) = (ask("data/a/x"), ask("data/a/y"));
+    until("both are under way", || storage.reads() == 2).await;
+    let joiner = ask("data/a/x");
+    tokio::task::yield_now().await;
+    leader.abort();
+    lonely.abort();
+    storage.go_on();
+    assert_eq!(joiner.await.unwrap(), read(0, 0));
+    // What nobody waits for any more was paid for, and is kept.
+    until("both are kept", || home.report()[0].items == 2).await;
+    assert_eq!(storage.reads(), 2);
+}
+
+#[tokio::test]
+async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
+    let files = [
+        "data/a/0", "data/a/1", "data/a/2", "data/a/3", "data/a/4", "data/a/5",
+    ];
+    let storage = Storage::of(&files.map(|name| (name, 4 * MIB)));
+    let home = alone(&storage, &decision(1, &[0], &[("a", 0)]));
+    storage.hold();
+    let asked = files.map(|name| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        let request = all_of(&storage, name, RICH);
+        tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
+    });
+    // 16 MiB of room are four stripes.
+    until("four are under way", || storage.reads() == 4).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(storage.reads(), 4);
+    storage.go_on();
+    for asked in asked {
+        assert_eq!(asked.await.unwrap(), read(4 * MIB, 0));
+    }
+    assert_eq!(storage.reads(), 6);
+}
+
+#[tokio::test]
+async fn failures_pass_with_their_kind_and_who_joined_tries_once_more() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    storage.fail(FailureKind::Stale);
+    let failed = give(&home, &storage, all_of(&storage, "data/a/x", RICH)).await;
+    assert_eq!(failed.unwrap_err().kind, FailureKind::Stale);
+    let trouble = home.report()[0].trouble.clone().unwrap();
+    assert!(trouble.contains("made to fail"), "{trouble}");
+    storage.hold();
+    storage.fail(FailureKind::Unavailable);
+    let ask = |payment| {
+        let (home, storage) = (home.clone(), Arc::clone(&storage));
+        let request = all_of(&storage, "data/a/x", payment);
+        tokio::spawn(async move { give(&home, &storage, request).await })
+    };
+    let leader = ask(RICH);
+    until("the read is under way", || storage.reads() == 2).await;
+    let joiner = ask(RICH);
+    tokio::task::yield_now().await;
+    storage.go_on();
+    assert_eq!(
+        leader.await.unwrap().unwrap_err().kind,
+        FailureKind::Unavailable
+    );
+    assert_eq!(joiner.await.unwrap().unwrap(), read(5 * KIB, 5 * KIB));
+    let report = &home.report()[0];
+    assert_eq!((report.trouble.clone(), report.items), (None, 1));
+}
+
+#[tokio::test]
+async fn what_is_at_home_elsewhere_is_given_and_not_kept() {
+    let names: Vec<String> = (0..40).map(|number| format!("data/a/{number}")).collect();
+    let files: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), KIB)).collect();
+    let storage = Storage::of(&files);
+    let told = decision(1, &[0, 1], &[("a", 2 * MIB)]);
+    let home = alone(&storage, &told);
+    let homes = Homes::new(&told.homes);
+    let mut kept = 0;
+    for name in &names {
+        let at_home = homes.home_of_slot(slot_of(&path(name), 0)) == Some(0);
+        let given = give(&home, &storage, all_of(&storage, name, RICH)).await;
+        assert_eq!(given.unwrap(), read(KIB, if at_home { KIB } else { 0 }));
+        kept += u64::from(at_home);
+    }
+    assert!(kept > 5 && kept < 35);
+    assert_eq!(home.report()[0].items, kept);
+}
+
+#[tokio::test]
+async fn a_new_version_takes_the_place_of_the_old_one() {
+    let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", 6 * KIB)]));
+    let old = all_of(&storage, "data/a/x", RICH);
+    give(&home, &storage, old.clone()).await.unwrap();
+    storage.change("data/a/x", 6 * KIB);
+    let given = give(&home, &storage, all_of(&storage, "data/a/x", RICH)).await;
+    assert_eq!(given.unwrap(), read(6 * KIB, 6 * KIB));
+    let report = &home.report()[0];
+    assert_eq!((report.items, report.cached), (1, 6 * KIB));
+    let stale = home.item(old).await.unwrap_err();
+    assert_eq!(stale.kind, FailureKind::Stale);
+}
+
+#[tokio::test]
+async fn shares_are_together_never_above_the_capacity() {
+    let storage = Storage::of(&[]);
+    let home = Home::new(options(HomePlace::Memory, 100), storage.files(), None);
+    home.apply(&decision(1, &[0], &[("a", 60), ("b", 30)]), 0, "nid0");
+    let shares = |home: &Home| {
+        let mut shares: Vec<u64> = home.report().iter().map(|report| report.share).collect();
+        shares.sort_unstable();
+        shares
+    };
+    assert_eq!(shares(&home), [30, 60]);
+    home.apply(&decision(2, &[0], &[("a", 300), ("b", 100)]), 0, "nid0");
+    assert_eq!(shares(&home), [25, 75]);
+    // An older decision changes nothing.
+    home.apply(&decision(1, &[0], &[("a", 60)]), 0, "nid0");
+    assert_eq!(shares(&home), [25, 75]);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused() {
+    let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
+    let kind = async |request| home.item(request).await.unwrap_err().kind;
+    let good = all_of(&storage, "data/a/x", RICH);
+    let mut outside = good.clone();
+    outside.path = path("data/b/x");
+    assert_eq!(kind(outside).await, FailureKind::Corrupt);
+    let mut long = good.clone();
+    long.len = KIB + 1;
+    assert_eq!(kind(long).await, FailureKind::Corrupt);
+    let unknown = all_of(&storage, "data/b/x", RICH);
+    assert_eq!(kind(unknown).await, FailureKind::Unavailable);
+    // Storage that gives something else than was asked for.
+    storage.shorten();
+    assert_eq!(kind(good).await, FailureKind::Corrupt);
+    assert_eq!(home.report()[0].cached, 0);
+}
+
+#[tokio::test]
+async fn a_node_that_is_missed_keeps_what_it_has_for_a_minute() {
+    let storage = Storage::of(&[("data/a/x", KIB)]);
+    let home = alone(&storage, &decision(1, &[0, 1], &[("a", MIB)]));
+    let told = Homes::new(&[home_node(0), home_node(1)]);
+    let here = told.home_of_slot(slot_of(&path("data/a/x"), 0)) == Some(0);
+    let home = if here {
+        home
+    } else {
+        alone(&storage, &decision(1, &[0], &[("a", MIB)]))
+    };
+    give(&home, &storage, all_of(&storage, "data/a/x", RICH))
+        .await
+        .unwrap();
+    let now = Instant::now();
+    home.apply(&decision(2, &[1], &[("a", MIB)]), 0, "nid0");
+    home.tidy(now + Duration::from_secs(50));
+    let held = all_of(&storage, "data/a/x", 0);
+    assert_eq!(give(&home, &storage, held.clone()).await.unwrap(), HIT);
+    // Back, and away again for longer.
+    home.apply(&decision(3, &[0, 1], &[("a", MIB)]), 0, "nid0");
+    home.apply(&decision(4, &[1], &[("a", MIB)]), 0, "nid0");
+    assert_eq!(give(&home, &storage, held.clone()).await.unwrap(), HIT);
+    home.tidy(Instant::now() + Duration::from_secs(61));
+    assert_eq!(home.report()[0].cached, 0);
+    let unpaid = home.item(held).await.unwrap();
+    assert_eq!(unpaid, ItemAnswer::Unpaid { cost: KIB });
+}
+
+#[tokio::test]
+async fn a_dataset_goes_when_it_is_removed_and_stays_a_while_when_an_allocator_forgot_it() {
+    let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", MIB), ("b", MIB)]));
+    for name in ["data/a/x", "data/b/x"] {
+        let given = give(&home, &storage, all_of(&storage, name, RICH)).await;
+        assert_eq!(given.unwrap(), read(KIB, KIB));
+    }
+    home.apply(&decision(2, &[0], &[("b", MIB)]), 0, "nid0");
+    assert_eq!(home.report().len(), 1);
+    // Another allocator, which knows nothing yet.
+    let mut empty = decision(1, &[0], &[]);
+    empty.serial.term = 2;
+    home.apply(&empty, 0, "nid0");
+    home.tidy(Instant::now() + Duration::from_secs(50));
+    let held = all_of(&storage, "data/b/x", 0);
+    assert_eq!(give(&home, &storage, held).await.unwrap(), HIT);
+    home.tidy(Instant::now() + Duration::from_secs(61));
+    assert!(home.report().is_empty());
+}

@@ -1,0 +1,105 @@
+//! What a home calls an item. Pure.
+
+use super::slots::{SLOTS, stripe_blocks};
+use crate::num::to_usize;
+use crate::read::{FileId, FileRef};
+use copperfs_overlay::STRIPE_BLOCKS;
+use std::fmt;
+
+/// One item in one version, in 16 bytes: where it is (a hash of path and stripe, whose low bits are its
+/// slot), how many blocks it has, and which version (a hash of the file's identity, size and stripe).
+///
+/// A store keeps the items of a dataset under these names, so that it tells after a restart where each
+/// is at home and whether all of it is there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ItemId([u8; 16]);
+
+/// As many blocks fit into a stripe.
+const BLOCKS_MAX: u8 = 4;
+const _: () = assert!(BLOCKS_MAX as u64 == STRIPE_BLOCKS);
+/// The low bits of a place that are its slot.
+const SLOT_MASK: u16 = 0x3fff;
+const _: () = assert!(SLOT_MASK as usize + 1 == SLOTS);
+
+impl ItemId {
+    /// Stripe `stripe` of a file version.
+    #[must_use]
+    pub fn of(file: &FileRef, stripe: u64) -> Self {
+        let blocks = stripe_blocks(file.size, stripe);
+        let blocks = u8::try_from(blocks.end - blocks.start).unwrap_or(BLOCKS_MAX);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(file.id().as_bytes());
+        hasher.update(&file.size.to_le_bytes());
+        hasher.update(&stripe.to_le_bytes());
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&super::slots::digest_of(&file.path, stripe).to_le_bytes());
+        id[8] = blocks;
+        id[9..].copy_from_slice(&hasher.finalize().as_bytes()[..7]);
+        Self(id)
+    }
+
+    /// An identity as a store gives it back; `None`: no item's.
+    #[must_use]
+    pub fn from_file(file: FileId) -> Option<Self> {
+        let id = *file.as_bytes();
+        (1..=BLOCKS_MAX).contains(&id[8]).then_some(Self(id))
+    }
+
+    /// The name under which a store keeps it.
+    #[must_use]
+    pub fn file(&self) -> FileId {
+        FileId::of(self.0)
+    }
+
+    /// Where it is, whatever its version.
+    #[must_use]
+    pub fn place(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// Its slot: see [`super::slot_of`].
+    #[must_use]
+    pub fn slot(&self) -> u16 {
+        u16::from_le_bytes([self.0[0], self.0[1]]) & SLOT_MASK
+    }
+
+    /// How many blocks it has.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        to_usize(u64::from(self.0[8]))
+    }
+}
+
+impl fmt::Debug for ItemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::{items_of, slot_of};
+    use copperfs_overlay::{ItemPath, Version};
+
+    #[test]
+    fn an_item_tells_its_slot_its_blocks_and_its_version() {
+        let path = ItemPath::parse(b"lus/data/large.bin").unwrap();
+        let size = (9 << 20) + 5;
+        let old = FileRef::new(path.clone(), Version([1; 16]), size, None);
+        let new = FileRef::new(path.clone(), Version([2; 16]), size, None);
+        for stripe in 0..items_of(size) {
+            let item = ItemId::of(&old, stripe);
+            assert_eq!(item.slot(), slot_of(&path, stripe));
+            assert_eq!(item.blocks(), [4, 4, 2][usize::try_from(stripe).unwrap()]);
+            assert_eq!(ItemId::from_file(item.file()), Some(item));
+            let later = ItemId::of(&new, stripe);
+            assert!(later.place() == item.place() && later != item);
+        }
+        let longer = FileRef::new(path, Version([1; 16]), size + 1, None);
+        assert_ne!(ItemId::of(&old, 0), ItemId::of(&longer, 0));
+        assert_eq!(ItemId::from_file(FileId::of([0; 16])), None);
+        assert_eq!(ItemId::from_file(FileId::of([0xff; 16])), None);
+    }
+}

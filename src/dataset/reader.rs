@@ -1,0 +1,227 @@
+//! Reading a dataset's items on the node where the job runs: from their homes, paid with the job's
+//! tokens.
+//!
+//! Purpose: answer the reads of one open file. An item is asked of its home whole, once for each open,
+//! where it is read from its beginning or in order, and in the runs that are asked for otherwise. What
+//! the home has costs nothing; what it lacks it reads from storage for as many bytes as the request
+//! pays for, so a job without tokens waits for them, and nobody else does.
+//!
+//! What it does not do: keep items (that is the homes' business), decide anything.
+//!
+//! Where a home cannot be reached its slots' next nodes are asked, and at last this node itself, which
+//! reads storage for it without keeping it: that costs an extra read of storage, never a wrong byte.
+
+mod open;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use open::OpenDatasetFile;
+
+use crate::budgets::registry::UNATTRIBUTED;
+use crate::budgets::{Decision, JobDecision};
+use crate::job::{Activities, JobActivity, JobName, RateLimit, Readers, Terms};
+use crate::read::FileRef;
+use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
+use futures_util::future::BoxFuture;
+use open::Opened;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+use tokio::sync::Semaphore;
+use view::View;
+
+/// Bytes of items that open files hold on this node, all together: some thirty stripes, or more small
+/// files than loaders have open. Who finds no room reads in runs, which are given out at once.
+pub const HELD_BYTES_MAX: u64 = 128 << 20;
+/// What [`HELD_BYTES_MAX`] is counted in.
+const HELD_UNIT: u64 = 4096;
+
+/// The nodes that keep items.
+pub trait Homes: Send + Sync + 'static {
+    /// Asks the member at `rank`, which may be this node; `None`: this node, for lack of another.
+    ///
+    /// # Errors
+    /// `Unavailable` when it cannot be reached; what it failed with.
+    fn ask(
+        &self,
+        rank: Option<u32>,
+        request: ItemRequest,
+    ) -> BoxFuture<'static, Result<ItemAnswer, Failure>>;
+}
+
+/// What readers on this node have cost. All of them rise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReaderStats {
+    /// Requests to homes.
+    pub requests: u64,
+    /// Requests that a home could not answer for lack of payment.
+    pub unpaid: u64,
+    /// Requests that went elsewhere because a home could not be reached.
+    pub elsewhere: u64,
+    /// Bytes of datasets that were read through the software mount, unattributed.
+    pub unattributed_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    requests: AtomicU64,
+    unpaid: AtomicU64,
+    elsewhere: AtomicU64,
+    unattributed_bytes: AtomicU64,
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct DatasetReader(Arc<Inner>);
+
+pub(super) struct Inner {
+    /// Replaced as a whole with each decision; held for a look.
+    view: RwLock<Arc<View>>,
+    homes: Arc<dyn Homes>,
+    readers: Arc<Readers>,
+    activities: Arc<Activities>,
+    /// Room for what open files hold, in units of [`HELD_UNIT`].
+    held: Arc<Semaphore>,
+    counters: Counters,
+}
+
+impl fmt::Debug for DatasetReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatasetReader")
+            .field("serial", &self.0.view().decision.serial)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DatasetReader {
+    /// A reader that knows no datasets yet. `readers` tells whose processes read, `activities` what
+    /// they do.
+    #[must_use]
+    pub fn new(homes: Arc<dyn Homes>, readers: Arc<Readers>, activities: Arc<Activities>) -> Self {
+        let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
+        Self(Arc::new(Inner {
+            view: RwLock::default(),
+            homes,
+            readers,
+            activities,
+            held: Arc::new(Semaphore::new(room)),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Follows `decision` from now on, also with files that are open. `own` is this node's rank. To be
+    /// called again when a job is new here: each gets its terms by this.
+    pub fn apply(&self, decision: &Arc<Decision>, own: u32) {
+        let known = self.0.view();
+        if known.decision.serial != decision.serial {
+            let view = View::new(Arc::clone(decision), &known);
+            *self.0.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        }
+        for activity in self.0.activities.all() {
+            activity.apply(terms(decision, own, &activity));
+        }
+    }
+
+    /// The file at `path` was opened by thread `pid`. `None`: it is in no dataset.
+    #[must_use]
+    pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<OpenDatasetFile> {
+        let view = self.0.view();
+        let dataset = view.dataset_of(path)?;
+        let now = Instant::now();
+        let reader = self.0.readers.reader(pid, now);
+        let name = &view.decision.datasets[dataset].name;
+        let activity = self.0.activities.of(reader.as_deref(), name, now);
+        activity.opened(now);
+        Some(OpenDatasetFile::new(Opened {
+            reader: Arc::clone(&self.0),
+            dataset: view.decision.datasets[dataset].id,
+            file: file.clone(),
+            activity,
+            pid,
+        }))
+    }
+
+    /// The dataset that `path` belongs to, by name.
+    #[must_use]
+    pub fn dataset_of(&self, path: &ItemPath) -> Option<String> {
+        let view = self.0.view();
+        let dataset = view.dataset_of(path)?;
+        Some(view.decision.datasets[dataset].name.clone())
+    }
+
+    /// `bytes` of the file at `path` were read through the software mount, where nobody knows by whom.
+    /// Said once for each dataset.
+    pub fn unattributed(&self, path: &ItemPath, bytes: u64) {
+        let view = self.0.view();
+        let Some(dataset) = view.dataset_of(path) else {
+            return;
+        };
+        let counter = &self.0.counters.unattributed_bytes;
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        if view.warn_once(dataset) {
+            let name = &view.decision.datasets[dataset].name;
+            tracing::warn!(
+                dataset = %name, %path,
+                "a dataset is read through the software mount: its reads belong to no job and have no \
+                 budget. Read it below the data mount (--data-mount)"
+            );
+        }
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> ReaderStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.0.counters;
+        ReaderStats {
+            requests: load(&counters.requests),
+            unpaid: load(&counters.unpaid),
+            elsewhere: load(&counters.elsewhere),
+            unattributed_bytes: load(&counters.unattributed_bytes),
+        }
+    }
+}
+
+impl Inner {
+    fn view(&self) -> Arc<View> {
+        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&view)
+    }
+}
+
+/// The part of the total that a job may read on a node that the allocator has not heard of yet: enough
+/// to begin with, little enough that the total is not exceeded by much.
+const UNHEARD_PART: u64 = 100;
+
+/// What `decision` says to a job on this node.
+fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
+    let dataset = decision.dataset(activity.dataset());
+    let name = activity.job().map_or(UNATTRIBUTED, JobName::as_str);
+    let job = decision.job(name);
+    let here = job.and_then(|job| job.nodes.iter().find(|node| node.rank == own));
+    let limit = match (decision.remote_io_total, job, here) {
+        (
+            _,
+            Some(JobDecision {
+                remote_io: None, ..
+            }),
+            _,
+        )
+        | (None, None, _) => RateLimit::Unlimited,
+        (_, _, Some(here)) => RateLimit::BytesPerSecond(here.remote_io),
+        (Some(total), _, None) => RateLimit::BytesPerSecond(total / UNHEARD_PART),
+        (None, Some(_), None) => RateLimit::Unlimited,
+    };
+    let nodes = job.map_or(1, |job| job.nodes.len());
+    Terms {
+        limit,
+        nodes: u32::try_from(nodes).unwrap_or(u32::MAX),
+        items: dataset
+            .map(|dataset| dataset.items)
+            .filter(|items| *items > 0),
+        bytes: dataset.map(|dataset| dataset.size).filter(|size| *size > 0),
+        cached_bytes: 0,
+    }
+}

@@ -1,0 +1,438 @@
+//! One open file of a dataset.
+
+use super::view::View;
+use super::{HELD_UNIT, Inner};
+use crate::dataset::slots::{STRIPE_BYTES, items_of, slot_of, stripe_len};
+use crate::job::{ItemOutcome, JobActivity};
+use crate::num::to_usize;
+use crate::read::{FileId, FileRef};
+use bytes::{Bytes, BytesMut};
+use copperfs_overlay::{Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN};
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Files up to this many bytes come whole on their first read, wherever it is.
+const WHOLE_MAX: u64 = 1 << 20;
+/// Stripes of a file that count as read when the page cache has answered all of it.
+const UNREAD_STRIPES_MAX: u64 = 1 << 16;
+
+/// Times that a home is asked for one run: without payment, with it, and again when its price rose
+/// meanwhile (the item had been on its way for somebody else, who gave up).
+const ASKED_MAX: usize = 8;
+
+/// What an open file begins with.
+pub(super) struct Opened {
+    pub(super) reader: Arc<Inner>,
+    pub(super) dataset: u64,
+    pub(super) file: FileRef,
+    pub(super) activity: Arc<JobActivity>,
+    pub(super) pid: u32,
+}
+
+/// See the module. Cheap to clone; counted as closed when the last clone is dropped.
+#[derive(Clone)]
+pub struct OpenDatasetFile(Arc<Open>);
+
+struct Open {
+    begun: Opened,
+    /// Guards the arithmetic of one call, and is not held across an await.
+    state: Mutex<State>,
+    /// Whose turn it is to ask for a whole item; the others find it held.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The item that was read last, whole.
+    held: Option<Held>,
+    /// Where the last read ended.
+    next: u64,
+    /// The item that is being read.
+    current: Option<Current>,
+    /// A byte was asked for.
+    touched: bool,
+}
+
+struct Held {
+    stripe: u64,
+    bytes: Bytes,
+    /// Its room.
+    _room: OwnedSemaphorePermit,
+}
+
+/// An item on its way to a reader, until it is counted.
+struct Current {
+    stripe: u64,
+    started: Instant,
+    /// Bytes given out.
+    given: u64,
+    outcome: ItemOutcome,
+    counted: bool,
+}
+
+/// A run of bytes within one stripe.
+#[derive(Clone, Copy)]
+struct Run {
+    stripe: u64,
+    /// In the file.
+    offset: u64,
+    len: u64,
+}
+
+impl fmt::Debug for OpenDatasetFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenDatasetFile")
+            .field("path", &self.0.begun.file.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OpenDatasetFile {
+    pub(super) fn new(begun: Opened) -> Self {
+        Self(Arc::new(Open {
+            begun,
+            state: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Bytes from `offset`, `size` of them or up to the file's end, if the item was brought here whole.
+    #[must_use]
+    pub fn read_now(&self, offset: u64, size: u32) -> Option<Bytes> {
+        let mut runs = self.0.runs(offset, size);
+        let run = runs.next()?;
+        if runs.next().is_some() {
+            return None;
+        }
+        self.0.held(run)
+    }
+
+    /// Bytes from `offset`, `size` of them or up to the file's end. Waits for tokens where storage has
+    /// to be read and the job has none. May be cancelled.
+    ///
+    /// # Errors
+    /// `Stale` when the file is no longer of the version that was opened; what its home failed with, or
+    /// this node itself when no home can be reached.
+    pub async fn read(&self, offset: u64, size: u32) -> Result<Bytes, Failure> {
+        let open = &self.0;
+        let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
+        let mut runs = open.runs(offset, size).peekable();
+        let Some(first) = runs.next() else {
+            return Ok(Bytes::new());
+        };
+        let bytes = open.read_run(first).await?;
+        if runs.peek().is_none() {
+            return Ok(bytes);
+        }
+        let mut all = BytesMut::from(bytes);
+        for run in runs {
+            all.extend_from_slice(&open.read_run(run).await?);
+        }
+        Ok(all.freeze())
+    }
+}
+
+impl Open {
+    /// The runs of a read, one for each stripe.
+    fn runs(&self, offset: u64, size: u32) -> impl Iterator<Item = Run> {
+        let end = offset.saturating_add(size.into());
+        let end = end.min(self.begun.file.size);
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let stripe = at / STRIPE_BYTES;
+            let until = end.min(stripe.saturating_add(1).saturating_mul(STRIPE_BYTES));
+            let run = Run {
+                stripe,
+                offset: at,
+                len: until - at,
+            };
+            at = until;
+            Some(run)
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bytes of a run out of the item that is held.
+    fn held(&self, run: Run) -> Option<Bytes> {
+        let mut state = self.state();
+        let held = state
+            .held
+            .as_ref()
+            .filter(|held| held.stripe == run.stripe)?;
+        let from = to_usize(run.offset % STRIPE_BYTES);
+        let bytes = held.bytes.get(from..from + to_usize(run.len))?;
+        let bytes = held.bytes.slice_ref(bytes);
+        self.give(&mut state, run);
+        Some(bytes)
+    }
+
+    async fn read_run(&self, run: Run) -> Result<Bytes, Failure> {
+        if let Some(bytes) = self.held(run) {
+            return Ok(bytes);
+        }
+        if self.goes_on(run) {
+            let _turn = self.turn.lock().await;
+            if let Some(bytes) = self.held(run) {
+                return Ok(bytes);
+            }
+            if self.bring(run.stripe).await?
+                && let Some(bytes) = self.held(run)
+            {
+                return Ok(bytes);
+            }
+        }
+        self.read_alone(run).await
+    }
+
+    /// Whether the whole item is worth bringing for `run`: it is small, or is read from its beginning
+    /// or on from where the last read ended.
+    fn goes_on(&self, run: Run) -> bool {
+        let begins = run.offset.is_multiple_of(STRIPE_BYTES);
+        self.begun.file.size <= WHOLE_MAX || begins || self.state().next == run.offset
+    }
+
+    /// Brings a whole item here; false when there is no room for it.
+    async fn bring(&self, stripe: u64) -> Result<bool, Failure> {
+        let len = stripe_len(self.begun.file.size, stripe);
+        let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
+        // What was held makes room first.
+        self.state().held = None;
+        let room = Arc::clone(&self.begun.reader.held).try_acquire_many_owned(units);
+        let Ok(room) = room else {
+            return Ok(false);
+        };
+        let offset = stripe * STRIPE_BYTES;
+        let run = Run {
+            stripe,
+            offset,
+            len,
+        };
+        let bytes = self.ask(run).await?;
+        self.state().held = Some(Held {
+            stripe,
+            bytes,
+            _room: room,
+        });
+        Ok(true)
+    }
+
+    /// Reads `run` and nothing else but what aligns it.
+    async fn read_alone(&self, run: Run) -> Result<Bytes, Failure> {
+        let aligned = run.offset - run.offset % RANGE_ALIGN;
+        let end = (run.offset + run.len).next_multiple_of(RANGE_ALIGN);
+        let stripe_end = (run.stripe + 1).saturating_mul(STRIPE_BYTES);
+        let end = end.min(self.begun.file.size).min(stripe_end);
+        let wanted = Run {
+            stripe: run.stripe,
+            offset: aligned,
+            len: end - aligned,
+        };
+        let bytes = self.ask(wanted).await?;
+        self.give(&mut self.state(), run);
+        let from = to_usize(run.offset - aligned);
+        Ok(bytes.slice(from..from + to_usize(run.len)))
+    }
+
+    /// Asks for `run`, and notes what it cost.
+    async fn ask(&self, run: Run) -> Result<Bytes, Failure> {
+        let started = Instant::now();
+        let (bytes, cost) = self.begun.fetch(run).await?;
+        let mut state = self.state();
+        let current = self.current(&mut state, run.stripe, started);
+        current.outcome.cached &= cost.cached;
+        current.outcome.charged += cost.charged;
+        current.outcome.admitted |= cost.admitted;
+        Ok(bytes)
+    }
+
+    /// The item that is being read is that of `stripe`; another one is done with.
+    fn current<'a>(&self, state: &'a mut State, stripe: u64, started: Instant) -> &'a mut Current {
+        if state.current.as_ref().is_some_and(|at| at.stripe != stripe) {
+            self.count(state);
+            state.current = None;
+        }
+        state.current.get_or_insert_with(|| Current {
+            stripe,
+            started,
+            given: 0,
+            outcome: ItemOutcome {
+                cached: true,
+                ..ItemOutcome::default()
+            },
+            counted: false,
+        })
+    }
+
+    /// `run` was given to the reader.
+    fn give(&self, state: &mut State, run: Run) {
+        state.touched = true;
+        state.next = run.offset + run.len;
+        let whole = stripe_len(self.begun.file.size, run.stripe);
+        let current = self.current(state, run.stripe, Instant::now());
+        current.given += run.len;
+        if current.given >= whole {
+            self.count(state);
+        }
+    }
+
+    /// Counts the item that is being read, once.
+    fn count(&self, state: &mut State) {
+        let Some(current) = state.current.as_mut().filter(|current| !current.counted) else {
+            return;
+        };
+        current.counted = true;
+        let whole = stripe_len(self.begun.file.size, current.stripe);
+        let outcome = ItemOutcome {
+            bytes: current.given.min(whole),
+            ..current.outcome
+        };
+        let item = item_hash(&self.begun.file, current.stripe);
+        self.begun
+            .activity
+            .read(item, outcome, current.started, Instant::now());
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut state =
+            std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.count(&mut state);
+        let (file, now) = (&self.begun.file, Instant::now());
+        let stripes = if state.touched || file.size == 0 {
+            1
+        } else {
+            items_of(file.size).min(UNREAD_STRIPES_MAX)
+        };
+        for stripe in 0..stripes {
+            let len = stripe_len(file.size, stripe);
+            let item = item_hash(file, stripe);
+            self.begun.activity.closed(item, len, !state.touched, now);
+        }
+    }
+}
+
+/// What an item is called among the jobs of this node.
+fn item_hash(file: &FileRef, stripe: u64) -> u64 {
+    let id = FileId::of_place(&file.path, file.version);
+    let (low, _) = id.as_bytes().split_at(8);
+    let low = low.try_into().map_or(0, u64::from_le_bytes);
+    // Spread, so that the stripes of two files do not meet.
+    low ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// What a run of bytes has cost.
+struct Cost {
+    cached: bool,
+    charged: u64,
+    admitted: bool,
+}
+
+impl Opened {
+    /// Asks for `run`: its home first, then who comes after it, then this node itself.
+    async fn fetch(&self, run: Run) -> Result<(Bytes, Cost), Failure> {
+        let view = self.reader.view();
+        let slot = slot_of(&self.file.path, run.stripe);
+        let home = view.home(slot);
+        let mut failure = match self.fetch_from(home, run).await {
+            Err(failure) if failure.kind == FailureKind::Unavailable => failure,
+            answered => return answered,
+        };
+        for next in self.elsewhere(&view, slot, home) {
+            let counter = &self.reader.counters.elsewhere;
+            counter.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
+            failure = match self.fetch_from(next, run).await {
+                Err(failure) if failure.kind == FailureKind::Unavailable => failure,
+                answered => return answered,
+            };
+        }
+        Err(failure)
+    }
+
+    fn elsewhere(&self, view: &View, slot: u16, home: Option<u32>) -> Vec<Option<u32>> {
+        if home.is_none() {
+            return Vec::new();
+        }
+        let others = view.others(slot).into_iter().map(Some);
+        others.chain([None]).collect()
+    }
+
+    /// Asks one node, first with what tokens there are, and then with what it costs.
+    async fn fetch_from(&self, rank: Option<u32>, run: Run) -> Result<(Bytes, Cost), Failure> {
+        let tokens = self.activity.tokens();
+        let mut permit = tokens.try_take(run.len);
+        for _ in 0..ASKED_MAX {
+            let payment = permit.as_ref().map_or(0, |permit| permit.bytes());
+            let requests = &self.reader.counters.requests;
+            requests.fetch_add(1, Ordering::Relaxed);
+            let answer = self
+                .reader
+                .homes
+                .ask(rank, self.request(run, payment))
+                .await;
+            match answer {
+                Ok(ItemAnswer::Bytes {
+                    bytes,
+                    cached,
+                    charged,
+                    admitted,
+                    ..
+                }) => {
+                    // Without payment nothing is read from storage.
+                    if let Some(permit) = permit {
+                        permit.spent(charged);
+                    }
+                    let cost = Cost {
+                        cached,
+                        charged,
+                        admitted: admitted > 0,
+                    };
+                    return Ok((bytes, cost));
+                }
+                Ok(ItemAnswer::Unpaid { cost }) => {
+                    if let Some(permit) = permit.take() {
+                        permit.spent(0);
+                    }
+                    let unpaid = &self.reader.counters.unpaid;
+                    unpaid.fetch_add(1, Ordering::Relaxed);
+                    // A home asks for its item's length at most; more would hang for its words' sake.
+                    permit = Some(tokens.take(cost.clamp(run.len, STRIPE_BYTES)).await);
+                }
+                Err(failure) => {
+                    if let Some(permit) = permit {
+                        permit.spent(0);
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+        let path = &self.file.path;
+        let detail = format!("{path}: its home wants more to be paid for than an item has");
+        Err(Failure::new(FailureKind::Corrupt, detail))
+    }
+
+    fn request(&self, run: Run, payment: u64) -> ItemRequest {
+        ItemRequest {
+            dataset: self.dataset,
+            path: self.file.path.clone(),
+            version: self.file.version,
+            size: self.file.size,
+            content: self.file.content,
+            stripe: run.stripe,
+            offset: run.offset,
+            len: run.len,
+            job: self.activity.job().map_or(0, |job| job.id().0),
+            payment,
+        }
+    }
+}

@@ -1,0 +1,281 @@
+use super::*;
+use crate::budgets::{DatasetDecision, HomeNode, JobNode, Serial};
+use crate::dataset::slots::STRIPE_BYTES;
+use crate::job::Proc;
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, FailureKind, Version};
+use futures_util::FutureExt;
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Homes that lack everything at first and keep what they have read, with a memory of what they were
+/// asked. Byte `i` of every file is `i % 251`.
+#[derive(Default)]
+struct Fake {
+    asked: Mutex<Vec<(Option<u32>, ItemRequest)>>,
+    kept: Mutex<HashSet<(String, u64)>>,
+    gone: Mutex<HashSet<u32>>,
+    greedy: bool,
+}
+
+impl Homes for Arc<Fake> {
+    fn ask(
+        &self,
+        rank: Option<u32>,
+        request: ItemRequest,
+    ) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        let this = Self::clone(self);
+        async move {
+            assert_eq!(request.fault(), None, "{request:?}");
+            this.asked.lock().unwrap().push((rank, request.clone()));
+            if rank.is_some_and(|rank| this.gone.lock().unwrap().contains(&rank)) {
+                return Err(Failure::new(FailureKind::Unavailable, "gone"));
+            }
+            let key = (request.path.to_string(), request.stripe);
+            let cached = this.kept.lock().unwrap().contains(&key);
+            if !cached && (request.payment < request.len || this.greedy) {
+                let cost = request.len + u64::from(this.greedy);
+                return Ok(ItemAnswer::Unpaid { cost });
+            }
+            this.kept.lock().unwrap().insert(key);
+            let range = request.offset..request.offset + request.len;
+            let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
+            let charged = if cached { 0 } else { request.len };
+            Ok(ItemAnswer::Bytes {
+                hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
+                bytes,
+                cached,
+                charged,
+                admitted: charged,
+            })
+        }
+        .boxed()
+    }
+}
+
+fn byte(at: u64) -> u8 {
+    u8::try_from(at % 251).unwrap()
+}
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).unwrap()
+}
+
+fn file(name: &str, size: u64) -> FileRef {
+    FileRef::new(path(name), Version([7; 16]), size, None)
+}
+
+/// Dataset `d` at `/d`, homes of ranks 1 to 3, and readers of no job that may read `rate` bytes per
+/// second on this node, of rank 0.
+fn decision(rate: Option<u64>) -> Arc<Decision> {
+    let homes = (1..4).map(|rank| HomeNode {
+        rank,
+        name: format!("n{rank}"),
+        capacity: 1 << 30,
+    });
+    let node = JobNode {
+        rank: 0,
+        remote_io: rate.unwrap_or(0),
+    };
+    Arc::new(Decision {
+        serial: Serial {
+            term: 1,
+            count: rate.unwrap_or(0),
+        },
+        remote_io_total: rate,
+        homes: homes.collect(),
+        datasets: vec![DatasetDecision {
+            name: "d".into(),
+            id: 9,
+            path: path("/d"),
+            uri: None,
+            size: 0,
+            items: 0,
+            index: None,
+            origin_readers: crate::budgets::OriginReaders::Roots,
+            pinned: None,
+            budget: 1 << 30,
+            homed: Vec::new(),
+            trouble: None,
+        }],
+        jobs: vec![JobDecision {
+            name: UNATTRIBUTED.into(),
+            dataset: None,
+            declared: false,
+            ideal_rate: None,
+            gpus: 0,
+            epochs: None,
+            irregular: true,
+            pinned: None,
+            remote_io: rate,
+            nodes: vec![node],
+        }],
+        ..Decision::default()
+    })
+}
+
+fn reader(homes: &Arc<Fake>, rate: Option<u64>) -> DatasetReader {
+    let proc = Proc::at(Path::new("/nowhere"));
+    let activities = Arc::new(Activities::new());
+    let reader = DatasetReader::new(
+        Arc::new(Arc::clone(homes)),
+        Arc::new(Readers::new(proc)),
+        Arc::clone(&activities),
+    );
+    drop(activities.of(None, "d", Instant::now()));
+    reader.apply(&decision(rate), 0);
+    reader
+}
+
+fn open(reader: &DatasetReader, file: &FileRef) -> OpenDatasetFile {
+    reader.open(0, &file.path, file).unwrap()
+}
+
+/// What was counted of readers of no job.
+fn counted(reader: &DatasetReader) -> crate::job::JobReport {
+    let all = reader.0.activities.all();
+    all[0].report(Instant::now())
+}
+
+async fn read_through(open: &OpenDatasetFile, size: u64, piece: u32) {
+    let mut at = 0;
+    while at < size {
+        let bytes = match open.read_now(at, piece) {
+            Some(bytes) => bytes,
+            None => open.read(at, piece).await.unwrap(),
+        };
+        assert_eq!(bytes.len() as u64, u64::from(piece).min(size - at));
+        let right = (at..).zip(&bytes).all(|(at, got)| *got == byte(at));
+        assert!(right, "at {at}");
+        at += bytes.len() as u64;
+    }
+}
+
+#[tokio::test]
+async fn an_item_is_asked_for_once_however_it_is_read() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    let small = file("/d/a", 300_000);
+    read_through(&open(&reader, &small), 300_000, 4096).await;
+    assert_eq!(homes.asked.lock().unwrap().len(), 1);
+    let large = file("/d/b", 2 * STRIPE_BYTES + 5);
+    read_through(&open(&reader, &large), large.size, 100_000).await;
+    let asked = homes.asked.lock().unwrap();
+    let stripes: Vec<_> = asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect();
+    assert_eq!(stripes, [(0, STRIPE_BYTES), (1, STRIPE_BYTES), (2, 5)]);
+    drop(asked);
+    let counts = counted(&reader).current;
+    assert_eq!((counts.items, counts.bytes), (4, 300_000 + large.size));
+    assert_eq!((counts.hit_bytes, counts.charged_bytes), (0, counts.bytes));
+    // A second reader of the same file finds it at home.
+    read_through(&open(&reader, &small), 300_000, 65_536).await;
+    let counted = counted(&reader);
+    assert_eq!(counted.bytes, counted.charged_bytes + 300_000);
+}
+
+#[tokio::test]
+async fn who_jumps_about_gets_what_he_asks_for() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    let large = file("/d/b", 3 * STRIPE_BYTES);
+    let opened = open(&reader, &large);
+    for at in [STRIPE_BYTES + 5000, 70_001, 2 * STRIPE_BYTES - 10] {
+        let bytes = opened.read(at, 20).await.unwrap();
+        assert!((at..).zip(&bytes).all(|(at, got)| *got == byte(at)));
+        assert_eq!(bytes.len(), 20);
+    }
+    let asked = homes.asked.lock().unwrap();
+    let lens: Vec<_> = asked.iter().map(|(_, request)| request.len).collect();
+    // The last one spans two stripes, and begins the second: that one is brought whole.
+    assert_eq!(lens, [4096, 4096, 4096, STRIPE_BYTES]);
+}
+
+#[tokio::test]
+async fn files_outside_are_nobodys() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    let other = file("/dd/a", 10);
+    assert!(reader.open(0, &other.path, &other).is_none());
+    assert_eq!(reader.dataset_of(&path("/d/x/y")).as_deref(), Some("d"));
+    assert_eq!(reader.dataset_of(&path("/")), None);
+}
+
+#[tokio::test]
+async fn misses_wait_for_tokens_and_hits_do_not() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, Some(1_000_000));
+    let begun = Instant::now();
+    for number in 0..20 {
+        let file = file(&format!("/d/{number}"), 50_000);
+        open(&reader, &file).read(0, 50_000).await.unwrap();
+    }
+    let took = begun.elapsed();
+    // A megabyte at 1 MB/s; one item and the burst are ahead of it.
+    assert!(took > Duration::from_millis(800), "{took:?}");
+    assert!(reader.stats().unpaid > 0);
+    let again = Instant::now();
+    for number in 0..20 {
+        let file = file(&format!("/d/{number}"), 50_000);
+        open(&reader, &file).read(0, 50_000).await.unwrap();
+    }
+    assert!(again.elapsed() < took / 2);
+    assert_eq!(counted(&reader).charged_bytes, 1_000_000);
+}
+
+#[tokio::test]
+async fn homes_that_are_gone_are_passed_over() {
+    let homes = Arc::new(Fake::default());
+    homes.gone.lock().unwrap().extend([1, 2]);
+    let reader = reader(&homes, None);
+    for number in 0..30 {
+        let file = file(&format!("/d/{number}"), 1000);
+        read_through(&open(&reader, &file), 1000, 1000).await;
+    }
+    let elsewhere = reader.stats().elsewhere;
+    assert!(elsewhere > 0);
+    homes.gone.lock().unwrap().insert(3);
+    let last = file("/d/last", 1000);
+    read_through(&open(&reader, &last), 1000, 1000).await;
+    let asked = homes.asked.lock().unwrap();
+    let ranks: Vec<_> = asked.iter().rev().take(4).map(|(rank, _)| *rank).collect();
+    assert_eq!(ranks[0], None, "this node itself, at last");
+    assert_eq!(ranks[1..].iter().flatten().count(), 3);
+}
+
+#[tokio::test]
+async fn a_home_that_always_wants_more_is_given_up() {
+    let homes = Arc::new(Fake {
+        greedy: true,
+        ..Fake::default()
+    });
+    let reader = reader(&homes, None);
+    let file = file("/d/a", 1000);
+    let failure = open(&reader, &file).read(0, 1000).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Corrupt);
+}
+
+#[tokio::test]
+async fn what_the_page_cache_answers_counts_as_read() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    let large = file("/d/a", STRIPE_BYTES + 1);
+    drop(open(&reader, &large));
+    let counts = counted(&reader).current;
+    assert_eq!((counts.items, counts.bytes), (2, large.size));
+    assert_eq!(counts.page_cache_bytes, large.size);
+    assert_eq!(homes.asked.lock().unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn a_dataset_read_without_a_job_is_counted() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, None);
+    reader.unattributed(&path("/d/a"), 5);
+    reader.unattributed(&path("/e/a"), 7);
+    reader.apply(&decision(Some(1)), 0);
+    reader.unattributed(&path("/d/a"), 1);
+    assert_eq!(reader.stats().unattributed_bytes, 6);
+    assert!(!reader.0.view().warn_once(0), "it has been said");
+}

@@ -1,0 +1,237 @@
+//! The rules, against whatever comes.
+
+use super::*;
+use crate::read::FileRef;
+use copperfs_overlay::{ItemPath, Version};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+fn item(number: u32, version: u8) -> ItemId {
+    let path = ItemPath::parse(format!("data/{number}").as_bytes()).unwrap();
+    ItemId::of(&FileRef::new(path, Version([version; 16]), 100, None), 0)
+}
+
+fn admitted(cache: &mut Uniform, item: ItemId, len: u32) -> bool {
+    match cache.admit(item, len, &mut Vec::new()) {
+        Admission::Reserved(room) => cache.commit(room).kept,
+        Admission::Held => true,
+        Admission::Refused => false,
+    }
+}
+
+fn full(items: u32, seed: u64) -> Uniform {
+    let mut cache = Uniform::new(seed);
+    assert_eq!(cache.set_share(u64::from(items) * 10), []);
+    assert!((0..items).all(|number| admitted(&mut cache, item(number, 0), 10)));
+    cache
+}
+
+#[test]
+fn a_full_budget_holds_everything_and_a_smaller_one_what_came_first() {
+    let cache = full(1000, 1);
+    assert!((0..1000).all(|number| cache.holds(&item(number, 0))));
+    let mut cache = Uniform::new(1);
+    cache.set_share(5_005);
+    for _epoch in 0..3 {
+        for number in 0..1000 {
+            let kept = admitted(&mut cache, item(number, 0), 10);
+            assert_eq!(kept, number < 500);
+        }
+    }
+    assert_eq!(cache.stats().evicted, 0);
+}
+
+#[test]
+fn what_goes_is_any_item_with_equal_chance() {
+    // 200 items, half of them evicted, 400 times: each goes 200 times, give or take.
+    let (items, rounds) = (200_u32, 400_u32);
+    let mut gone = vec![0_u32; items as usize];
+    for seed in 0..u64::from(rounds) {
+        let mut cache = full(items, seed);
+        let evicted = cache.set_share(u64::from(items) * 5);
+        assert_eq!(evicted.len(), items as usize / 2);
+        for number in 0..items {
+            gone[number as usize] += u32::from(evicted.contains(&item(number, 0)));
+        }
+    }
+    let due = f64::from(rounds) / 2.0;
+    // Each count has variance rounds / 4, a little less than independent draws would give.
+    let chi: f64 = gone
+        .iter()
+        .map(|count| (f64::from(*count) - due).powi(2) / (due / 2.0))
+        .sum();
+    // 199 degrees of freedom: between 140 and 270 in 999 of 1,000 cases.
+    assert!((140.0..270.0).contains(&chi), "{chi}");
+}
+
+#[test]
+fn the_same_seed_evicts_the_same_and_another_another() {
+    let evicted = |seed| full(100, seed).set_share(500);
+    assert_eq!(evicted(7), evicted(7));
+    assert_ne!(evicted(7), evicted(8));
+}
+
+#[test]
+fn what_is_not_at_home_goes_first_and_makes_way() {
+    let mut cache = full(100, 3);
+    let away = |number: u32| item(number, 0).slot().is_multiple_of(3);
+    let strays = (0..100).filter(|number| away(*number)).count();
+    assert!(strays > 15);
+    cache.place(|slot| !slot.is_multiple_of(3));
+    let evicted = cache.set_share(900);
+    assert_eq!(evicted.len(), 10);
+    assert!(evicted.iter().all(|item| item.slot().is_multiple_of(3)));
+    // The share is full, and yet there is room for as many as are not at home here.
+    let taken = (1000..2000).filter(|number| {
+        let new = item(*number, 0);
+        !new.slot().is_multiple_of(3) && admitted(&mut cache, new, 10)
+    });
+    assert_eq!(taken.count(), strays - 10);
+    assert_eq!(cache.stats().used, 900);
+}
+
+#[test]
+fn a_new_version_takes_the_place_of_the_old_one_also_when_full() {
+    let mut cache = full(10, 4);
+    let mut evicted = Vec::new();
+    let Admission::Reserved(room) = cache.admit(item(3, 1), 10, &mut evicted) else {
+        panic!("there is room: the old version goes");
+    };
+    assert_eq!(evicted, [item(3, 0)]);
+    let committed = cache.commit(room);
+    assert!(committed.kept && committed.replaced.is_none());
+    assert!(cache.holds(&item(3, 1)) && !cache.holds(&item(3, 0)));
+    assert_eq!(cache.stats().items, 10);
+}
+
+#[test]
+fn two_versions_on_their_way_end_as_one() {
+    let mut cache = Uniform::new(0);
+    cache.set_share(100);
+    let rooms = [0, 1].map(|version| cache.admit(item(1, version), 10, &mut Vec::new()));
+    for (version, room) in (0..).zip(rooms) {
+        let Admission::Reserved(room) = room else {
+            panic!("there is room for both");
+        };
+        let replaced = cache.commit(room).replaced;
+        assert_eq!(replaced, (version == 1).then(|| item(1, 0)));
+    }
+    assert_eq!((cache.stats().used, cache.stats().items), (10, 1));
+}
+
+#[test]
+fn what_arrives_after_the_share_shrank_is_not_kept() {
+    let mut cache = full(10, 5);
+    cache.set_share(110);
+    let Admission::Reserved(room) = cache.admit(item(99, 0), 10, &mut Vec::new()) else {
+        panic!("there is room");
+    };
+    assert_eq!(cache.set_share(100), []);
+    assert!(!cache.commit(room).kept);
+    assert_eq!((cache.stats().used, cache.stats().reserved), (100, 0));
+}
+
+#[test]
+fn what_was_kept_is_taken_up_again_within_the_share() {
+    let mut cache = Uniform::new(6);
+    cache.set_share(55);
+    let kept = (0..10).map(|number| (item(number, 0), 10));
+    assert_eq!(cache.restore(kept).len(), 5);
+    assert_eq!((cache.stats().used, cache.stats().items), (50, 5));
+    let mut cache = Uniform::new(6);
+    cache.set_share(100);
+    let versions = [0, 1].map(|version| (item(1, version), 10));
+    assert_eq!(cache.restore(versions), [item(1, 0)]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Admit(u32, u8, u32),
+    /// Of what is on its way, the one at this position: does it arrive?
+    Land(prop::sample::Index, bool),
+    Remove(u32, u8),
+    Share(u64),
+    Place(u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (0_u32..40, 0_u8..2, 1_u32..50).prop_map(|(n, v, len)| Step::Admit(n, v, len)),
+        8 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, ok)| Step::Land(at, ok)),
+        1 => (0_u32..40, 0_u8..2).prop_map(|(n, v)| Step::Remove(n, v)),
+        1 => (0_u64..800).prop_map(Step::Share),
+        1 => (1_u16..5).prop_map(Step::Place),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+proptest! {
+    /// Beside a map that does the same in the plainest way.
+    #[test]
+    fn never_above_the_share_and_nothing_goes_without_a_reason(all in steps()) {
+        let mut cache = Uniform::new(9);
+        let mut held: BTreeMap<u64, (ItemId, u32)> = BTreeMap::new();
+        let mut rooms: Vec<Reserved> = Vec::new();
+        let mut modulus = u16::MAX;
+        cache.set_share(400);
+        for step in all {
+            match step {
+                Step::Admit(number, version, len) => {
+                    let new = item(number, version);
+                    let mut evicted = Vec::new();
+                    let admission = cache.admit(new, len, &mut evicted);
+                    for gone in evicted {
+                        held.remove(&gone.place());
+                        prop_assert!(gone.place() == new.place() || gone.slot() % modulus == 0);
+                    }
+                    if let Admission::Reserved(room) = admission {
+                        rooms.push(room);
+                        let stats = cache.stats();
+                        prop_assert!(stats.used + stats.reserved <= stats.share);
+                    }
+                }
+                Step::Land(at, arrives) if !rooms.is_empty() => {
+                    let room = rooms.swap_remove(at.index(rooms.len()));
+                    let (item, len) = (room.item, room.len);
+                    if arrives {
+                        let committed = cache.commit(room);
+                        let was = held.remove(&item.place()).map(|(item, _)| item);
+                        prop_assert_eq!(committed.replaced, was);
+                        if committed.kept {
+                            held.insert(item.place(), (item, len));
+                        }
+                    } else {
+                        cache.abort(room);
+                    }
+                }
+                Step::Land(..) => {}
+                Step::Remove(number, version) => {
+                    let gone = item(number, version);
+                    let was = held.get(&gone.place()).is_some_and(|(held, _)| *held == gone);
+                    prop_assert_eq!(cache.remove(&gone), was);
+                    if was {
+                        held.remove(&gone.place());
+                    }
+                }
+                Step::Share(bytes) => {
+                    let used = cache.stats().used;
+                    let evicted = cache.set_share(bytes);
+                    prop_assert!(evicted.is_empty() || used > bytes);
+                    for gone in evicted {
+                        prop_assert_eq!(held.remove(&gone.place()).map(|(item, _)| item), Some(gone));
+                    }
+                }
+                Step::Place(by) => {
+                    modulus = by;
+                    cache.place(|slot| slot % by != 0);
+                }
+            }
+            let stats = cache.stats();
+            prop_assert!(stats.used <= stats.share);
+            prop_assert_eq!(stats.used, held.values().map(|(_, len)| u64::from(*len)).sum::<u64>());
+            prop_assert_eq!(stats.items, held.len() as u64);
+            prop_assert!(held.values().all(|(item, _)| cache.holds(item)));
+            prop_assert_eq!(stats.reserved, rooms.iter().map(|room| u64::from(room.len)).sum::<u64>());
+        }
+    }
+}

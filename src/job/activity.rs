@@ -1,0 +1,277 @@
+//! What one job does with one dataset on this node, and what it is told.
+//!
+//! The dataset's reader calls [`JobActivity::opened`], [`JobActivity::waits`], [`JobActivity::read`]
+//! and [`JobActivity::closed`], and takes tokens from [`JobActivity::tokens`]; each second the
+//! steering collects [`Activities::reports`] and gives what was decided to [`JobActivity::apply`].
+//!
+//! Locks: each activity has one, held for the arithmetic of one call; the table has one that is taken
+//! before any activity's.
+
+mod report;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use report::JobReport;
+pub use table::Activities;
+
+use super::identity::{Process, Reader};
+use super::meter::{Recent, float};
+use super::name::JobName;
+use super::progress::{EpochCounts, Ordinals, Progress, Share, effective_hit_ratio};
+use super::rate::Loader;
+use super::tokens::{RateLimit, Tokens};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How an item was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ItemOutcome {
+    /// Its bytes.
+    pub bytes: u64,
+    /// It came from the dataset's cache (this node's or its home's).
+    pub cached: bool,
+    /// Bytes of the origin that this read was charged: 0 for who joined another's.
+    pub charged: u64,
+    /// Its home has admitted it to the cache because of this read.
+    pub admitted: bool,
+}
+
+/// What the decision says about a job on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Terms {
+    /// What it may read of the origin here.
+    pub limit: RateLimit,
+    /// On how many nodes it reads; 0 counts as 1.
+    pub nodes: u32,
+    /// The dataset's items, if its index or a walk has said. Divided by `nodes` that is an epoch here.
+    pub items: Option<u64>,
+    /// The dataset's bytes, if known.
+    pub bytes: Option<u64>,
+    /// The dataset's bytes that are cached now, on all nodes.
+    pub cached_bytes: u64,
+}
+
+/// Processes of one job that are watched on one node: of more, the first ones. They are anchors (one
+/// for each step or script), so even a few tell whether the job lives.
+const PROCESSES_MAX: usize = 64;
+
+/// A job that reads nothing and whose processes are all gone is over after this time. Longer than a
+/// restart of its loaders or a step's end before the next; shorter than what an idle budget costs.
+pub const ENDED_AFTER: Duration = Duration::from_secs(30);
+
+/// One job's reading of one dataset on this node.
+#[derive(Debug)]
+pub struct JobActivity {
+    /// `None`: readers that belong to no job, together.
+    job: Option<JobName>,
+    dataset: Arc<str>,
+    tokens: Arc<Tokens>,
+    ordinals: Arc<Mutex<Ordinals>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    progress: Progress,
+    loader: Loader,
+    /// All that was read, whatever it came from.
+    throughput: Recent,
+    /// What was charged.
+    remote: Recent,
+    terms: Terms,
+    processes: Vec<Process>,
+    /// Of those, how many ran when they were last looked at.
+    running: u32,
+    /// When something last happened here.
+    active: Instant,
+    /// What the report before said.
+    reported: Reported,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reported {
+    at: Instant,
+    charged: u64,
+    waited: Duration,
+}
+
+impl JobActivity {
+    fn new(
+        job: Option<JobName>,
+        dataset: Arc<str>,
+        ordinals: Arc<Mutex<Ordinals>>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            job,
+            dataset,
+            tokens: Tokens::new(RateLimit::Unlimited),
+            ordinals,
+            state: Mutex::new(State {
+                progress: Progress::new(),
+                loader: Loader::new(now),
+                throughput: Recent::new(now),
+                remote: Recent::new(now),
+                terms: Terms::default(),
+                processes: Vec::new(),
+                running: 0,
+                active: now,
+                reported: Reported {
+                    at: now,
+                    charged: 0,
+                    waited: Duration::ZERO,
+                },
+            }),
+        }
+    }
+
+    /// The job; `None` for all readers that belong to none.
+    #[must_use]
+    pub fn job(&self) -> Option<&JobName> {
+        self.job.as_ref()
+    }
+
+    /// The dataset's name.
+    #[must_use]
+    pub fn dataset(&self) -> &Arc<str> {
+        &self.dataset
+    }
+
+    /// What it may read of the origin on this node.
+    #[must_use]
+    pub fn tokens(&self) -> &Arc<Tokens> {
+        &self.tokens
+    }
+
+    /// A process of it has opened an item of the dataset.
+    pub fn opened(&self, now: Instant) {
+        self.state().active = now;
+    }
+
+    /// The thread `reader` waits for bytes of the dataset from now on, until what this gives is
+    /// dropped. To be called for each request that is not answered at once from memory: how many of
+    /// the job's threads wait says whether data is its bottleneck.
+    #[must_use = "the wait ends when this is dropped"]
+    pub fn waits(self: &Arc<Self>, reader: u32, now: Instant) -> Waiting {
+        let mut state = self.state();
+        state.active = now;
+        state.loader.begin(reader, now);
+        drop(state);
+        Waiting {
+            activity: Arc::clone(self),
+            reader,
+        }
+    }
+
+    /// An item was read whole: once for each item and open, when its last byte was given out.
+    /// `item`: a hash of its path and stripe, the same on every read; `started`: when its first byte
+    /// was asked for.
+    pub fn read(&self, item: u64, outcome: ItemOutcome, started: Instant, now: Instant) {
+        let counts = EpochCounts::of_read(outcome);
+        self.count(item, &counts, now, |loader| {
+            loader.read(outcome.bytes, outcome.cached, started, now);
+        });
+    }
+
+    /// An item was closed. `unread`: no byte of it was asked for since it was opened, so that the
+    /// kernel's page cache has answered its reader, who is taken to have read all its `bytes`.
+    pub fn closed(&self, item: u64, bytes: u64, unread: bool, now: Instant) {
+        if unread {
+            let counts = EpochCounts::of_page_cache(bytes);
+            self.count(item, &counts, now, |loader| {
+                loader.read(bytes, true, now, now);
+            });
+        } else {
+            self.state().active = now;
+        }
+    }
+
+    fn count(&self, item: u64, counts: &EpochCounts, now: Instant, load: impl FnOnce(&mut Loader)) {
+        let ordinal = self
+            .ordinals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .of(item);
+        let mut state = self.state();
+        state.active = now;
+        state.progress.read(ordinal, counts);
+        state.throughput.add(counts.bytes, now);
+        state.remote.add(counts.charged_bytes, now);
+        load(&mut state.loader);
+    }
+
+    /// What was decided. The rate holds at once, also for those who wait for tokens.
+    pub fn apply(&self, terms: Terms) {
+        if self.tokens.limit() != terms.limit {
+            self.tokens.set_limit(terms.limit);
+        }
+        let mut state = self.state();
+        let expected = terms.items.map(|items| items.div_ceil(nodes(&terms)));
+        state.progress.expect(expected, terms.nodes.max(1));
+        state.terms = terms;
+    }
+
+    /// The last epochs that ended here, oldest first: at most 1,000.
+    #[must_use]
+    pub fn epochs(&self) -> Vec<EpochCounts> {
+        self.state().progress.ended().copied().collect()
+    }
+
+    /// Which part of what the job reads next will be found in the cache: what was there before its
+    /// epoch began and it has not read yet, over what it has not read yet (SiloD §6, delayed
+    /// effectiveness). `None` as long as the dataset's size is not known.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        self.state().hit_ratio()
+    }
+
+    /// A process of the job is here.
+    fn seen(&self, reader: &Reader) {
+        let mut state = self.state();
+        let known = state.processes.contains(&reader.anchor);
+        if !known && state.processes.len() < PROCESSES_MAX {
+            state.processes.push(reader.anchor);
+            state.running += 1;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn hit_ratio(&self) -> Option<f64> {
+        let nodes = float(nodes(&self.terms));
+        let epoch = self.progress.epoch();
+        let share = Share {
+            size: float(self.terms.bytes?) / nodes,
+            cached: float(self.terms.cached_bytes) / nodes,
+            read: float(epoch.bytes),
+            hits: float(epoch.hit_bytes),
+            admitted: float(epoch.admitted_bytes),
+        };
+        Some(effective_hit_ratio(share))
+    }
+}
+
+fn nodes(terms: &Terms) -> u64 {
+    u64::from(terms.nodes.max(1))
+}
+
+/// A thread that waits for bytes, until this is dropped.
+#[derive(Debug)]
+pub struct Waiting {
+    activity: Arc<JobActivity>,
+    reader: u32,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.activity
+            .state()
+            .loader
+            .end(self.reader, Instant::now());
+    }
+}

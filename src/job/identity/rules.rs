@@ -1,0 +1,233 @@
+//! Which job an environment and a cgroup name. Pure.
+//!
+//! In this order: `copperfs job run`, Slurm, PBS, Kubernetes, torchrun. Whoever said it on purpose
+//! goes first; a scheduler knows better than what runs inside its jobs.
+//!
+//! - Slurm: each task of an array is a job (each trains by itself), and so is what its cgroup says; all
+//!   components of a heterogeneous job are one, named by the first (`SLURM_HET_JOB_ID`), which only
+//!   the environment knows: it goes before the cgroup.
+//! - PBS: the number without the server, since cgroups and variables write that in different ways;
+//!   `77[3]` for a task of an array.
+//! - Kubernetes: the pod's uid. A job of several pods says `COPPERFS_JOB` in their template.
+
+use crate::job::name::JobName;
+
+/// The job that they name. `environment`: variables with zero bytes behind them; `cgroup`: the text of
+/// `/proc/PID/cgroup`. Either may be empty.
+pub(super) fn job(environment: &[u8], cgroup: &str) -> Option<JobName> {
+    let variable = |name| variable(environment, name);
+    let run = || JobName::of_kind("run", variable("COPPERFS_JOB")?);
+    let slurm = || {
+        let names = [
+            "SLURM_HET_JOB_ID",
+            "SLURM_PACK_JOB_ID",
+            "SLURM_JOB_ID",
+            "SLURM_JOBID",
+        ];
+        let number = names.into_iter().filter_map(variable).find(|id| digits(id));
+        JobName::of_kind("slurm", number.or_else(|| slurm_cgroup(cgroup))?)
+    };
+    let pbs = || {
+        let number = variable("PBS_JOBID").and_then(pbs_number);
+        JobName::of_kind("pbs", number.or_else(|| pbs_cgroup(cgroup))?)
+    };
+    let kubernetes = || JobName::of_kind("k8s", &pod(cgroup)?);
+    let torchrun = || {
+        let id = variable("TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
+        JobName::of_kind("torchrun", id?)
+    };
+    run()
+        .or_else(slurm)
+        .or_else(pbs)
+        .or_else(kubernetes)
+        .or_else(torchrun)
+}
+
+fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a str> {
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    std::str::from_utf8(value).ok()
+}
+
+fn digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The components of all cgroups' paths.
+fn components(cgroup: &str) -> impl Iterator<Item = &str> {
+    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.flat_map(|path| path.split('/'))
+}
+
+/// `/slurm/uid_1000/job_1234/step_0` (v1), `/system.slice/slurmstepd.scope/job_1234/step_0/user` (v2),
+/// with the node's name before `slurm` where several daemons share one.
+fn slurm_cgroup(cgroup: &str) -> Option<&str> {
+    let mut below = false;
+    for component in components(cgroup) {
+        match component.strip_prefix("job_") {
+            Some(id) if below && digits(id) => return Some(id),
+            _ if component.is_empty() => below = false,
+            _ => below |= component.contains("slurm"),
+        }
+    }
+    None
+}
+
+/// `1234.server`, `1234[5].server`: up to the first dot.
+fn pbs_number(id: &str) -> Option<&str> {
+    let number = id.split('.').next()?;
+    let (plain, task) = number.split_once('[').unwrap_or((number, "]"));
+    let task = task.strip_suffix(']')?;
+    (digits(plain) && (task.is_empty() || digits(task))).then_some(number)
+}
+
+/// `/pbspro/1234.server`, `/pbs_jobs.service/jobid/1234.server`, `/torque/1234.server`,
+/// `/pbspro.slice/pbspro-1234.server.slice`.
+fn pbs_cgroup(cgroup: &str) -> Option<&str> {
+    let mut below = false;
+    for component in components(cgroup) {
+        if component.is_empty() {
+            below = false;
+        } else if below
+            && let Some(id) = pbs_number(component.strip_prefix("pbspro-").unwrap_or(component))
+        {
+            return Some(id);
+        } else {
+            below |= component.starts_with("pbs") || component == "torque";
+        }
+    }
+    None
+}
+
+/// `/kubepods/burstable/pod<uid>/<container>`, `/kubepods.slice/…/kubepods-burstable-pod<uid>.slice/…`,
+/// the latter with underscores for dashes. A uid has 36 characters; the digest of a static pod's file 32.
+fn pod(cgroup: &str) -> Option<String> {
+    components(cgroup).find_map(|component| {
+        let name = component.strip_suffix(".slice").unwrap_or(component);
+        let uid = match name.strip_prefix("pod") {
+            Some(uid) => uid,
+            None if name.starts_with("kubepods") => name.rsplit_once("-pod")?.1,
+            None => return None,
+        };
+        let uid = uid.replace('_', "-");
+        let hexadecimal = uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+        (hexadecimal && matches!(uid.len(), 32 | 36)).then_some(uid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn named(environment: &str, cgroup: &str) -> Option<String> {
+        let environment = environment.replace(' ', "\0");
+        job(environment.as_bytes(), cgroup).map(String::from)
+    }
+
+    #[test]
+    fn environments() {
+        for (environment, wanted) in [
+            ("", None),
+            ("PATH=/bin HOME=/", None),
+            ("SLURM_JOB_ID=1234 SLURM_PROCID=0", Some("slurm:1234")),
+            (
+                "SLURM_ARRAY_JOB_ID=1 SLURM_ARRAY_TASK_ID=4 SLURM_JOB_ID=5",
+                Some("slurm:5"),
+            ),
+            (
+                "SLURM_JOB_ID=1235 SLURM_HET_JOB_ID=1234",
+                Some("slurm:1234"),
+            ),
+            ("SLURM_JOB_ID=x;y", None),
+            ("PBS_JOBID=77.pbs.site", Some("pbs:77")),
+            ("PBS_JOBID=77[3].pbs", Some("pbs:77[3]")),
+            ("PBS_JOBID=77[", None),
+            ("TORCHELASTIC_RUN_ID=none", None),
+            ("TORCHELASTIC_RUN_ID=abc-1", Some("torchrun:abc-1")),
+            (
+                "TORCHELASTIC_RUN_ID=a SLURM_JOB_ID=1 COPPERFS_JOB=me",
+                Some("run:me"),
+            ),
+            ("XSLURM_JOB_ID=1 SLURM_JOB_IDX=2", None),
+            ("COPPERFS_JOB= SLURM_JOB_ID=1", Some("slurm:1")),
+        ] {
+            assert_eq!(named(environment, "").as_deref(), wanted, "{environment}");
+        }
+    }
+
+    #[test]
+    fn cgroups() {
+        let uid = "0f5b7f0a-1c2d-4e3f-8a9b-0123456789ab";
+        let escaped = uid.replace('-', "_");
+        for (cgroup, wanted) in [
+            (
+                "0::/user.slice/user-1000.slice/session-3.scope\n".to_owned(),
+                None,
+            ),
+            ("0::/".to_owned(), None),
+            (
+                "12:cpuset:/slurm/uid_1000/job_1234/step_0\n0::/x\n".to_owned(),
+                Some("slurm:1234".to_owned()),
+            ),
+            (
+                "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0".to_owned(),
+                Some("slurm:9".to_owned()),
+            ),
+            (
+                "5:memory:/slurm_nid001/uid_7/job_8/step_batch".to_owned(),
+                Some("slurm:8".to_owned()),
+            ),
+            (
+                "0::/system.slice/n1_slurmstepd.scope/job_10/step_extern".to_owned(),
+                Some("slurm:10".to_owned()),
+            ),
+            // Not everything that is called a job is Slurm's.
+            ("0::/other/job_7/x".to_owned(), None),
+            ("1:a:/slurm\n2:b:/x/job_7".to_owned(), None),
+            (
+                "4:memory:/pbspro/1234.server".to_owned(),
+                Some("pbs:1234".to_owned()),
+            ),
+            (
+                "4:memory:/pbspro.slice/pbspro-12.pbs\\x2dserver.slice".to_owned(),
+                Some("pbs:12".to_owned()),
+            ),
+            (
+                "0::/pbs_jobs.service/jobid/7[1].server".to_owned(),
+                Some("pbs:7[1]".to_owned()),
+            ),
+            (
+                format!("0::/kubepods/burstable/pod{uid}/0a1b"),
+                Some(format!("k8s:{uid}")),
+            ),
+            (
+                format!(
+                    "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{escaped}.slice/cri-containerd-0a.scope"
+                ),
+                Some(format!("k8s:{uid}")),
+            ),
+            ("0::/machine.slice/libpod-0a1b.scope".to_owned(), None),
+        ] {
+            assert_eq!(named("", &cgroup), wanted, "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn a_scheduler_goes_before_what_runs_in_its_job() {
+        let cgroup = "0::/system.slice/slurmstepd.scope/job_9/step_0";
+        assert_eq!(
+            named("TORCHELASTIC_RUN_ID=a", cgroup).as_deref(),
+            Some("slurm:9")
+        );
+        assert_eq!(named("COPPERFS_JOB=a", cgroup).as_deref(), Some("run:a"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(environment: Vec<u8>, cgroup in "([0-9:/a-z_.\\[\\]-]|pod|job_|slurm|pbs|é){0,30}") {
+            let _anything = job(&environment, &cgroup);
+        }
+    }
+}

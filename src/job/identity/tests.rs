@@ -1,0 +1,230 @@
+//! A made-up `/proc`, and the machine's own.
+
+use super::*;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// A `/proc` in a directory that goes when this does.
+struct MadeUp {
+    directory: tempfile::TempDir,
+}
+
+impl MadeUp {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn readers(&self) -> Readers {
+        Readers::new(Proc::at(self.directory.path()))
+    }
+
+    fn path(&self, pid: u32) -> PathBuf {
+        self.directory.path().join(pid.to_string())
+    }
+
+    /// A process, or a thread of `process`.
+    fn thread(&self, tid: u32, process: u32, parent: u32, started: u64) {
+        let path = self.path(tid);
+        fs::create_dir_all(&path).unwrap();
+        let zeros = "0 ".repeat(17);
+        let stat = format!("{tid} (python) S {parent} {zeros}{started} 0 0\n");
+        fs::write(path.join("stat"), stat).unwrap();
+        let status = format!("Name:\tpython\nTgid:\t{process}\nPid:\t{tid}\n");
+        fs::write(path.join("status"), status).unwrap();
+        fs::write(path.join("cgroup"), "0::/user.slice\n").unwrap();
+    }
+
+    fn process(&self, pid: u32, parent: u32, environment: &str) {
+        self.thread(pid, pid, parent, u64::from(pid) * 10);
+        self.environment(pid, environment);
+    }
+
+    fn environment(&self, pid: u32, environment: &str) {
+        let environment = environment.replace(' ', "\0");
+        fs::write(self.path(pid).join("environ"), environment).unwrap();
+    }
+
+    fn cgroup(&self, pid: u32, cgroup: &str) {
+        fs::write(self.path(pid).join("cgroup"), cgroup).unwrap();
+    }
+}
+
+fn named(readers: &Readers, pid: u32, now: Instant) -> Option<String> {
+    readers.job_of(pid, now).map(String::from)
+}
+
+#[test]
+fn a_thread_is_of_its_process_and_that_of_its_job() {
+    let proc = MadeUp::new();
+    proc.process(1, 0, "");
+    proc.process(50, 1, "SLURM_JOB_ID=7");
+    proc.process(60, 50, "SLURM_JOB_ID=7 RANK=0");
+    proc.thread(61, 60, 50, 612);
+    let readers = proc.readers();
+    let now = Instant::now();
+    let reader = readers.reader(61, now).unwrap();
+    assert_eq!(reader.job.as_ref().unwrap().as_str(), "slurm:7");
+    assert_eq!((reader.process.pid, reader.process.started), (60, 600));
+    // The job's script, which outlives the loaders.
+    assert_eq!(reader.anchor.pid, 50);
+    assert_eq!(readers.reader(0, now), None, "outside of the namespace");
+    assert_eq!(readers.reader(999, now), None, "nobody");
+}
+
+#[test]
+fn whoever_says_nothing_is_of_the_job_of_an_ancestor() {
+    let proc = MadeUp::new();
+    proc.process(1, 0, "");
+    proc.process(10, 1, "COPPERFS_JOB=mine");
+    proc.process(11, 10, "");
+    proc.process(12, 11, "HOME=/");
+    proc.process(20, 1, "");
+    let readers = proc.readers();
+    let now = Instant::now();
+    assert_eq!(named(&readers, 12, now).as_deref(), Some("run:mine"));
+    assert_eq!(readers.reader(12, now).unwrap().anchor.pid, 10);
+    assert_eq!(named(&readers, 20, now), None);
+    assert_eq!(readers.reader(20, now).unwrap().anchor.pid, 20);
+}
+
+#[test]
+fn a_job_within_a_job_ends_at_its_own_border() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "SLURM_JOB_ID=7");
+    proc.process(11, 10, "SLURM_JOB_ID=7 COPPERFS_JOB=a");
+    proc.process(12, 11, "SLURM_JOB_ID=7 COPPERFS_JOB=a");
+    let readers = proc.readers();
+    let reader = readers.reader(12, Instant::now()).unwrap();
+    assert_eq!(reader.job.as_ref().unwrap().as_str(), "run:a");
+    assert_eq!(reader.anchor.pid, 11);
+}
+
+#[test]
+fn an_environment_that_cannot_be_read_leaves_the_cgroup() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "");
+    fs::remove_file(proc.path(10).join("environ")).unwrap();
+    proc.cgroup(
+        10,
+        "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n",
+    );
+    let now = Instant::now();
+    assert_eq!(named(&proc.readers(), 10, now).as_deref(), Some("slurm:9"));
+    fs::remove_file(proc.path(10).join("cgroup")).unwrap();
+    assert_eq!(named(&proc.readers(), 10, now), None);
+}
+
+#[test]
+fn a_variable_beyond_the_bound_is_not_seen() {
+    let proc = MadeUp::new();
+    let long = "x".repeat(300 << 10);
+    proc.process(10, 1, &format!("A={long} SLURM_JOB_ID=7"));
+    proc.process(11, 1, &format!("SLURM_JOB_ID=7 A={long}"));
+    let (readers, now) = (proc.readers(), Instant::now());
+    assert_eq!(named(&readers, 10, now), None);
+    assert_eq!(named(&readers, 11, now).as_deref(), Some("slurm:7"));
+}
+
+#[test]
+fn a_number_that_was_given_anew_is_another_process() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "SLURM_JOB_ID=7");
+    let (readers, start) = (proc.readers(), Instant::now());
+    assert_eq!(named(&readers, 10, start).as_deref(), Some("slurm:7"));
+    proc.thread(10, 10, 1, 12345);
+    proc.environment(10, "SLURM_JOB_ID=8");
+    // Nothing is read for a second; then the beginning tells.
+    let soon = start + TRUSTED / 2;
+    assert_eq!(named(&readers, 10, soon).as_deref(), Some("slurm:7"));
+    let later = start + TRUSTED * 2;
+    assert_eq!(named(&readers, 10, later).as_deref(), Some("slurm:8"));
+}
+
+#[test]
+fn what_a_process_says_after_exec_is_seen() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "");
+    let (readers, start) = (proc.readers(), Instant::now());
+    assert_eq!(named(&readers, 10, start), None);
+    proc.environment(10, "TORCHELASTIC_RUN_ID=r");
+    assert_eq!(named(&readers, 10, start + TRUSTED * 2), None);
+    let later = start + FRESH * 2;
+    assert_eq!(named(&readers, 10, later).as_deref(), Some("torchrun:r"));
+}
+
+#[test]
+fn a_loop_of_parents_ends() {
+    let proc = MadeUp::new();
+    proc.process(10, 11, "");
+    proc.process(11, 10, "");
+    assert_eq!(named(&proc.readers(), 10, Instant::now()), None);
+}
+
+#[test]
+fn no_more_than_the_bound_is_remembered() {
+    let proc = MadeUp::new();
+    let max = NonZeroUsize::new(8).unwrap();
+    let readers = Readers::remembering(Proc::at(proc.directory.path()), max);
+    let now = Instant::now();
+    for pid in 1..20 {
+        proc.process(pid, 0, "SLURM_JOB_ID=7");
+        assert_eq!(named(&readers, pid, now).as_deref(), Some("slurm:7"));
+    }
+    assert_eq!(named(&readers, 1, now).as_deref(), Some("slurm:7"));
+    assert_eq!(lock(&readers.threads).len(), 8);
+    assert_eq!(lock(&readers.own).len(), 8);
+}
+
+/// Of a real child in a real `/proc`.
+#[test]
+fn a_child_is_recognised_while_it_runs() {
+    let mut child = std::process::Command::new("cat")
+        .env_clear()
+        .env("COPPERFS_JOB", "of-a-test")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let readers = Readers::new(Proc::default());
+    let reader = readers.reader(child.id(), Instant::now()).unwrap();
+    assert_eq!(reader.job.as_ref().unwrap().as_str(), "run:of-a-test");
+    assert_eq!(reader.anchor, reader.process);
+    assert!(readers.proc().runs(reader.process));
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(!readers.proc().runs(reader.process));
+}
+
+/// `cargo test --release -- --ignored --nocapture cost_of_a_look`
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_look() {
+    let start = Instant::now();
+    let pid = std::process::id();
+    const TIMES: u32 = 1000;
+    for _ in 0..TIMES {
+        let readers = Readers::new(Proc::default());
+        readers.reader(pid, start).unwrap();
+    }
+    println!("unknown: {:?}", start.elapsed() / TIMES);
+    let readers = Readers::new(Proc::default());
+    readers.reader(pid, start).unwrap();
+    let begun = Instant::now();
+    for _ in 0..TIMES {
+        if let Some(known) = lock(&readers.threads).get_mut(&pid) {
+            known.checked -= TRUSTED;
+        }
+        readers.reader(pid, start).unwrap();
+    }
+    println!("looked at again: {:?}", begun.elapsed() / TIMES);
+    let begun = Instant::now();
+    for _ in 0..1000 * TIMES {
+        readers
+            .job_of(pid, start)
+            .unwrap_or_else(|| "run:none".parse().unwrap());
+    }
+    println!("known: {:?}", begun.elapsed() / (1000 * TIMES));
+}

@@ -1,0 +1,97 @@
+//! The attendant as the daemon sees it. What it does is in [`crate::attend`].
+
+use crate::attend::frame;
+use copperfs_overlay::ItemPath;
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{ChildStdin, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Directories that wait to be told of; more are not listed.
+const QUEUE_MAX: usize = 64;
+
+/// The process beside this one. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Attendant {
+    /// Holds the pipe.
+    telling: JoinHandle<()>,
+    lister: Lister,
+}
+
+/// Has directories of this node's own mount listed.
+#[derive(Clone, Debug)]
+pub(super) struct Lister(mpsc::Sender<ItemPath>);
+
+impl Lister {
+    /// Has `directory` listed some time soon; or not, if there is too much to do.
+    pub(super) fn list(&self, directory: &ItemPath) {
+        if self.0.try_send(directory.clone()).is_err() {
+            tracing::trace!(%directory, "not listed ahead");
+        }
+    }
+}
+
+impl Attendant {
+    /// Starts the process for the mount at `mountpoint` and these connections: this very program, even
+    /// if another has taken its place on disk. To be called on a thread that lives as long as the
+    /// daemon does: its end is what tells the attendant that the daemon was killed.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(super) fn start(mountpoint: &Path, connections: &[u32]) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            // Told from the daemon in process lists and by `pidof`.
+            .arg0("copperfs-attend")
+            .arg("attend")
+            .arg(format!("--of={}", std::process::id()))
+            .args(
+                connections
+                    .iter()
+                    .map(|number| format!("--connection={number}")),
+            )
+            .arg("--")
+            .arg(mountpoint)
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        let Some(stdin) = child.stdin.take() else {
+            return Err(io::Error::other("started without a pipe"));
+        };
+        // Waited for, so that nothing of it stays in the process table.
+        drop(tokio::spawn(async move {
+            let ended = child.wait().await;
+            tracing::debug!(?ended, "the attendant has ended");
+        }));
+        let (queue, paths) = mpsc::channel(QUEUE_MAX);
+        Ok(Self {
+            telling: tokio::spawn(tell(stdin, paths)),
+            lister: Lister(queue),
+        })
+    }
+
+    pub(super) fn lister(&self) -> Lister {
+        self.lister.clone()
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        self.telling.abort();
+    }
+}
+
+async fn tell(mut stdin: ChildStdin, mut paths: mpsc::Receiver<ItemPath>) {
+    while let Some(path) = paths.recv().await {
+        if let Err(error) = stdin.write_all(&frame(&path)).await {
+            tracing::warn!(%error, "the attendant is gone: nothing is listed ahead any more");
+            return;
+        }
+    }
+}

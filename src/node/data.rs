@@ -1,0 +1,265 @@
+//! The files that are open on the data mount, and who answers their reads.
+//!
+//! Datasets are read through a mount of their own, where every open and close is seen. At open a file
+//! is asked of [`Items`]: one that belongs to a dataset gives an [`OpenItem`], which then answers each
+//! READ of that open; any other is read through the node's read path, as on the software mount. What
+//! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
+//! file; the kernel's read-ahead does, and its READs are READs like any other.
+
+use super::front::{Front, pending};
+use crate::namespace::Inode;
+use crate::read::FileRef;
+use bytes::Bytes;
+use copperfs_fuse as fuse;
+use copperfs_overlay::{Failure, ItemPath};
+use dashmap::DashMap;
+use fuse::ioctl::StatsBody;
+use fuse::{Answer, Op, Opened, Reader};
+use futures_util::future::BoxFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Files open at a time that are kept track of: far more than the loaders of a node have. What is
+/// opened beyond that is read through the read path and not counted as opened or cached.
+const OPEN_MAX: usize = 1 << 16;
+
+/// An open file of a dataset. Dropped when it is closed, and with the mount.
+pub(crate) trait OpenItem: Send + Sync {
+    /// The bytes from `offset`, if they are at hand: `size` of them, which the file has. Called on a
+    /// FUSE thread: it never waits.
+    fn read_now(&self, offset: u64, size: u32) -> Option<Bytes>;
+
+    /// The same, waited for. Dropped (cancelled) when the reader is killed.
+    fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>>;
+}
+
+/// Knows which files belong to datasets.
+pub(crate) trait Items: Send + Sync {
+    /// The file at `path` is opened by thread `pid` (as this node's pid namespace sees it; 0 if it
+    /// lies outside). `None`: it is in no dataset. Called on a FUSE thread: it may look at `/proc` (a
+    /// millisecond at most), and waits for nothing.
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Arc<dyn OpenItem>>;
+}
+
+/// One open file.
+struct OpenFile {
+    item: Option<Arc<dyn OpenItem>>,
+    /// A READ has come.
+    read: AtomicBool,
+}
+
+/// The data mount's part of a front: see the module.
+pub(super) struct DataFiles {
+    items: Option<Arc<dyn Items>>,
+    /// Every read is to reach the daemon.
+    direct: bool,
+    /// By handle; 0 is no handle.
+    open: DashMap<u64, Arc<OpenFile>>,
+    last: AtomicU64,
+    /// Closed without a READ.
+    unread: AtomicU64,
+    /// Opens of files that belong to a dataset.
+    of_datasets: AtomicU64,
+    /// The mount went away by itself.
+    lost: AtomicBool,
+}
+
+impl std::fmt::Debug for DataFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataFiles")
+            .field("open", &self.open.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl DataFiles {
+    /// `items` knows the datasets; without `page_cache` every read reaches the daemon.
+    pub(super) fn new(items: Option<Arc<dyn Items>>, page_cache: bool) -> Self {
+        Self {
+            items,
+            direct: !page_cache,
+            open: DashMap::new(),
+            last: AtomicU64::new(0),
+            unread: AtomicU64::new(0),
+            of_datasets: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// The mount is gone, and with it what was open.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        self.open.clear();
+    }
+
+    /// Writes `data_mount.*`; `counters` are the mount's.
+    pub(super) fn fill(&self, counters: &fuse::Counters, stats: &mut StatsBody) {
+        let lost = self.lost.load(Ordering::Relaxed);
+        stats.data_mount_mounted = u64::from(!lost);
+        stats.data_mount_lost = u64::from(lost);
+        stats.data_mount_requests = counters.messages();
+        stats.data_mount_opens = counters.requests(Op::Open);
+        stats.data_mount_dataset_opens = self.of_datasets.load(Ordering::Relaxed);
+        stats.data_mount_releases = counters.requests(Op::Release);
+        stats.data_mount_cached_opens = self.unread.load(Ordering::Relaxed);
+        stats.data_mount_reads = counters.requests(Op::Read);
+        stats.data_mount_bytes_read = counters.bytes_read();
+    }
+
+    pub(super) fn open(&self, reader: Reader, file: &FileRef) -> Opened {
+        let direct = self.direct;
+        if self.open.len() >= OPEN_MAX {
+            tracing::debug!(path = %file.path, "too many open files; read without being tracked");
+            return Opened { handle: 0, direct };
+        }
+        let items = self.items.as_ref();
+        let item = items.and_then(|items| items.open(reader.pid, &file.path, file));
+        if item.is_some() {
+            self.of_datasets.fetch_add(1, Ordering::Relaxed);
+        }
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let read = AtomicBool::new(false);
+        let open = Arc::new(OpenFile { item, read });
+        drop(self.open.insert(handle, open));
+        Opened { handle, direct }
+    }
+
+    pub(super) fn release(&self, handle: u64) {
+        if let Some((_, file)) = self.open.remove(&handle)
+            && !file.read.load(Ordering::Relaxed)
+        {
+            self.unread.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A READ of `handle` has come; gives what answers it, if that is not the read path.
+    pub(super) fn item(&self, handle: u64) -> Option<Arc<dyn OpenItem>> {
+        let file = self.open.get(&handle)?;
+        file.read.store(true, Ordering::Relaxed);
+        file.item.clone()
+    }
+}
+
+impl Front {
+    pub(super) fn read_item(
+        &self,
+        item: &dyn OpenItem,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let left = inode.file.size.saturating_sub(offset);
+        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
+        if size == 0 {
+            return Answer::Ready(Ok(Bytes::new()));
+        }
+        if let Some(bytes) = item.read_now(offset, size) {
+            return Answer::Ready(Ok(bytes));
+        }
+        let (this, reading) = (self.clone(), item.read(offset, size));
+        pending(async move {
+            match reading.await {
+                Ok(bytes) => Ok(bytes),
+                Err(failure) => Err(this.refuse(&inode, &failure).await),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_overlay::Version;
+    use futures_util::FutureExt;
+
+    struct One;
+
+    impl OpenItem for One {
+        fn read_now(&self, _offset: u64, size: u32) -> Option<Bytes> {
+            Some(Bytes::from(vec![7; size as usize]))
+        }
+
+        fn read(&self, _offset: u64, _size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
+            std::future::pending().boxed()
+        }
+    }
+
+    /// Knows the files whose names begin with `item`; remembers who asked.
+    #[derive(Default)]
+    struct Known(std::sync::Mutex<Vec<u32>>);
+
+    impl Items for Known {
+        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> Option<Arc<dyn OpenItem>> {
+            self.0.lock().unwrap().push(pid);
+            let known = path.as_bytes().starts_with(b"item");
+            known.then(|| Arc::new(One) as Arc<dyn OpenItem>)
+        }
+    }
+
+    fn file(name: &str) -> FileRef {
+        let path = ItemPath::parse(name.as_bytes()).unwrap();
+        FileRef::new(path, Version([1; 16]), 100, None)
+    }
+
+    const READER: Reader = Reader {
+        pid: 42,
+        uid: 0,
+        gid: 0,
+    };
+
+    fn numbers(files: &DataFiles) -> [u64; 4] {
+        let mut stats = StatsBody::default();
+        files.fill(&fuse::Counters::default(), &mut stats);
+        [
+            stats.data_mount_mounted,
+            stats.data_mount_lost,
+            stats.data_mount_dataset_opens,
+            stats.data_mount_cached_opens,
+        ]
+    }
+
+    #[test]
+    fn files_of_datasets_are_theirs_from_open_to_release() {
+        let known = Arc::new(Known::default());
+        let files = DataFiles::new(Some(Arc::clone(&known) as Arc<dyn Items>), true);
+        let item = files.open(READER, &file("item1"));
+        let other = files.open(READER, &file("other"));
+        assert_eq!(*known.0.lock().unwrap(), [42, 42]);
+        assert_ne!(item.handle, other.handle);
+        assert!(!item.direct && item.handle > 0 && other.handle > 0);
+        assert!(files.item(item.handle).is_some());
+        assert!(files.item(other.handle).is_none(), "the read path answers");
+        assert!(files.item(0).is_none());
+        files.release(item.handle);
+        files.release(other.handle);
+        assert!(files.item(item.handle).is_none());
+        assert_eq!(numbers(&files), [1, 0, 1, 0]);
+        let unread = files.open(READER, &file("item2"));
+        files.release(unread.handle);
+        files.release(unread.handle);
+        assert_eq!(numbers(&files), [1, 0, 2, 1]);
+    }
+
+    #[test]
+    fn what_is_open_goes_with_the_mount() {
+        let files = DataFiles::new(Some(Arc::new(Known::default())), false);
+        let item = files.open(READER, &file("item"));
+        assert!(item.direct);
+        files.lose();
+        assert!(files.item(item.handle).is_none());
+        assert_eq!(numbers(&files), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_full_table_leaves_files_to_the_read_path() {
+        let files = DataFiles::new(Some(Arc::new(Known::default())), true);
+        let file = file("item");
+        let first = files.open(READER, &file);
+        for _ in 1..OPEN_MAX {
+            files.open(READER, &file);
+        }
+        assert_eq!(files.open(READER, &file).handle, 0);
+        files.release(first.handle);
+        assert!(files.open(READER, &file).handle > 0);
+    }
+}

@@ -1,0 +1,415 @@
+//! The wiring of datasets: this node as a home of items, as a place where jobs read, and in the chain
+//! between the allocator and the others.
+
+use super::data::{Items, OpenItem};
+use crate::budgets::steward::{Counter, Neighbours, Steward, StewardConfig};
+use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
+use crate::config::{self, Settings};
+use crate::dataset::home::{Home, HomeOptions, HomePlace};
+use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile};
+use crate::job::{self, Activities, JobName, Proc, RateLimit, Readers};
+use crate::origin::Origins;
+use crate::read::FileRef;
+use bytes::Bytes;
+use copperfs_overlay::{
+    Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering, Upstream,
+};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokio::task::JoinHandle;
+
+/// A node without a place in the member list reports under a rank above all of these.
+const GUESTS_FROM: u32 = 1 << 31;
+
+/// The datasets' parts of this node. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Datasets(Arc<Inner>);
+
+impl std::ops::Deref for Datasets {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+pub(super) struct Inner {
+    pub(super) home: Home,
+    pub(super) reader: DatasetReader,
+    pub(super) steward: Steward,
+    peers: Arc<Peers>,
+    readers: Arc<Readers>,
+    activities: Arc<Activities>,
+    seat: Seat,
+    /// This node reads datasets, or declares some.
+    wanted: bool,
+    /// The steward was started.
+    awake: AtomicBool,
+    reports: AtomicU64,
+    following: OnceLock<JoinHandle<()>>,
+}
+
+/// Who this node is among the others.
+#[derive(Clone, Debug)]
+struct Seat {
+    rank: u32,
+    name: String,
+    /// Another number each time the process starts.
+    boot: u64,
+    /// Bytes that it has for datasets.
+    capacity: u64,
+}
+
+impl Seat {
+    fn of(settings: &Settings, capacity: u64) -> Self {
+        let name = match settings.seat {
+            config::Seat::Member(rank) => settings.members.get(rank).map(|m| m.name.clone()),
+            config::Seat::Guest(ref name) => Some(name.clone()),
+        };
+        let name = name.unwrap_or_default();
+        let rank = settings.rank().and_then(|rank| u32::try_from(rank).ok());
+        let rank = rank.unwrap_or_else(|| {
+            let hash = blake3::hash(name.as_bytes());
+            let [a, b, c, d, ..] = *hash.as_bytes();
+            GUESTS_FROM | u32::from_le_bytes([a, b, c, d])
+        });
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            rank,
+            name,
+            boot: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(0)),
+            capacity,
+        }
+    }
+}
+
+/// Homes, this node among them.
+struct Peers {
+    own: u32,
+    home: Home,
+    /// The way to the others, once this node listens.
+    overlay: OnceLock<copperfs_overlay::Homes>,
+}
+
+impl Homes for Peers {
+    fn ask(
+        &self,
+        rank: Option<u32>,
+        request: ItemRequest,
+    ) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
+        match rank.filter(|rank| *rank != self.own) {
+            None => {
+                let home = self.home.clone();
+                async move { home.item(request).await }.boxed()
+            }
+            Some(rank) => {
+                let others = self.overlay.get().cloned();
+                async move {
+                    let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+                    match others {
+                        Some(others) => others.item(rank, request).await,
+                        None => Err(Failure::new(
+                            FailureKind::Unavailable,
+                            "this node does not listen yet",
+                        )),
+                    }
+                }
+                .boxed()
+            }
+        }
+    }
+}
+
+/// What the datasets' parts stand on.
+pub(super) struct Ground<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) upstream: &'a Upstream,
+    /// Storage, where this node reaches it itself.
+    pub(super) origins: Option<&'a Arc<Origins>>,
+    /// Counts datasets, where this node is the allocator.
+    pub(super) counter: Arc<dyn Counter>,
+    /// Where a store keeps what lasts, and how much of it is for datasets.
+    pub(super) place: HomePlace,
+    pub(super) capacity: u64,
+}
+
+impl Datasets {
+    /// All parts, idle. To be called within a runtime.
+    pub(super) fn new(ground: Ground<'_>) -> Self {
+        let Ground { settings, .. } = ground;
+        let seat = Seat::of(settings, ground.capacity);
+        let options = HomeOptions {
+            capacity: ground.capacity,
+            place: ground.place,
+            seed: seat.boot,
+            in_flight_bytes_max: HomeOptions::IN_FLIGHT_BYTES_MAX,
+        };
+        let roots: Arc<dyn Files> = Arc::new(ground.upstream.at(0));
+        let own = ground
+            .origins
+            .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
+        let home = Home::new(options, roots, own);
+        let peers = Arc::new(Peers {
+            own: seat.rank,
+            home: home.clone(),
+            overlay: OnceLock::new(),
+        });
+        let activities = Arc::new(Activities::new());
+        let readers = Arc::new(Readers::new(Proc::at(Path::new("/proc"))));
+        let reader = DatasetReader::new(
+            Arc::clone(&peers) as Arc<dyn Homes>,
+            Arc::clone(&readers),
+            Arc::clone(&activities),
+        );
+        let config = StewardConfig {
+            name: seat.name.clone(),
+            boot: seat.boot,
+            datasets: settings.datasets.clone(),
+            policy: settings.allocation_policy.clone(),
+            remote_io: settings.remote_io,
+            gpus: settings.gpus,
+        };
+        let neighbours = Arc::new(ground.upstream.clone());
+        let steward = Steward::new(config, neighbours, ground.counter);
+        Self(Arc::new(Inner {
+            home,
+            reader,
+            steward,
+            peers,
+            readers,
+            activities,
+            seat,
+            wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
+            awake: AtomicBool::new(false),
+            reports: AtomicU64::new(0),
+            following: OnceLock::new(),
+        }))
+    }
+
+    /// Begins: reports are given, decisions are followed.
+    pub(super) fn start(&self, overlay: &Overlay) {
+        drop(self.peers.overlay.set(overlay.homes().clone()));
+        let this = self.clone();
+        let following = tokio::spawn(async move {
+            let mut decisions = this.steward.watch();
+            loop {
+                let decision = Arc::clone(&decisions.borrow_and_update());
+                let applying = this.clone();
+                // Shares that shrink evict, on a disk perhaps.
+                let applied = tokio::task::spawn_blocking(move || applying.apply(&decision));
+                drop(applied.await);
+                if decisions.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        drop(self.following.set(following));
+        if self.wanted {
+            self.wake();
+        }
+    }
+
+    /// Begins to report and to look for the allocator, or to be it. A node without datasets waits for
+    /// somebody below it, or at its socket, to ask: clusters that only start jobs exchange nothing.
+    pub(super) fn wake(&self) {
+        if !self.awake.swap(true, Ordering::Relaxed) {
+            let this = self.clone();
+            self.steward.start(Arc::new(move || this.report()));
+        }
+    }
+
+    /// Ends what [`Datasets::start`] began.
+    pub(super) fn stop(&self) {
+        self.steward.stop();
+        if let Some(following) = self.following.get() {
+            following.abort();
+        }
+    }
+
+    fn apply(&self, decision: &Arc<Decision>) {
+        self.home.apply(decision, self.seat.rank, &self.seat.name);
+        self.reader.apply(decision, self.seat.rank);
+    }
+
+    fn report(&self) -> NodeReport {
+        let decision = Arc::clone(&self.steward.watch().borrow());
+        // Jobs that are new here get their terms.
+        self.reader.apply(&decision, self.seat.rank);
+        let reports = self.activities.reports(self.readers.proc(), Instant::now());
+        let jobs = reports.iter().map(|report| self.said(report)).collect();
+        NodeReport {
+            rank: self.seat.rank,
+            name: self.seat.name.clone(),
+            boot: self.seat.boot,
+            count: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
+            follows: decision.serial,
+            capacity: self.seat.capacity,
+            shares: self.home.report(),
+            jobs,
+        }
+    }
+}
+
+impl Inner {
+    /// What travels of a job's report.
+    fn said(&self, report: &job::JobReport) -> JobReport {
+        let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
+        let activity = self.activities.get(report.job.as_ref(), &report.dataset);
+        let allowed = match activity.as_ref().map(|activity| activity.tokens().limit()) {
+            Some(RateLimit::BytesPerSecond(rate)) => Some(rate),
+            _ => None,
+        };
+        let ended = activity
+            .map(|activity| activity.epochs())
+            .unwrap_or_default();
+        let first = report.epoch.saturating_sub(ended.len() as u64);
+        let epochs = (first..).zip(&ended);
+        let skipped = ended.len().saturating_sub(EPOCHS_TOLD);
+        let estimate = report.estimate.as_ref();
+        JobReport {
+            job: name.to_owned(),
+            dataset: report.dataset.clone(),
+            epoch: small(report.epoch),
+            items: report.current.items,
+            bytes: report.current.bytes,
+            hit_bytes: report.current.hit_bytes,
+            admitted_bytes: report.current.admitted_bytes,
+            total_bytes: report.bytes,
+            charged_bytes: report.charged_bytes,
+            throughput: whole(report.throughput),
+            remote_io: whole(report.remote_rate),
+            allowed,
+            throttled: short(report.throttled),
+            ideal_rate: estimate.map(|estimate| whole(estimate.rate)),
+            confidence: estimate.map_or(0.0, |estimate| short(estimate.confidence)),
+            bound: estimate.is_some_and(|estimate| estimate.bound),
+            irregular: report.irregular,
+            ended: report.ended,
+            epochs: epochs
+                .skip(skipped)
+                .map(|(number, epoch)| (small(number), epoch.bytes, epoch.hit_bytes))
+                .collect(),
+        }
+    }
+}
+
+/// Epochs that have ended and are told of, each time: enough for a table, little to send.
+const EPOCHS_TOLD: usize = 16;
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// A rate in whole bytes per second. What is no number is 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates"
+)]
+fn whole(rate: f64) -> u64 {
+    rate.round() as u64
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a part of one, for people")]
+fn short(part: f64) -> f32 {
+    part as f32
+}
+
+impl Neighbours for Upstream {
+    fn trees(&self) -> usize {
+        Self::trees(self)
+    }
+
+    fn is_root_of(&self, tree: usize) -> bool {
+        Self::is_root_of(self, tree)
+    }
+
+    fn steer(&self, tree: usize) -> BoxFuture<'static, Result<Steering, Failure>> {
+        let this = self.clone();
+        async move { Self::steer(&this, tree).await }.boxed()
+    }
+
+    fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        let this = self.clone();
+        async move { Self::command(&this, tree, command).await }.boxed()
+    }
+}
+
+impl Items for Datasets {
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Arc<dyn OpenItem>> {
+        let known = self.activities.count();
+        let opened = self.reader.open(pid, path, file)?;
+        if self.activities.count() != known {
+            // A job that is new here waits for its terms.
+            self.steward.report_soon();
+        }
+        Some(Arc::new(opened))
+    }
+}
+
+impl OpenItem for OpenDatasetFile {
+    fn read_now(&self, offset: u64, size: u32) -> Option<Bytes> {
+        Self::read_now(self, offset, size)
+    }
+
+    fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        let open = self.clone();
+        async move { Self::read(&open, offset, size).await }.boxed()
+    }
+}
+
+impl std::fmt::Debug for Datasets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Datasets")
+            .field("seat", &self.seat)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) struct Uncounted;
+impl Counter for Uncounted {
+    fn count(
+        &self,
+        _d: &crate::budgets::DatasetDecision,
+        _p: Arc<crate::budgets::steward::CountProgress>,
+    ) -> BoxFuture<'static, Result<crate::budgets::steward::Counted, String>> {
+        {
+            let path = std::path::PathBuf::from(format!("{}", _d.path));
+            let mut slots = vec![0u64; crate::dataset::SLOTS];
+            let mut items = 0;
+            let mut bytes = 0;
+            for e in std::fs::read_dir(path).unwrap() {
+                let e = e.unwrap();
+                let len = e.metadata().unwrap().len();
+                items += 1;
+                bytes += len;
+                slots[usize::from(crate::dataset::slot_of(
+                    &_d.path
+                        .join(std::os::unix::ffi::OsStrExt::as_bytes(
+                            e.file_name().as_os_str(),
+                        ))
+                        .unwrap(),
+                    0,
+                ))] += len;
+            }
+            std::future::ready(Ok(crate::budgets::steward::Counted {
+                items,
+                bytes,
+                slots,
+                source: 1,
+            }))
+            .boxed()
+        }
+    }
+    fn is_outdated(
+        &self,
+        _d: &crate::budgets::DatasetDecision,
+        _s: u64,
+    ) -> BoxFuture<'static, bool> {
+        std::future::ready(false).boxed()
+    }
+}

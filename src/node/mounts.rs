@@ -1,0 +1,189 @@
+//! The mounts of a node: the software mount, and beside it the data mount if one was asked for.
+//!
+//! They come and go together, and the software mount governs: the daemon ends when that one is taken
+//! away. A data mount that is taken away alone is told of (in the log, in `status`); the daemon goes on.
+
+use super::NodeError;
+use super::attendant::Attendant;
+use super::cluster::Cluster;
+use super::data::{DataFiles, Items};
+use super::front::{Front, Promises};
+use crate::config::{Freshness, OpenMode, Settings, Toggle};
+use copperfs_fuse as fuse;
+use copperfs_overlay::Attributes;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+
+/// A data mount before it is mounted.
+pub(super) struct DataMount {
+    point: PathBuf,
+    front: Front,
+    files: Arc<DataFiles>,
+}
+
+impl DataMount {
+    /// The one that `settings` ask for, beside the mount of `front`. `items` knows the datasets.
+    pub(super) fn new(
+        settings: &Settings,
+        front: &Front,
+        root: Attributes,
+        items: Option<Arc<dyn Items>>,
+    ) -> Option<Self> {
+        let point = settings.data_mount.clone()?;
+        let files = Arc::new(DataFiles::new(items, settings.page_cache));
+        let front = front.beside(root, Arc::clone(&files));
+        Some(Self {
+            point,
+            front,
+            files,
+        })
+    }
+}
+
+/// The mounts of a running node. Dropping it unmounts.
+#[derive(Debug)]
+pub(super) struct Mounts {
+    software: fuse::Mount,
+    data: Option<(fuse::Mount, Arc<DataFiles>)>,
+    /// Held for its drop.
+    _attendant: Option<Attendant>,
+}
+
+impl Mounts {
+    /// Mounts both, or neither.
+    ///
+    /// # Errors
+    /// One cannot be mounted; nothing is left behind.
+    pub(super) async fn mount(
+        settings: &Settings,
+        front: &Front,
+        data: Option<DataMount>,
+        cluster: &Cluster,
+        runtime: Handle,
+    ) -> Result<Self, NodeError> {
+        let counters = Arc::new(fuse::Counters::default());
+        cluster.mounted(Arc::clone(&counters));
+        let options = options(settings, counters);
+        let second = data.as_ref().map(|data| {
+            drop(data.front.cluster.set(cluster.clone()));
+            let counters = Arc::new(fuse::Counters::default());
+            (data_options(settings, data, counters), data.front.clone())
+        });
+        let backend = Arc::new(front.clone());
+        let mounting = move || {
+            let software = fuse::mount(backend, options, &runtime)?;
+            let second = second
+                .map(|(options, front)| fuse::mount(Arc::new(front), options, &runtime))
+                .transpose()?;
+            Ok::<_, fuse::MountError>((software, second))
+        };
+        let mounting = tokio::task::spawn_blocking(mounting);
+        let (software, second) = mounting.await.map_err(NodeError::Task)??;
+        let attendant = attend(&software, second.as_ref());
+        front.connect(&software, attendant.as_ref().map(Attendant::lister));
+        let data = second.zip(data).map(|(mount, data)| {
+            data.front.connect(&mount, None);
+            cluster.data_mounted(Arc::clone(mount.counters()), Arc::clone(&data.files));
+            (mount, data.files)
+        });
+        Ok(Self {
+            software,
+            data,
+            _attendant: attendant,
+        })
+    }
+
+    /// Completes when the software mount is gone.
+    pub(super) async fn closed(&self) {
+        let mut software = std::pin::pin!(self.software.closed());
+        if let Some((mount, files)) = &self.data {
+            tokio::select! {
+                () = &mut software => return,
+                () = mount.closed() => {}
+            }
+            files.lose();
+            let point = mount.mountpoint().display();
+            tracing::warn!(%point, "the data mount is gone; the software mount stays");
+        }
+        software.await;
+    }
+
+    /// Unmounts both. Ends within seconds even if someone still holds them.
+    ///
+    /// # Errors
+    /// One could not be taken away; its daemon's side has ended all the same.
+    pub(super) async fn unmount(self) -> Result<(), NodeError> {
+        let unmounting = tokio::task::spawn_blocking(move || {
+            let data = self.data.map_or(Ok(()), |(mount, files)| {
+                let unmounted = mount.unmount();
+                files.lose();
+                unmounted
+            });
+            self.software.unmount().and(data)
+        });
+        Ok(unmounting.await.map_err(NodeError::Task)??)
+    }
+}
+
+/// Without one nothing is listed ahead, and a daemon that is killed at a bad moment needs `unmount` to
+/// be freed. Not a blocking task: see [`Attendant::start`].
+fn attend(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Attendant> {
+    let connections = [Some(software), data].into_iter().flatten();
+    let connections: Vec<u32> = connections.filter_map(fuse::Mount::connection).collect();
+    Attendant::start(software.mountpoint(), &connections)
+        .inspect_err(|error| tracing::warn!(%error, "no attendant beside this daemon"))
+        .ok()
+}
+
+/// What the kernel may be promised.
+pub(super) fn promises(settings: &Settings) -> Promises {
+    let push = settings.push;
+    Promises {
+        ttl: settings.ttl,
+        negative_ttl: settings.negative_ttl,
+        lease: settings.freshness.lease(),
+        push_file_max: if push.enabled { push.file_max_bytes } else { 0 },
+    }
+}
+
+fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOptions {
+    fuse::MountOptions {
+        open: settings.open,
+        allow_other: settings.allow_other,
+        readdir_plus: settings.readdir_plus,
+        posix_acl: match settings.posix_acl {
+            Toggle::Auto => settings.allow_other,
+            Toggle::On => true,
+            Toggle::Off => false,
+        },
+        threads: settings.fuse_threads,
+        see_directories: settings.freshness != Freshness::Job,
+        max_background: settings.max_background,
+        push: fuse::PushLimits {
+            enabled: settings.push.enabled,
+            bytes_max: settings.push.bytes_max,
+            ..fuse::PushLimits::default()
+        },
+        counters,
+        ..fuse::MountOptions::new(&settings.mountpoint)
+    }
+}
+
+/// As the software mount, but opens are always seen and nothing is pushed: every byte that a dataset's
+/// reader gets was asked for.
+fn data_options(
+    settings: &Settings,
+    data: &DataMount,
+    counters: Arc<fuse::Counters>,
+) -> fuse::MountOptions {
+    fuse::MountOptions {
+        mountpoint: data.point.clone(),
+        open: OpenMode::Tracked,
+        push: fuse::PushLimits {
+            enabled: false,
+            ..fuse::PushLimits::default()
+        },
+        ..options(settings, counters)
+    }
+}

@@ -1,0 +1,201 @@
+//! A daemon that is killed dies, whatever its threads wait for in the kernel; and its mount can be taken
+//! away.
+//!
+//! The kernel has its daemon's threads wait without a way out: for the lock of a page that a READ holds
+//! which is in the daemon's hands, say. Nobody answers such a READ once the daemon was killed.
+
+use crate::skip;
+use crate::support::fixture::noise;
+use crate::support::kernel::{children, mount_at};
+use crate::support::mount::Node;
+use crate::support::{
+    Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, within,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A killed daemon may take so long to die, on a busy machine.
+const DEATH_LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether the whole process has ended, and not only its first thread.
+fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).unwrap();
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).unwrap() > 0
+}
+
+fn handle(node: &Node) -> OwnedFd {
+    pidfd_open(node.pid, PidfdFlags::empty()).unwrap()
+}
+
+/// The process that stands by the daemon of `node`.
+fn attendant(node: &Node) -> Pid {
+    let found = children(node.pid, "attend");
+    assert_eq!(found.len(), 1, "one attendant of {node:?}");
+    found[0]
+}
+
+fn quiet(command: &mut Command) -> Background {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+    Background::spawn(command.stderr(Stdio::null()))
+}
+
+/// Two nodes; the leaf's daemon waits in the kernel for a page that a READ holds, which it cannot
+/// answer because the root is stopped. What waits beside it is given too.
+fn stuck() -> (Scratch, Tree, Vec<Background>) {
+    let origin = Scratch::new();
+    origin.file("cold/file", noise(1, 4000));
+    origin.file("other", noise(2, 4000));
+    origin.settle();
+    let tree = Tree::launch(2, 1, origin.path(), &["--request-timeout", "100s"]);
+    fs::metadata(tree.path(1, "cold/file")).unwrap();
+    tree.root().signal(Signal::STOP);
+    let mut reader = Command::new("cat");
+    let reader = quiet(reader.arg(tree.path(1, "cold/file")));
+    std::thread::sleep(Duration::from_millis(300));
+    let clear = quiet(copperfs(["clear"]).arg(&tree.leaf().point));
+    let notifier = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", tree.leaf().pid.as_raw_nonzero()));
+        tasks.unwrap().any(|task| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.contains("(copperfs-notify) D")
+        })
+    };
+    eventually(
+        Duration::from_secs(10),
+        "a thread hangs in the kernel",
+        notifier,
+    );
+    (origin, tree, vec![reader, clear])
+}
+
+/// Readers inside a daemon that has died get an error, and soon.
+fn are_let_go(inside: &mut [Background]) {
+    for waiting in inside {
+        let status = waiting.exit_within(Duration::from_secs(5)).expect("an end");
+        assert!(!status.success());
+    }
+}
+
+#[test]
+fn a_daemon_dies_whose_thread_waits_for_a_page() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (_origin, tree, mut inside) = stuck();
+    let daemon = handle(tree.leaf());
+    tree.leaf().signal(Signal::KILL);
+    assert!(ends_within(&daemon, DEATH_LIMIT), "the killed daemon hangs");
+    are_let_go(&mut inside);
+    free(&tree.leaf().point);
+}
+
+/// The same when the attendant was killed before (a scheduler kills all of a job): `unmount` frees it.
+#[test]
+fn unmount_frees_a_killed_daemon_that_hangs() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (_origin, tree, mut inside) = stuck();
+    let daemon = handle(tree.leaf());
+    kill_process(attendant(tree.leaf()), Signal::KILL).unwrap();
+    tree.leaf().signal(Signal::KILL);
+    assert!(!ends_within(&daemon, Duration::from_secs(1)), "it hangs");
+    let said = check(copperfs(["unmount"]).arg(&tree.leaf().point));
+    assert!(said.contains("gone already"), "{said}");
+    assert!(ends_within(&daemon, DEATH_LIMIT), "the killed daemon hangs");
+    are_let_go(&mut inside);
+    assert!(!tree.leaf().is_mounted());
+}
+
+/// And so does the next mount at that place.
+#[test]
+fn the_next_mount_frees_a_killed_daemon_that_hangs() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    for foreground in [false, true] {
+        let (origin, tree, mut inside) = stuck();
+        let daemon = handle(tree.leaf());
+        kill_process(attendant(tree.leaf()), Signal::KILL).unwrap();
+        tree.leaf().signal(Signal::KILL);
+        assert!(!ends_within(&daemon, Duration::from_secs(1)), "it hangs");
+        let point = &tree.leaf().point;
+        let served = format!("/=file://{}", origin.path().display());
+        let mut mount = copperfs(["mount", "--origin", &served]);
+        if foreground {
+            let mut again = quiet(mount.arg("--foreground").arg(point));
+            assert!(ends_within(&daemon, DEATH_LIMIT), "the killed daemon hangs");
+            let file = point.join("other");
+            eventually(Duration::from_secs(20), "it mounts", || {
+                fs::read(&file).is_ok_and(|bytes| bytes == noise(2, 4000))
+            });
+            again.signal(Signal::TERM);
+            let status = again.exit_within(Duration::from_secs(15)).expect("an end");
+            assert!(status.success());
+        } else {
+            let again = Mount::at(point, &mut mount);
+            assert!(ends_within(&daemon, DEATH_LIMIT), "the killed daemon hangs");
+            assert_eq!(fs::read(again.path("other")).unwrap(), noise(2, 4000));
+            again.unmount();
+        }
+        are_let_go(&mut inside);
+        assert!(mount_at(point).is_none());
+    }
+}
+
+/// Killed at any moment while directories are listed ahead, files pushed and caches cleared.
+#[test]
+fn a_daemon_killed_under_load_dies() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const DIRECTORIES: usize = 8;
+    const FILES: usize = 100;
+    let origin = Scratch::new();
+    for directory in 0..DIRECTORIES {
+        for file in 0..FILES {
+            origin.file(&format!("d{directory}/f{file}"), noise(7, 9000));
+        }
+    }
+    origin.settle();
+    for round in 0..5 {
+        let mount = Mount::of(origin.path());
+        let reader = |directory: usize| {
+            let script = "while :; do cat \"$0\"/f* || exit; done";
+            let path = mount.path(format!("d{directory}"));
+            quiet(Command::new("sh").args(["-c", script]).arg(path))
+        };
+        let mut inside: Vec<Background> = (0..DIRECTORIES).map(reader).collect();
+        let clearing = "while \"$0\" clear \"$1\"; do :; done";
+        let mut clear = Command::new("sh");
+        let clear = clear.args(["-c", clearing, env!("CARGO_BIN_EXE_copperfs")]);
+        inside.push(quiet(clear.arg(&mount.point)));
+        eventually(Duration::from_secs(20), "files are pushed", || {
+            mount.stats().get("push.files") > 20
+        });
+        std::thread::sleep(Duration::from_millis(150 + 37 * round));
+        let daemon = handle(&mount);
+        mount.signal(Signal::KILL);
+        assert!(ends_within(&daemon, DEATH_LIMIT), "round {round}: it hangs");
+        for waiting in &mut inside {
+            waiting
+                .exit_within(Duration::from_secs(10))
+                .expect("an end");
+        }
+        free(&mount.point);
+    }
+}
+
+/// Takes away what is mounted at `point`, as an administrator does.
+fn free(point: &Path) {
+    let place = point.to_owned();
+    within(Duration::from_secs(10), move || {
+        check(Command::new("umount").arg("-l").arg(place));
+    });
+    assert!(mount_at(point).is_none());
+}
