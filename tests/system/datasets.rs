@@ -138,7 +138,8 @@ fn reads_past_the_data_mount_are_counted() {
         skip!("needs root");
     }
     let origin = datasets(&[("set", 20, BYTES)]);
-    let nodes = Nodes::launch(2, origin.path(), &[]);
+    let alone = ["--bundles=false", "--push=false"];
+    let nodes = Nodes::launch(2, origin.path(), &alone);
     nodes.add("set", &["--budget", "200kB"]);
     epoch(&nodes.tree.path(1, "set"), &origin.path().join("set"), 1);
     assert_eq!(nodes.cached(), 0, "it is no dataset there");

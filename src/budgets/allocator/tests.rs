@@ -1,5 +1,6 @@
 use super::*;
 use crate::budgets::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
+use crate::num::whole;
 use copperfs_overlay::ItemPath;
 
 const MB: u64 = 1_000_000;
@@ -169,7 +170,7 @@ fn cache_goes_where_it_saves_most_and_rates_follow_what_hits_now() {
     cluster.check();
     let needs = 114.0 * (1.0 - 7.0 / 13.0) * 1e6;
     assert!(
-        rate(&cluster, "jb") >= needs as u64,
+        rate(&cluster, "jb") >= whole(needs),
         "{}",
         rate(&cluster, "jb")
     );
@@ -411,6 +412,32 @@ fn seen_jobs_are_estimated_and_followed_until_they_end() {
     assert!(cluster.allocator.decision().job("slurm:7").is_none());
 }
 
+/// Nodes report a job for half a minute after its end: it is gone at once all the same, and comes back
+/// if it goes on reading.
+#[test]
+fn a_job_that_was_ended_is_not_seen_again_unless_it_reads() {
+    let mut cluster = Cluster::new(2, GB, Some(100 * MB));
+    cluster.add("a", 10 * GB);
+    cluster.ask(&Command::AddJob(job("run:x", "a", MB)));
+    cluster.reads(0, reading("run:x", "a"));
+    cluster.run(1_000);
+    cluster.ask(&Command::EndJob("run:x".into()));
+    cluster.run(1_000);
+    let known = |cluster: &Cluster| cluster.allocator.decision().job("run:x").is_some();
+    assert!(!known(&cluster), "its last second is still reported");
+    let idle = JobReport {
+        throughput: 0,
+        remote_io: 0,
+        ..reading("run:x", "a")
+    };
+    cluster.reads(0, idle);
+    cluster.run(8_000);
+    assert!(!known(&cluster));
+    cluster.reads(0, reading("run:x", "a"));
+    cluster.run(8_000);
+    assert!(known(&cluster), "it reads on");
+}
+
 #[test]
 fn a_jobs_rate_is_divided_by_what_its_nodes_ask_for() {
     let demand = |used, waits| rates::Demand {
@@ -587,7 +614,7 @@ proptest::proptest! {
         policy in 0..6_usize,
         pins in proptest::collection::vec((0..6_usize, 1..200 * MB), 0..3),
     ) {
-        let mut cluster = Cluster::new(capacities.len() as u32, 0, Some(remote_io));
+        let mut cluster = Cluster::new(u32::try_from(capacities.len()).unwrap(), 0, Some(remote_io));
         for (node, capacity) in cluster.nodes.iter_mut().zip(&capacities) {
             node.capacity = *capacity;
         }

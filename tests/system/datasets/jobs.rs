@@ -101,7 +101,7 @@ fn jobs_get_the_rates_that_they_were_given() {
     if !is_root() {
         skip!("needs root");
     }
-    let origin = datasets(&[("a", 300, BYTES), ("b", 300, BYTES), ("c", 300, BYTES)]);
+    let origin = datasets(&[("a", 60, 50_000), ("b", 60, 50_000), ("c", 60, 50_000)]);
     let nodes = Nodes::launch(3, origin.path(), &["--remote-io", "4MB/s"]);
     let jobs = [
         ("a", 2e6, "2MB/s"),
