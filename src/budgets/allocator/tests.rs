@@ -419,7 +419,11 @@ fn a_job_that_was_ended_is_not_seen_again_unless_it_reads() {
     let mut cluster = Cluster::new(2, GB, Some(100 * MB));
     cluster.add("a", 10 * GB);
     cluster.ask(&Command::AddJob(job("run:x", "a", MB)));
-    cluster.reads(0, reading("run:x", "a"));
+    let reads = JobReport {
+        throughput: MB,
+        ..reading("run:x", "a")
+    };
+    cluster.reads(0, reads.clone());
     cluster.run(1_000);
     cluster.ask(&Command::EndJob("run:x".into()));
     cluster.run(1_000);
@@ -427,13 +431,12 @@ fn a_job_that_was_ended_is_not_seen_again_unless_it_reads() {
     assert!(!known(&cluster), "its last second is still reported");
     let idle = JobReport {
         throughput: 0,
-        remote_io: 0,
-        ..reading("run:x", "a")
+        ..reads.clone()
     };
     cluster.reads(0, idle);
     cluster.run(8_000);
     assert!(!known(&cluster));
-    cluster.reads(0, reading("run:x", "a"));
+    cluster.reads(0, reads);
     cluster.run(8_000);
     assert!(known(&cluster), "it reads on");
 }
