@@ -139,13 +139,12 @@ def row42(bench):
 
 def over_share(nodes):
     """The most bytes that a node holds above its share."""
-    held = [nodes.held(number) for number in range(1, nodes.count + 1)]
-    return max(bytes_held - share for bytes_held, share in held)
+    return max(bytes_held - share for bytes_held, share in nodes.held())
 
 
 def follows(nodes, budget):
     """Whether all nodes have shares of this budget, and hold no more."""
-    held = [nodes.held(number) for number in range(1, nodes.count + 1)]
+    held = nodes.held()
     return abs(sum(share for _, share in held) - budget) <= len(held) and all(
         bytes_held <= share + FILE_BYTES for bytes_held, share in held
     )

@@ -100,10 +100,14 @@ class Training:
         """Whether the allocator has heard that a job of `job run` reads."""
         return f"run:{name}" in self.jobs(on)
 
-    def held(self, number):
-        """Bytes of datasets that a node holds, and that it may hold, as it says itself."""
-        stats = self.stats(number)
-        return stats["datasets.bytes"], stats["datasets.share_bytes"]
+    def held(self):
+        """Bytes of datasets that each node holds, and that it may hold, as it says itself."""
+        asking = [
+            self.hosts.start(number, self.tree.copperfs, "stats", "--json", self.tree.mountpoint)
+            for number in range(1, self.count + 1)
+        ]
+        told = [json.loads(process.communicate(timeout=60)[0])["datasets"] for process in asking]
+        return [(one["bytes"], one["share_bytes"]) for one in told]
 
     def directory(self, name):
         """Where a dataset is on every host."""
@@ -223,4 +227,5 @@ def predicted(copperfs, problem, flags, directory):
     """What the simulator says of a problem."""
     path = Path(directory) / "problem.toml"
     path.write_text(problem)
-    return json.loads(run([copperfs, "simulate", "cluster", path, *flags, "--json"]))
+    said = json.loads(run([copperfs, "simulate", "cluster", path, *flags, "--json"]))
+    return said["runs"][0]["outcome"]
