@@ -262,7 +262,7 @@ impl Node {
             () = self.mounts.closed() => tracing::info!("unmounted"),
         }
         self.warmer.stop();
-        self.datasets.stop();
+        self.datasets.stop().await;
         let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
         unmounted

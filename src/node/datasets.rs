@@ -7,7 +7,7 @@ use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile};
-use crate::job::{self, Activities, JobName, Proc, RateLimit, Readers};
+use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
 use crate::origin::Origins;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use copperfs_overlay::{
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
@@ -47,8 +47,6 @@ pub(super) struct Inner {
     seat: Seat,
     /// This node reads datasets, or declares some.
     wanted: bool,
-    /// The steward was started.
-    awake: AtomicBool,
     reports: AtomicU64,
     following: OnceLock<JoinHandle<()>>,
 }
@@ -184,7 +182,6 @@ impl Datasets {
             activities,
             seat,
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
-            awake: AtomicBool::new(false),
             reports: AtomicU64::new(0),
             following: OnceLock::new(),
         }))
@@ -208,26 +205,22 @@ impl Datasets {
             }
         });
         drop(self.following.set(following));
+        let this = self.clone();
+        let report = Arc::new(move || this.report());
         if self.wanted {
-            self.wake();
+            self.steward.start(report);
+        } else {
+            self.steward.stand_by(report);
         }
     }
 
-    /// Begins to report and to look for the allocator, or to be it. A node without datasets waits for
-    /// somebody below it, or at its socket, to ask: clusters that only start jobs exchange nothing.
-    pub(super) fn wake(&self) {
-        if !self.awake.swap(true, Ordering::Relaxed) {
-            let this = self.clone();
-            self.steward.start(Arc::new(move || this.report()));
-        }
-    }
-
-    /// Ends what [`Datasets::start`] began.
-    pub(super) fn stop(&self) {
+    /// Ends what [`Datasets::start`] began; what lies on a disk is complete.
+    pub(super) async fn stop(&self) {
         self.steward.stop();
         if let Some(following) = self.following.get() {
             following.abort();
         }
+        self.home.close().await;
     }
 
     fn apply(&self, decision: &Arc<Decision>) {
@@ -256,7 +249,7 @@ impl Datasets {
 
 impl Inner {
     /// What travels of a job's report.
-    fn said(&self, report: &job::JobReport) -> JobReport {
+    fn said(&self, report: &ActivityReport) -> JobReport {
         let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
         let activity = self.activities.get(report.job.as_ref(), &report.dataset);
         let allowed = match activity.as_ref().map(|activity| activity.tokens().limit()) {

@@ -54,6 +54,10 @@ impl Service for NodeService {
         self.warmer.clone().carry_out(plan, tally).boxed()
     }
 
+    fn item_is_here(&self, request: &ItemRequest) -> bool {
+        self.datasets.home.has(request)
+    }
+
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
         let home = self.datasets.home.clone();
         async move { home.item(request).await }.boxed()
@@ -66,13 +70,11 @@ impl Service for NodeService {
         up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        self.datasets.wake();
         let steward = self.datasets.steward.clone();
         async move { steward.service_steer(child, tree, up, down).await }.boxed()
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        self.datasets.wake();
         let steward = self.datasets.steward.clone();
         async move { steward.service_command(tree, command).await }.boxed()
     }

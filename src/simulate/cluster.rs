@@ -36,7 +36,8 @@ use serde::Serialize;
 
 /// Most GPUs of a scenario: far above any cluster, far below what overflows.
 pub const GPUS_MAX: u32 = 1 << 20;
-/// Jobs that have finished or run out of time: what a run may take before it is called endless.
+/// Steps of a run. The 14 days of a 400-GPU cluster take some hundred thousand; a run that takes so
+/// many more is called endless.
 const STEPS_MAX: u64 = 50_000_000;
 
 /// Who gets GPUs.

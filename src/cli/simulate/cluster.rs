@@ -92,35 +92,7 @@ pub(super) struct Run {
 /// Simulates and prints.
 pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
     let (scenario, workload) = args.load()?;
-    let points: Vec<Option<f64>> = match &args.sweep {
-        None => vec![None],
-        Some(sweep) => sweep.values.iter().copied().map(Some).collect(),
-    };
-    let mut runs = Vec::new();
-    for &scheduler in &args.scheduler {
-        for &system in args.cache_policy.iter().flat_map(|some| &some.0) {
-            for &at in &points {
-                let one = Scenario {
-                    scheduler,
-                    system,
-                    ..scenario.clone()
-                };
-                let outcome = match (&args.sweep, at) {
-                    (Some(sweep), Some(value)) => {
-                        let (one, workload) = sweep.at(value, &one, &workload)?;
-                        run(&one, &workload)?
-                    }
-                    _ => run(&one, &workload)?,
-                };
-                runs.push(Run {
-                    scheduler,
-                    system,
-                    at,
-                    outcome,
-                });
-            }
-        }
-    }
+    let runs = args.runs(&scenario, &workload)?;
     if let Some(directory) = &args.plots {
         figures::write(directory, args.sweep.as_ref(), &runs, &workload)?;
     }
@@ -137,6 +109,40 @@ pub(super) fn simulate(args: &ClusterArgs) -> anyhow::Result<()> {
 }
 
 impl ClusterArgs {
+    /// Every combination that was asked for, one after the other.
+    fn runs(&self, scenario: &Scenario, workload: &Workload) -> anyhow::Result<Vec<Run>> {
+        let points: Vec<Option<f64>> = match &self.sweep {
+            None => vec![None],
+            Some(sweep) => sweep.values.iter().copied().map(Some).collect(),
+        };
+        let mut runs = Vec::new();
+        for &scheduler in &self.scheduler {
+            for &system in self.cache_policy.iter().flat_map(|some| &some.0) {
+                for &at in &points {
+                    let one = Scenario {
+                        scheduler,
+                        system,
+                        ..scenario.clone()
+                    };
+                    let outcome = match (&self.sweep, at) {
+                        (Some(sweep), Some(value)) => {
+                            let (one, workload) = sweep.at(value, &one, workload)?;
+                            run(&one, &workload)?
+                        }
+                        _ => run(&one, workload)?,
+                    };
+                    runs.push(Run {
+                        scheduler,
+                        system,
+                        at,
+                        outcome,
+                    });
+                }
+            }
+        }
+        Ok(runs)
+    }
+
     fn load(&self) -> anyhow::Result<(Scenario, Workload)> {
         let text = read(&self.file)?;
         let toml = self.file.extension().is_some_and(|end| end == "toml");
@@ -255,4 +261,91 @@ fn report(sweep: Option<&Sweep>, runs: &[Run]) -> String {
         ]);
     }
     table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ClusterArgs,
+    }
+
+    fn parse(flags: &str) -> Result<ClusterArgs, String> {
+        let words = ["simulate"].into_iter().chain(flags.split_whitespace());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        Ok(line.args)
+    }
+
+    #[test]
+    fn flags_need_units_and_known_names() {
+        for (flags, wanted) in [
+            ("t.csv --cache 2", "has no unit"),
+            ("t.csv --cache 0TB", "must be above zero"),
+            ("t.csv --cache=-1TB", "no number in front"),
+            ("t.csv --remote-io 200MB", "does not end with /s"),
+            ("t.csv --remote-io 200/s", "has no unit"),
+            (
+                "t.csv --scheduler lifo",
+                "possible values: fifo, sjf, gavel",
+            ),
+            ("t.csv --cache-policy arc", "is no cache policy"),
+            ("t.csv --sweep cache=1TB", "cannot be varied"),
+            ("", "FILE.toml|TRACE.csv"),
+        ] {
+            let error = parse(flags).unwrap_err();
+            assert!(error.contains(wanted), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_says_too_little_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.csv");
+        let mut args = parse("t.csv --gpus 8 --cache 1TB").unwrap();
+        args.file = path.clone();
+        let error = format!("{:#}", args.load().unwrap_err());
+        assert!(
+            error.contains("cannot read") && error.contains("t.csv"),
+            "{error}"
+        );
+        let columns = crate::simulate::cluster::trace::COLUMNS.join(",");
+        std::fs::write(&path, format!("{columns}\na,0,m,d,1e9,1,1e6,1e9\n")).unwrap();
+        let error = format!("{:#}", args.load().unwrap_err());
+        assert!(error.starts_with("--remote-io is missing"), "{error}");
+        std::fs::write(&path, format!("{columns}\na,0,m,d,1e9,1,0,1e9\n")).unwrap();
+        let error = format!("{:#}", args.load().unwrap_err());
+        assert!(error.contains("t.csv: line 2: ideal rate"), "{error}");
+    }
+
+    #[test]
+    fn runs_are_told_to_people_and_to_programs_and_drawn() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut args = parse("x.toml --cache-policy silod,quiver --scheduler fifo,gavel").unwrap();
+        args.file = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/simulate-8v100.toml");
+        let (scenario, workload) = args.load().unwrap();
+        let runs = args.runs(&scenario, &workload).unwrap();
+        assert_eq!(runs.len(), 4);
+        let text = report(None, &runs);
+        assert!(
+            text.lines().count() == 5 && text.contains("Gavel"),
+            "{text}"
+        );
+        let printed = as_json(&scenario, None, &runs);
+        assert_eq!(printed["runs"][1]["cache_policy"], "quiver");
+        assert_eq!(printed["cluster"]["remote_io_bytes_per_s"], 2e8);
+        let jobs = &printed["runs"][0]["outcome"]["jobs"];
+        assert_eq!(jobs.as_array().unwrap().len(), 5);
+        figures::write(directory.path(), None, &runs, &workload).unwrap();
+        let drawn = std::fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(drawn, 7);
+        args.sweep = Some(sweep("gpu-speed=1,2").unwrap());
+        let runs = args.runs(&scenario, &workload).unwrap();
+        figures::write(directory.path(), args.sweep.as_ref(), &runs, &workload).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("sweep.svg")).unwrap();
+        assert!(text.matches("<polyline").count() == 4 && !text.contains("NaN"));
+    }
 }
