@@ -227,8 +227,7 @@ impl Node {
         datasets.start(&overlay);
         drop(this.datasets.set(datasets.clone()));
         cluster.keeps(datasets.clone());
-        let items = Arc::new(datasets.clone());
-        let beside = DataMount::new(&settings, &this, root, Some(items));
+        let beside = DataMount::new(&settings, &this, root, &datasets);
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
