@@ -8,6 +8,7 @@
 
 pub mod allocator;
 pub mod command;
+pub mod count;
 pub mod decision;
 pub mod registry;
 pub mod report;
@@ -17,6 +18,7 @@ pub use command::{
     Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec, Overview,
     RateSource, Reply,
 };
+pub use count::DatasetCounter;
 pub use decision::{
     DatasetDecision, Decision, HomeNode, JobDecision, JobNode, OriginReaders, Serial,
 };

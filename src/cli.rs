@@ -3,12 +3,16 @@
 //! Parses, calls, prints. Errors end here: one message on standard error that says what failed, why,
 //! and what to try. Only this module and those below it print.
 
+pub mod allocate;
+mod api;
 pub mod bench;
 mod child;
+pub mod dataset;
 pub mod doctor;
 pub mod flags;
 pub mod index;
 pub mod job;
+pub mod job_table;
 pub mod launch;
 pub mod mount;
 pub mod plan;
@@ -186,6 +190,25 @@ enum Command {
             Who reads is recognised by Slurm's, PBS's, Kubernetes' or torchrun's job too: docs/JOBS.md"
     )]
     Job(job::JobCommand),
+    /// Declare what jobs read, so that it is cached once and within a budget
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs dataset add imagenet /copper_data/lus/imagenet --index /lus/imagenet/.index\n  \
+            copperfs dataset list\n  \
+            copperfs dataset show imagenet --json | jq .cached_ratio"
+    )]
+    Dataset(dataset::DatasetCommand),
+    /// Show what datasets and jobs get, or set it by hand
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            copperfs allocate show\n  \
+            copperfs allocate cache imagenet 120GB\n  \
+            copperfs allocate io slurm:1234 50MB/s\n  \
+            copperfs allocate io slurm:1234 auto"
+    )]
+    Allocate(allocate::AllocateCommand),
     /// Say what this machine offers and lacks, and how to fix it
     #[command(after_help = "Examples:\n  \
             copperfs doctor\n  \
@@ -311,6 +334,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)
         }
         Command::Plan(args) => plan::plan(&args),
+        Command::Dataset(command) => dataset::dataset(&command),
+        Command::Allocate(command) => allocate::allocate(&command),
         Command::Simulate(command) => simulate::simulate(command),
         Command::Bench(command) => bench::bench(command),
         Command::StartNode { who: true, .. } => {

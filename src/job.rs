@@ -20,7 +20,7 @@ pub mod progress;
 pub mod rate;
 pub mod tokens;
 
-pub use activity::{Activities, ItemOutcome, JobActivity, JobReport, Terms, Waiting};
+pub use activity::{Activities, ActivityReport, ItemOutcome, JobActivity, Terms, Waiting};
 pub use identity::{Proc, Process, Reader, Readers};
 pub use name::{JobId, JobName, JobNameError};
 pub use tokens::{Permit, RateLimit, Tokens};

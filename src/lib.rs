@@ -4,6 +4,7 @@
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
 pub mod allocator;
+pub mod api;
 pub mod attend;
 pub mod bench;
 pub mod budgets;

@@ -4,6 +4,7 @@
 //! overlay that serves children from the read path, the FUSE front that serves applications from it,
 //! and the control socket.
 
+mod api;
 mod arrivals;
 mod attendant;
 mod backing;
@@ -21,6 +22,9 @@ mod record;
 mod service;
 pub(crate) mod warm;
 
+use crate::api::ApiServer;
+use crate::budgets::DatasetCounter;
+use crate::config::datasets::Served;
 use crate::config::Settings;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
@@ -30,6 +34,7 @@ use crate::report::Report;
 use crate::store::StoreError;
 use cluster::{Cluster, Identity};
 use copperfs_fuse as fuse;
+use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
@@ -106,6 +111,23 @@ pub enum NodeError {
     /// A part of the node died.
     #[error("a part of the node died: {0}")]
     Task(tokio::task::JoinError),
+    /// The HTTP API cannot be served on TCP.
+    #[error("cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?")]
+    ApiListener(#[from] TlsError),
+    /// It would have no certificates.
+    #[error(
+        "--api-listen needs a job secret, whose certificates it asks for: give --secret-file FILE, or \
+         leave it out; the API is on its Unix socket anyway"
+    )]
+    ApiSecret,
+    /// The HTTP API's socket failed.
+    #[error("cannot serve the API's socket {path}: {source}. Check the directory's owner and space")]
+    Api {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The control socket failed.
     #[error(
         "cannot serve the control socket {path}: {source}. Check the directory's owner and space"
@@ -137,6 +159,8 @@ pub struct Node {
     datasets: Datasets,
     /// Held for its drop.
     _control: ControlSocket,
+    /// As well.
+    _api: Vec<ApiServer>,
 }
 
 impl Node {
@@ -169,11 +193,14 @@ impl Node {
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
             let (place, capacity) = ladder::dataset_room(&settings);
+            let source = Arc::new(upstream.at(0));
+            let counter = DatasetCounter::new(Served::of(&settings), source);
+            counter.connect(read.clone());
             let datasets = Datasets::new(Ground {
                 settings: &settings,
                 upstream: &upstream,
                 origins: origins.as_ref(),
-                counter: Arc::new(datasets::Uncounted),
+                counter: Arc::new(counter),
                 place,
                 capacity,
             });
@@ -219,12 +246,14 @@ impl Node {
         warmer.mounted();
 
         let control = serve_commands(&settings, parts)?;
+        let api = api::serve(&settings, &datasets).await?;
         Ok(Self {
             mounts,
             overlay,
             warmer,
             datasets,
             _control: control,
+            _api: api,
         })
     }
 
@@ -240,7 +269,7 @@ impl Node {
             () = self.mounts.closed() => tracing::info!("unmounted"),
         }
         self.warmer.stop();
-        self.datasets.stop();
+        self.datasets.stop().await;
         let unmounted = self.mounts.unmount().await;
         self.overlay.shutdown().await;
         unmounted

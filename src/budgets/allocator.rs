@@ -27,8 +27,6 @@ mod tests;
 
 use problem::Estimates;
 
-/// A node that was not heard of for so long is gone: its homes are given to others, and its part of
-
 /// A node that was not heard of for so long is gone: its slots are given to others, and its part of
 /// jobs' rates. A node whose parent dies reports again within three and a half seconds at most: a
 /// second from the last report to the death, two until that is noticed, and the way elsewhere.
@@ -132,11 +130,7 @@ impl Allocator {
     /// A decision that some node holds. If it is newer than what is known here, it is taken up from: its
     /// declarations, jobs and what was set by hand stand, and this allocator goes on in a later term.
     pub fn heard_decision(&mut self, held: &Decision, now: Duration) {
-        let own = self.decision.serial.max(Serial {
-            term: self.term,
-            count: 0,
-        });
-        if held.serial < own || held.serial == self.decision.serial {
+        if held.serial <= self.decision.serial {
             return;
         }
         self.registry = Registry::of(held);

@@ -7,12 +7,15 @@
 #[cfg(test)]
 mod tests;
 
+use super::api::Mounted;
 use super::child::{Signals, exit_code};
+use super::dataset::{ListArgs, OneArgs};
+use super::job_table::{self, Daemon};
 use super::simulate::rate;
 use super::{fail, socket};
 use crate::budgets::JobSpec;
 use crate::job::JobName;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,6 +36,16 @@ pub enum JobCommand {
             The program finds COPPERFS_JOB and COPPERFS_DATASET in its environment. Signals are passed \
             on to it, and its status is that of this command.")]
     Run(RunArgs),
+    /// Declare a job that is run by other means
+    #[command(after_help = "Examples:\n  \
+            copperfs job add slurm:1234 --dataset imagenet --ideal-rate 114MB/s --gpus 4 --epochs 90")]
+    Add(job_table::AddArgs),
+    /// List the jobs: declared, and seen
+    List(ListArgs),
+    /// Show one: how far it is, what it gets, what hits
+    Show(OneArgs),
+    /// End one: what it was given goes to the others
+    End(OneArgs),
 }
 
 /// Flags of `job run`.
@@ -50,6 +63,8 @@ pub struct RunArgs {
     /// Epochs that it runs, for its expected end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
+    #[command(flatten)]
+    mounted: Mounted,
     /// Its name: run:NAME in lists [default: of the dataset and a number]
     #[arg(long, value_name = "NAME", value_parser = own_name)]
     name: Option<String>,
@@ -79,21 +94,16 @@ pub(super) trait JobRegistry {
 /// The job cannot be declared, or its program cannot be started.
 pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
     match command {
-        JobCommand::Run(args) => socket::run(run(args, &Nobody)),
-    }
-}
-
-/// Nobody keeps a list.
-struct Nobody;
-
-impl JobRegistry for Nobody {
-    async fn add(&self, job: &JobSpec) -> anyhow::Result<()> {
-        bail!("cannot declare {}: no daemon takes jobs yet", job.name)
-    }
-
-    async fn end(&self, _name: &str) -> anyhow::Result<()> {
-        Ok(())
-    }
+        JobCommand::Run(args) => {
+            let daemon = Daemon(args.mounted.api()?);
+            return socket::run(run(args, &daemon));
+        }
+        JobCommand::Add(args) => job_table::add(args),
+        JobCommand::List(args) => job_table::list_all(args),
+        JobCommand::Show(args) => job_table::show_one(args),
+        JobCommand::End(args) => job_table::end(args),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<ExitCode> {

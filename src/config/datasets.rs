@@ -3,7 +3,7 @@
 //! Used for `[[dataset]]` tables and `--dataset`, and by the daemon for what the API is asked to add.
 
 use super::layer::Written;
-use super::settings::{IndexFile, OriginSpec};
+use super::settings::{IndexFile, OriginSpec, Settings};
 use super::units::parse_bytes;
 use crate::budgets::registry::{Limits, Registry};
 use crate::budgets::{DatasetSpec, OriginReaders};
@@ -25,6 +25,16 @@ pub struct Served {
 }
 
 impl Served {
+    /// What a node with these settings serves.
+    #[must_use]
+    pub fn of(settings: &Settings) -> Self {
+        let mounts = [&settings.mountpoint].into_iter();
+        Self {
+            origins: settings.origins.clone(),
+            mounts: mounts.chain(&settings.data_mount).cloned().collect(),
+        }
+    }
+
     /// The path of the namespace that `text` means: a path below a mount point, a path of the
     /// namespace, or a URI that an origin serves; and the URI without credentials, if it is one.
     ///

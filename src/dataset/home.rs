@@ -309,6 +309,15 @@ impl Home {
         Err(vanished(&request))
     }
 
+    /// Whether a request would be answered from what is held: without storage, and without payment.
+    #[must_use]
+    pub fn has(&self, request: &ItemRequest) -> bool {
+        let (Some(share), Ok(wanted)) = (self.find(request.dataset), Wanted::of(request)) else {
+            return false;
+        };
+        share.holds(&ItemId::of(&wanted.file, wanted.stripe))
+    }
+
     /// Drops what is held of the datasets at `path` and below. Of one that reaches above it nothing goes:
     /// a version's bytes do not change, and what is another version is asked for anew.
     pub fn clear(&self, path: &ItemPath) {

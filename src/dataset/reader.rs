@@ -221,7 +221,5 @@ fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
         items: dataset
             .map(|dataset| dataset.items)
             .filter(|items| *items > 0),
-        bytes: dataset.map(|dataset| dataset.size).filter(|size| *size > 0),
-        cached_bytes: 0,
     }
 }

@@ -12,13 +12,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use report::JobReport;
+pub use report::ActivityReport;
 pub use table::Activities;
 
 use super::identity::{Process, Reader};
-use super::meter::{Recent, float};
+use super::meter::Recent;
 use super::name::JobName;
-use super::progress::{EpochCounts, Ordinals, Progress, Share, effective_hit_ratio};
+use super::progress::{EpochCounts, Ordinals, Progress};
 use super::rate::Loader;
 use super::tokens::{RateLimit, Tokens};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,10 +46,6 @@ pub struct Terms {
     pub nodes: u32,
     /// The dataset's items, if its index or a walk has said. Divided by `nodes` that is an epoch here.
     pub items: Option<u64>,
-    /// The dataset's bytes, if known.
-    pub bytes: Option<u64>,
-    /// The dataset's bytes that are cached now, on all nodes.
-    pub cached_bytes: u64,
 }
 
 /// Processes of one job that are watched on one node: of more, the first ones. They are anchors (one
@@ -218,14 +214,6 @@ impl JobActivity {
         self.state().progress.ended().copied().collect()
     }
 
-    /// Which part of what the job reads next will be found in the cache: what was there before its
-    /// epoch began and it has not read yet, over what it has not read yet (SiloD §6, delayed
-    /// effectiveness). `None` as long as the dataset's size is not known.
-    #[must_use]
-    pub fn hit_ratio(&self) -> Option<f64> {
-        self.state().hit_ratio()
-    }
-
     /// A process of the job is here.
     fn seen(&self, reader: &Reader) {
         let mut state = self.state();
@@ -238,21 +226,6 @@ impl JobActivity {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn hit_ratio(&self) -> Option<f64> {
-        let nodes = float(nodes(&self.terms));
-        let epoch = self.progress.epoch();
-        let share = Share {
-            size: float(self.terms.bytes?) / nodes,
-            cached: float(self.terms.cached_bytes) / nodes,
-            read: float(epoch.bytes),
-            hits: float(epoch.hit_bytes),
-            admitted: float(epoch.admitted_bytes),
-        };
-        Some(effective_hit_ratio(share))
     }
 }
 

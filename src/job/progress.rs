@@ -82,46 +82,6 @@ impl EpochCounts {
     }
 }
 
-/// What the hit ratio follows from, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Share {
-    /// The dataset, or the part of it that is read here.
-    pub size: f64,
-    /// Cached of it now.
-    pub cached: f64,
-    /// Read of it in this epoch.
-    pub read: f64,
-    /// Read of it in this epoch, and found in the cache.
-    pub hits: f64,
-    /// Come into the cache in this epoch by this job's own reads.
-    pub admitted: f64,
-}
-
-/// Which part of what a job reads next will be found in the cache.
-///
-/// What the job has read in this epoch it does not read again before the next: neither what it found
-/// in the cache (`hits`) nor what its own misses have put there (`admitted`). Of the rest of the
-/// cache it finds everything, in no order, so the ratio is
-/// `(cached − admitted − hits) ÷ (size − read)`, kept between 0 and 1. That is SiloD's effective cache
-/// (§6, "delayed effectiveness of cache"): a job in its first epoch, alone on its dataset, hits
-/// nothing, however much it has put into the cache. What other jobs put there counts at once.
-///
-/// At the end of an epoch, with nothing left to read, the next one begins: `cached ÷ size`.
-#[must_use]
-pub fn effective_hit_ratio(share: Share) -> f64 {
-    let left = share.size - share.read;
-    let (found, of) = if left > 0.0 {
-        (share.cached - share.admitted - share.hits, left)
-    } else {
-        (share.cached, share.size)
-    };
-    if of > 0.0 {
-        (found / of).clamp(0.0, 1.0)
-    } else {
-        0.0
-    }
-}
-
 /// Results of epochs kept: more than a training has; 64 KiB for each job.
 const ENDED_MAX: usize = 1000;
 

@@ -7,7 +7,7 @@ use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile};
-use crate::job::{self, Activities, JobName, Proc, RateLimit, Readers};
+use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
 use crate::origin::Origins;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -222,12 +222,13 @@ impl Datasets {
         }
     }
 
-    /// Ends what [`Datasets::start`] began.
-    pub(super) fn stop(&self) {
+    /// Ends what [`Datasets::start`] began; what lies on a disk is complete.
+    pub(super) async fn stop(&self) {
         self.steward.stop();
         if let Some(following) = self.following.get() {
             following.abort();
         }
+        self.home.close().await;
     }
 
     fn apply(&self, decision: &Arc<Decision>) {
@@ -256,7 +257,7 @@ impl Datasets {
 
 impl Inner {
     /// What travels of a job's report.
-    fn said(&self, report: &job::JobReport) -> JobReport {
+    fn said(&self, report: &ActivityReport) -> JobReport {
         let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
         let activity = self.activities.get(report.job.as_ref(), &report.dataset);
         let allowed = match activity.as_ref().map(|activity| activity.tokens().limit()) {
@@ -367,49 +368,5 @@ impl std::fmt::Debug for Datasets {
         f.debug_struct("Datasets")
             .field("seat", &self.seat)
             .finish_non_exhaustive()
-    }
-}
-
-pub(super) struct Uncounted;
-impl Counter for Uncounted {
-    fn count(
-        &self,
-        _d: &crate::budgets::DatasetDecision,
-        _p: Arc<crate::budgets::steward::CountProgress>,
-    ) -> BoxFuture<'static, Result<crate::budgets::steward::Counted, String>> {
-        {
-            let path = std::path::PathBuf::from(format!("{}", _d.path));
-            let mut slots = vec![0u64; crate::dataset::SLOTS];
-            let mut items = 0;
-            let mut bytes = 0;
-            for e in std::fs::read_dir(path).unwrap() {
-                let e = e.unwrap();
-                let len = e.metadata().unwrap().len();
-                items += 1;
-                bytes += len;
-                slots[usize::from(crate::dataset::slot_of(
-                    &_d.path
-                        .join(std::os::unix::ffi::OsStrExt::as_bytes(
-                            e.file_name().as_os_str(),
-                        ))
-                        .unwrap(),
-                    0,
-                ))] += len;
-            }
-            std::future::ready(Ok(crate::budgets::steward::Counted {
-                items,
-                bytes,
-                slots,
-                source: 1,
-            }))
-            .boxed()
-        }
-    }
-    fn is_outdated(
-        &self,
-        _d: &crate::budgets::DatasetDecision,
-        _s: u64,
-    ) -> BoxFuture<'static, bool> {
-        std::future::ready(false).boxed()
     }
 }

@@ -54,6 +54,10 @@ impl Service for NodeService {
         self.warmer.clone().carry_out(plan, tally).boxed()
     }
 
+    fn item_is_here(&self, request: &ItemRequest) -> bool {
+        self.datasets.home.has(request)
+    }
+
     fn item(&self, request: ItemRequest) -> BoxFuture<'static, Result<ItemAnswer, Failure>> {
         let home = self.datasets.home.clone();
         async move { home.item(request).await }.boxed()

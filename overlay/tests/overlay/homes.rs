@@ -2,11 +2,11 @@
 
 mod hostile;
 
-use crate::support::{Alive, Desk, TestTree, content, kind, path, until, within};
+use crate::support::{Alive, Desk, LOOPBACK, TestTree, content, kind, path, until, within};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
-    Version,
+    Seat, Version,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -123,6 +123,20 @@ async fn every_member_reads_from_every_other() {
     assert!(home.item_bytes_sent > reader.item_bytes_received / 3);
     // Nothing of it went through the tree.
     assert_eq!((reader.upstream_requests, home.downstream_requests), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_reads_too() {
+    let tree = chain(2, home()).await;
+    let mut config = tree.config(1);
+    config.seat = Seat::Guest("late".into());
+    config.listen = LOOPBACK.parse().unwrap();
+    let guest = tree.try_start(1, config, |_| {}).unwrap();
+    for rank in 0..2 {
+        let found = guest.homes().item(rank, request("file", 0, 9, 9));
+        within(10, found).await.unwrap();
+    }
+    assert_eq!(guest.homes().connected(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

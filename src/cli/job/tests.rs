@@ -1,6 +1,7 @@
 //! `job run` with a registry in memory.
 
 use super::*;
+use anyhow::bail;
 use clap::Parser;
 use std::path::Path;
 use std::sync::Mutex;
@@ -14,8 +15,10 @@ struct Line {
 fn parsed(line: &str) -> Result<RunArgs, String> {
     let words = std::iter::once("job").chain(line.split(' '));
     let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-    let JobCommand::Run(args) = line.command;
-    Ok(args)
+    match line.command {
+        JobCommand::Run(args) => Ok(args),
+        other => Err(format!("{other:?}")),
+    }
 }
 
 /// Held by those who run programs: signals to this process reach all of them.

@@ -398,9 +398,9 @@ fn wrong_datasets_and_budgets_name_their_place() {
     assert_eq!(defaults.remote_io, None);
     assert_eq!((defaults.gpus, defaults.shared_reserve_percent), (None, 20));
     for (key, value, hint) in [
-        ("remote_io", "200", "it does not end with /s"),
+        ("remote_io", "200", "it does not say per second"),
         ("remote_io", "-1MB/s", "no number in front"),
-        ("remote_io", "0MB/s", "nothing comes through"),
+        ("remote_io", "0MB/s", "less than a byte"),
         ("allocation_policy", "gredy", "Did you mean greedy?"),
         ("gpus", "0", "too small"),
         ("shared_reserve", "0%", "1% to 99%"),

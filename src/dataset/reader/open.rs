@@ -408,12 +408,8 @@ impl Opened {
                     // A home asks for its item's length at most; more would hang for its words' sake.
                     permit = Some(tokens.take(cost.clamp(run.len, STRIPE_BYTES)).await);
                 }
-                Err(failure) => {
-                    if let Some(permit) = permit {
-                        permit.spent(0);
-                    }
-                    return Err(failure);
-                }
+                // Storage may have been read for it all the same: what was to be paid counts as spent.
+                Err(failure) => return Err(failure),
             }
         }
         let path = &self.file.path;

@@ -134,7 +134,7 @@ fn open(reader: &DatasetReader, file: &FileRef) -> OpenDatasetFile {
 }
 
 /// What was counted of readers of no job.
-fn counted(reader: &DatasetReader) -> crate::job::JobReport {
+fn counted(reader: &DatasetReader) -> crate::job::ActivityReport {
     let all = reader.0.activities.all();
     all[0].report(Instant::now())
 }

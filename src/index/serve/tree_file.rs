@@ -2,7 +2,7 @@
 //! node's own read path, as those of any file.
 
 use crate::index::IndexError;
-use crate::index::read::Bytestore;
+use crate::index::read::{Bytestore, Index};
 use crate::num::to_usize;
 use crate::read::{FileRef, ReadAhead, ReadPath};
 use bytes::{Bytes, BytesMut};
@@ -40,6 +40,15 @@ impl TreeFile {
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         &self.path
+    }
+
+    /// Opens it as an index, apart from any prefix.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a whole index of this version.
+    pub async fn index(&self) -> Result<Index, IndexError> {
+        let (opened, _own) = self.open().await?;
+        Index::open(Arc::new(opened)).await
     }
 
     /// Its bytes, and its entry in the directory that it lies in.

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// A job's reading of a dataset on one node. Reports of a job from several nodes are added up field
 /// by field, but for the epoch (the least) and the ratios.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobReport {
+pub struct ActivityReport {
     /// The job; `None`: all readers that belong to none.
     pub job: Option<JobName>,
     /// The dataset that it reads.
@@ -35,8 +35,6 @@ pub struct JobReport {
     pub throttled: f64,
     /// What is known of its ideal rate on this node.
     pub estimate: Option<Estimate>,
-    /// Which part of what it reads next is cached (delayed effectiveness), if that can be said.
-    pub hit_ratio: Option<f64>,
     /// It does not read each item once in each epoch.
     pub irregular: bool,
     /// Of its outermost processes here, those that run.
@@ -51,7 +49,7 @@ impl JobActivity {
     /// What to say of it. Only one caller: the time and the charges since the last report are counted
     /// from call to call.
     #[must_use]
-    pub fn report(&self, now: Instant) -> JobReport {
+    pub fn report(&self, now: Instant) -> ActivityReport {
         let waited = self.tokens.waited();
         let mut state = self.state();
         let before = state.reported;
@@ -70,7 +68,7 @@ impl JobActivity {
             waited,
         };
         let idle = now.saturating_duration_since(state.active);
-        JobReport {
+        ActivityReport {
             job: self.job.clone(),
             dataset: self.dataset.to_string(),
             epoch: state.progress.number(),
@@ -83,7 +81,6 @@ impl JobActivity {
             remote_rate: state.remote.rate(now),
             throttled: throttled.min(1.0),
             estimate: state.loader.estimate(),
-            hit_ratio: state.hit_ratio(),
             irregular: state.progress.irregular(),
             processes: state.running,
             ended: state.running == 0 && state.loader.waiting() == 0 && idle > ENDED_AFTER,

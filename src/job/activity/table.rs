@@ -1,6 +1,6 @@
 //! All jobs that read datasets on this node.
 
-use super::{JobActivity, JobReport};
+use super::{ActivityReport, JobActivity};
 use crate::job::identity::{Proc, Reader};
 use crate::job::name::JobName;
 use crate::job::progress::Ordinals;
@@ -85,8 +85,8 @@ impl Activities {
     /// What to report this second, in the order of names. Looks up in `proc` which processes run, so
     /// it is not for a thread that answers requests.
     #[must_use]
-    pub fn reports(&self, proc: &Proc, now: Instant) -> Vec<JobReport> {
-        let mut reports: Vec<JobReport> = self
+    pub fn reports(&self, proc: &Proc, now: Instant) -> Vec<ActivityReport> {
+        let mut reports: Vec<ActivityReport> = self
             .all()
             .iter()
             .map(|activity| {

@@ -127,47 +127,7 @@ fn no_more_than_a_thousand_results_are_kept() {
     assert_eq!(progress.total().items, 1500);
 }
 
-fn share(cached: f64, read: f64, hits: f64, admitted: f64) -> Share {
-    Share {
-        size: 100.0,
-        cached,
-        read,
-        hits,
-        admitted,
-    }
-}
-
-#[test]
-fn the_effective_hit_ratio_is_of_what_was_cached_before_the_epoch() {
-    for (given, wanted) in [
-        // The first epoch, alone: whatever was admitted helps nothing.
-        (share(0.0, 0.0, 0.0, 0.0), 0.0),
-        (share(40.0, 40.0, 0.0, 40.0), 0.0),
-        (share(60.0, 99.0, 0.0, 60.0), 0.0),
-        // From the second on: c/d all the time.
-        (share(60.0, 0.0, 0.0, 0.0), 0.6),
-        (share(60.0, 50.0, 30.0, 0.0), 0.6),
-        // Another job has cached 20 more meanwhile.
-        (share(80.0, 50.0, 30.0, 0.0), 1.0),
-        // At the end: of the next one.
-        (share(60.0, 100.0, 60.0, 0.0), 0.6),
-        // A budget that shrank, and a report that is older than another.
-        (share(10.0, 50.0, 30.0, 0.0), 0.0),
-        (share(100.0, 50.0, 10.0, 0.0), 1.0),
-    ] {
-        let ratio = effective_hit_ratio(given);
-        assert!((ratio - wanted).abs() < 1e-9, "{given:?}: {ratio}");
-    }
-}
-
 proptest! {
-    #[test]
-    fn a_ratio_stays_a_ratio(size in 0.0..10.0_f64, cached in 0.0..10.0_f64, read in 0.0..10.0_f64,
-                             hits in 0.0..10.0_f64, admitted in 0.0..10.0_f64) {
-        let ratio = effective_hit_ratio(Share { size, cached, read, hits, admitted });
-        prop_assert!((0.0..=1.0).contains(&ratio));
-    }
-
     #[test]
     fn nothing_is_lost_between_epochs(items in prop::collection::vec(0_u32..50, 0..400), expected in 0_u64..60) {
         let mut progress = expecting(expected);

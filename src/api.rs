@@ -1,0 +1,211 @@
+//! The HTTP+JSON API of datasets, jobs and budgets.
+//!
+//! `SiloD`'s two calls (Table 3: `allocateCacheSize`, `allocateRemoteIO`), the declarations that they
+//! need, and read-outs. On a Unix socket beside the daemon's other files (mode 0600), and if it is asked
+//! for on TCP under the cluster's mutual TLS. Any node answers: what is asked goes up to the allocator.
+//! `docs/openapi.json` describes it; a test keeps it equal to [`routes`].
+//!
+//! It decides nothing: checks are the registry's ([`crate::budgets::registry`]).
+
+use crate::allocator::{Policy, Problem, UnknownPolicy};
+use crate::budgets::{Command, CommandError, Decision, Overview, Reply, Steward};
+use crate::config::datasets::Served;
+use error::ApiError;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub mod client;
+mod error;
+pub mod requests;
+pub mod routes;
+pub mod serve;
+#[cfg(test)]
+mod tests;
+pub mod views;
+
+pub use serve::ApiServer;
+
+/// How long the answer to `dataset add` waits for the count. One from an index is there by then; a
+/// long walk goes on, and `dataset show` tells how far it is.
+const COUNT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The API of one node. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Api {
+    steward: Steward,
+    served: Arc<Served>,
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// JSON.
+    pub body: Value,
+}
+
+impl Api {
+    /// The API of the node with `steward`, which serves `served`.
+    #[must_use]
+    pub fn new(steward: Steward, served: Served) -> Self {
+        Self {
+            steward,
+            served: Arc::new(served),
+        }
+    }
+
+    /// Answers one request. May be cancelled; a command may have been carried out then.
+    pub async fn answer(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let answered = match routes::find(method, path) {
+            Ok((route, name)) => self.route(route, &name, body).await,
+            Err(error) => Err(error),
+        };
+        answered.unwrap_or_else(ApiError::into_answer)
+    }
+
+    async fn route(
+        &self,
+        route: routes::Route,
+        name: &str,
+        body: &[u8],
+    ) -> Result<Answer, ApiError> {
+        use routes::Route;
+        let name = name.to_owned();
+        match route {
+            Route::Datasets => self.read(|all| Some(views::datasets(all))).await,
+            Route::Dataset => {
+                let read = self.read(|all| views::dataset(all, &name));
+                read.await.map_err(|error| error.named("dataset", &name))
+            }
+            Route::AddDataset => self.add_dataset(body).await,
+            Route::RemoveDataset => self.act(Command::RemoveDataset(name)).await,
+            Route::AllocateCache => {
+                let size = requests::CacheRequest::parse(body)?.size;
+                self.act(Command::AllocateCacheSize {
+                    dataset: name,
+                    size,
+                })
+                .await
+            }
+            Route::Jobs => self.read(|all| Some(views::jobs(all))).await,
+            Route::Job => {
+                let read = self.read(|all| views::job(all, &name));
+                read.await.map_err(|error| error.named("job", &name))
+            }
+            Route::AddJob => {
+                let spec = requests::JobRequest::parse(body)?.into_spec();
+                let name = spec.name.clone();
+                self.act(Command::AddJob(spec)).await?;
+                let read = self.read(|all| views::job(all, &name)).await?;
+                Ok(Answer {
+                    status: 201,
+                    ..read
+                })
+            }
+            Route::EndJob => self.act(Command::EndJob(name)).await,
+            Route::AllocateIo => {
+                let rate = requests::RateRequest::parse(body)?.rate;
+                self.act(Command::AllocateRemoteIo { job: name, rate })
+                    .await
+            }
+            Route::Policy => {
+                let policy = requests::PolicyRequest::parse(body)?.policy;
+                self.act(Command::SetPolicy(policy)).await
+            }
+            Route::Allocation => self.read(|all| Some(views::allocation(all))).await,
+            Route::Nodes => self.read(|all| Some(views::nodes(all))).await,
+            Route::Plan => plan(body),
+            Route::Document => Ok(Answer::of(routes::document())),
+        }
+    }
+
+    /// What the allocator knows.
+    async fn overview(&self) -> Result<Overview, ApiError> {
+        match self.steward.command(Command::Overview).await? {
+            Reply::Overview(overview) => Ok(*overview),
+            Reply::Done(_) => Err(CommandError::unavailable(
+                "the allocator gave an answer to something else: is it another version of copperfs?",
+            )
+            .into()),
+        }
+    }
+
+    async fn read(
+        &self,
+        view: impl FnOnce(&Overview) -> Option<Value>,
+    ) -> Result<Answer, ApiError> {
+        let overview = self.overview().await?;
+        view(&overview)
+            .map(Answer::of)
+            .ok_or_else(ApiError::not_found)
+    }
+
+    async fn act(&self, command: Command) -> Result<Answer, ApiError> {
+        match self.steward.command(command).await? {
+            Reply::Done(serial) => {
+                let serial = serial.to_string();
+                Ok(Answer::of(serde_json::json!({ "serial": serial })))
+            }
+            Reply::Overview(_) => Ok(Answer::of(Value::Null)),
+        }
+    }
+
+    /// Declares a dataset, and waits a little for its size. One that turns out to be empty is taken back.
+    async fn add_dataset(&self, body: &[u8]) -> Result<Answer, ApiError> {
+        let spec = requests::DatasetRequest::parse(body)?.into_spec(&self.served)?;
+        let (name, path) = (spec.name.clone(), spec.path.clone());
+        let mut decisions = self.steward.watch();
+        self.act(Command::AddDataset(spec)).await?;
+        let known = |decision: &Arc<Decision>| {
+            let dataset = decision.dataset(&name);
+            dataset.is_some_and(|one| one.size > 0 || one.trouble.is_some())
+        };
+        let counted = tokio::time::timeout(COUNT_PATIENCE, decisions.wait_for(known)).await;
+        // Not the lock of the channel is kept, but what it shows.
+        let counted = counted
+            .ok()
+            .and_then(|counted| Some(Arc::clone(&*counted.ok()?)));
+        let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
+        let empty = trouble.is_some_and(|why| why.contains(requests::EMPTY));
+        if empty {
+            self.act(Command::RemoveDataset(name.clone())).await?;
+            return Err(ApiError::empty(&name, &path));
+        }
+        let read = self.read(|all| views::dataset(all, &name)).await?;
+        Ok(Answer {
+            status: 201,
+            ..read
+        })
+    }
+}
+
+impl Answer {
+    fn of(body: Value) -> Self {
+        Self { status: 200, body }
+    }
+}
+
+/// What a policy would give, of a problem as `copperfs plan` reads it.
+fn plan(body: &[u8]) -> Result<Answer, ApiError> {
+    let advice = "docs/ALLOCATOR.md tells the format, copperfs plan --help shows an example";
+    let refused =
+        |status, error: &dyn std::fmt::Display| ApiError::new(status, error.to_string(), advice);
+    let mut value: Value = requests::object(body)?;
+    let policy = match value
+        .as_object_mut()
+        .and_then(|object| object.remove("policy"))
+    {
+        Some(Value::String(name)) => name.parse().map_err(|error| {
+            let error: UnknownPolicy = error;
+            refused(422, &error)
+        })?,
+        Some(other) => return Err(refused(422, &format!("{other} is no policy"))),
+        None => Policy::default(),
+    };
+    let problem = Problem::from_value(&value).map_err(|error| refused(422, &error))?;
+    Ok(Answer::of(
+        policy.allocate(&problem).to_json(&problem, policy),
+    ))
+}

@@ -1,0 +1,572 @@
+//! The API of a node that is alone, over its socket; and its document against what it answers.
+
+use super::client::{ApiClient, ClientError};
+use super::routes::ROUTES;
+use super::*;
+use crate::budgets::steward::{CountProgress, Counted, Counter, Neighbours, StewardConfig};
+use crate::budgets::{
+    Counting, DatasetDecision, DatasetSpec, IdealRate, JobDecision, JobNode, JobReport, NodeReport,
+    OriginReaders, RateSource, ShareReport,
+};
+use crate::config::OriginSpec;
+use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::{Map, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Nobody is there.
+struct Alone;
+
+impl Neighbours for Alone {
+    fn trees(&self) -> usize {
+        1
+    }
+
+    fn is_root_of(&self, _tree: usize) -> bool {
+        true
+    }
+
+    fn steer(&self, _tree: usize) -> BoxFuture<'static, Result<Steering, Failure>> {
+        std::future::ready(Err(Failure::new(FailureKind::Unsupported, "alone"))).boxed()
+    }
+
+    fn command(
+        &self,
+        _tree: usize,
+        _command: bytes::Bytes,
+    ) -> BoxFuture<'static, Result<bytes::Bytes, Failure>> {
+        std::future::ready(Err(Failure::new(FailureKind::Unsupported, "alone"))).boxed()
+    }
+}
+
+struct Sizes;
+
+impl Counter for Sizes {
+    fn count(
+        &self,
+        dataset: &DatasetDecision,
+        _progress: Arc<CountProgress>,
+    ) -> BoxFuture<'static, Result<Counted, String>> {
+        let bytes = if dataset.name == "empty" {
+            0
+        } else {
+            16_384_000
+        };
+        let counted = Counted {
+            items: bytes / 1000,
+            bytes,
+            slots: vec![bytes / 16_384; 16_384],
+            source: 0,
+        };
+        std::future::ready(Ok(counted)).boxed()
+    }
+
+    fn is_outdated(&self, _: &DatasetDecision, _: u64) -> BoxFuture<'static, bool> {
+        std::future::ready(false).boxed()
+    }
+}
+
+fn served() -> Served {
+    Served {
+        origins: vec![OriginSpec {
+            prefix: path("/lus"),
+            uri: "file:///lus".into(),
+            options: BTreeMap::new(),
+        }],
+        mounts: vec!["/copper_data".into()],
+    }
+}
+
+fn path(text: &str) -> ItemPath {
+    ItemPath::parse(text.as_bytes()).unwrap()
+}
+
+struct Node {
+    steward: Steward,
+    client: ApiClient,
+    socket: std::path::PathBuf,
+    server: ApiServer,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn start() -> Self {
+        let config = StewardConfig {
+            name: "n0".into(),
+            boot: 1,
+            datasets: vec![DatasetSpec::new("configured", path("/lus/configured"))],
+            policy: "greedy".into(),
+            remote_io: Some(200_000_000),
+            gpus: Some(4),
+        };
+        let steward = Steward::new(config, Arc::new(Alone), Arc::new(Sizes));
+        let counts = std::sync::atomic::AtomicU64::new(1);
+        steward.start(Arc::new(move || NodeReport {
+            rank: 0,
+            name: "n0".into(),
+            boot: 1,
+            count: counts.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            follows: Default::default(),
+            capacity: 10_000_000,
+            shares: Vec::new(),
+            jobs: Vec::new(),
+        }));
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let api = Api::new(steward.clone(), served());
+        let server = ApiServer::on_socket(&socket, api).unwrap();
+        Self {
+            steward,
+            client: ApiClient::at(&socket),
+            socket,
+            server,
+            _dir: dir,
+        }
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: Value) -> Result<Value, ClientError> {
+        let body = (!body.is_null()).then_some(&body);
+        self.client.ask(method, path, body).await
+    }
+
+    /// The status and the words of a refusal.
+    async fn refused(&self, method: &str, path: &str, body: Value) -> (u16, String) {
+        match self.ask(method, path, body).await {
+            Err(error @ ClientError::Refused { status, .. }) => (status, error.to_string()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What comes back for these very bytes.
+    async fn raw(&self, request: &[u8]) -> String {
+        let mut stream = tokio::net::UnixStream::connect(&self.socket).await.unwrap();
+        stream.write_all(request).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.steward.stop();
+    }
+}
+
+#[tokio::test]
+async fn datasets_and_jobs_are_declared_given_and_taken_back() {
+    let node = Node::start();
+    let mode = std::fs::metadata(&node.socket)
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let body = json!({ "name": "a", "path": "/copper_data/lus/a", "budget": "2MB" });
+    let added = node.ask("POST", "/v1/datasets", body).await.unwrap();
+    assert_eq!(added["path"], "/lus/a");
+    assert_eq!(
+        (&added["size"], &added["items"]),
+        (&json!(16_384_000), &json!(16_384))
+    );
+    assert_eq!(
+        (&added["budget"], &added["pinned"]),
+        (&json!(2_000_000), &json!(2_000_000))
+    );
+    let body = json!({ "id": "slurm:7", "dataset": "a", "ideal_rate": "50MB/s", "gpus": 4 });
+    let job = node.ask("POST", "/v1/jobs", body).await.unwrap();
+    assert_eq!(
+        (&job["ideal_rate"], &job["ideal_rate_source"]),
+        (&json!(50_000_000), &json!("declared"))
+    );
+    assert!(
+        job["remote_io_allowed"].as_u64().unwrap() >= 44_000_000,
+        "{job}"
+    );
+    let rate = json!({ "rate": 1_000_000 });
+    node.ask("PUT", "/v1/jobs/slurm%3A7/remote-io", rate)
+        .await
+        .unwrap();
+    let job = node
+        .ask("GET", "/v1/jobs/slurm%3A7", Value::Null)
+        .await
+        .unwrap();
+    assert_eq!(
+        (&job["remote_io_allowed"], &job["remote_io_pinned"]),
+        (&json!(1_000_000), &json!(1_000_000))
+    );
+    node.ask("PUT", "/v1/datasets/a/cache", json!({ "size": null }))
+        .await
+        .unwrap();
+    node.ask("PUT", "/v1/policy", json!({ "policy": "max-min" }))
+        .await
+        .unwrap();
+    let all = node
+        .ask("GET", "/v1/allocation", Value::Null)
+        .await
+        .unwrap();
+    assert_eq!(
+        (&all["policy"], &all["allocator"]),
+        (&json!("max-min"), &json!("n0"))
+    );
+    assert_eq!(all["datasets"][1]["pinned"], Value::Null);
+    assert_eq!(all["nodes"][0]["capacity"], 10_000_000);
+    node.ask("DELETE", "/v1/jobs/slurm:7", Value::Null)
+        .await
+        .unwrap();
+    node.ask("DELETE", "/v1/datasets/a", Value::Null)
+        .await
+        .unwrap();
+    let left = node.ask("GET", "/v1/datasets", Value::Null).await.unwrap();
+    assert_eq!(left["datasets"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn refusals_say_what_to_try() {
+    let node = Node::start();
+    let add = |name: &str, path: &str| json!({ "name": name, "path": path });
+    let cases = [
+        (
+            "POST",
+            "/v1/datasets",
+            add("configured", "/lus/x"),
+            409,
+            "copperfs dataset rm configured",
+        ),
+        (
+            "POST",
+            "/v1/datasets",
+            add("x", "/lus/configured/x"),
+            409,
+            "overlaps",
+        ),
+        (
+            "POST",
+            "/v1/datasets",
+            add("x", "/home/x"),
+            422,
+            "served are: /lus",
+        ),
+        (
+            "POST",
+            "/v1/datasets",
+            add("empty", "/lus/empty"),
+            422,
+            "has size zero",
+        ),
+        (
+            "POST",
+            "/v1/datasets",
+            json!({ "name": "x" }),
+            400,
+            "Give one of the two",
+        ),
+        (
+            "POST",
+            "/v1/datasets",
+            json!({ "name": "x", "pth": "/lus/x" }),
+            400,
+            "unknown field",
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            json!({ "id": "j", "dataset": "x" }),
+            422,
+            "is on no dataset",
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            json!({ "id": "j", "dataset": "configured", "gpus": 5 }),
+            409,
+            "has 4",
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            json!({ "id": "j", "dataset": "configured", "ideal_rate": "5" }),
+            400,
+            "no unit",
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            json!({ "id": "j", "dataset": "configured", "ideal_rate": 0 }),
+            422,
+            "of zero",
+        ),
+        (
+            "PUT",
+            "/v1/datasets/configured/cache",
+            json!({ "size": "1TB" }),
+            409,
+            "more than there is",
+        ),
+        (
+            "PUT",
+            "/v1/policy",
+            json!({ "policy": "gredy" }),
+            422,
+            "Did you mean greedy?",
+        ),
+        ("GET", "/v1/jobs/x", Value::Null, 404, "copperfs job list"),
+        ("DELETE", "/v1/jobs/x", Value::Null, 404, "there is no job"),
+        ("GET", "/v2", Value::Null, 404, "openapi.json"),
+        ("DELETE", "/v1/nodes", Value::Null, 405, "It takes GET"),
+    ];
+    for (method, path, body, status, hint) in cases {
+        let (found, text) = node.refused(method, path, body.clone()).await;
+        assert!(
+            found == status && text.contains(hint),
+            "{method} {path} {body}: {found} {text}"
+        );
+    }
+    let left = node.ask("GET", "/v1/datasets", Value::Null).await.unwrap();
+    assert_eq!(left["datasets"].as_array().unwrap().len(), 1, "{left}");
+}
+
+#[tokio::test]
+async fn what_is_not_http_or_too_large_is_refused() {
+    let node = Node::start();
+    assert!(
+        node.raw(b"nonsense\r\n\r\n")
+            .await
+            .starts_with("HTTP/1.1 400")
+    );
+    let large = b"POST /v1/plan HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\nconnection: close\r\n\r\n";
+    let answer = node.raw(large).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    let patch = b"PATCH /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let answer = node.raw(patch).await;
+    assert!(
+        answer.contains("405") && answer.contains("allow: GET, POST"),
+        "{answer}"
+    );
+    // It is gone with its owner.
+    let socket = node.socket.clone();
+    let node = {
+        let mut node = node;
+        let other = tempfile::tempdir().unwrap();
+        let api = Api::new(node.steward.clone(), served());
+        node.server = ApiServer::on_socket(&other.path().join("x"), api).unwrap();
+        node
+    };
+    assert!(!socket.exists());
+    let error = node.ask("GET", "/v1/nodes", Value::Null).await.unwrap_err();
+    assert!(
+        error.to_string().contains("cannot reach the daemon"),
+        "{error}"
+    );
+}
+
+/// One of everything, so that every key is there.
+fn full() -> Overview {
+    let dataset = DatasetDecision {
+        name: "a".into(),
+        id: 1,
+        path: path("/lus/a"),
+        uri: None,
+        size: 1000,
+        items: 10,
+        index: None,
+        origin_readers: OriginReaders::Roots,
+        pinned: None,
+        budget: 500,
+        homed: vec![1000],
+        trouble: None,
+    };
+    let job = JobDecision {
+        name: "j".into(),
+        dataset: Some("a".into()),
+        declared: true,
+        ideal_rate: None,
+        gpus: 1,
+        epochs: Some(3),
+        irregular: false,
+        pinned: None,
+        remote_io: Some(100),
+        nodes: vec![JobNode {
+            rank: 0,
+            remote_io: 100,
+        }],
+    };
+    let report = NodeReport {
+        rank: 0,
+        name: "n0".into(),
+        boot: 1,
+        count: 1,
+        follows: Default::default(),
+        capacity: 1000,
+        shares: vec![ShareReport {
+            dataset: 1,
+            cached: 250,
+            items: 3,
+            share: 500,
+            origin_bytes: 7,
+            trouble: Some("storage is gone".into()),
+        }],
+        jobs: vec![JobReport {
+            job: "j".into(),
+            dataset: "a".into(),
+            epoch: 1,
+            items: 5,
+            bytes: 500,
+            hit_bytes: 100,
+            total_bytes: 1500,
+            throughput: 50,
+            epochs: vec![(0, 1000, 0)],
+            ..JobReport::default()
+        }],
+    };
+    Overview {
+        allocator: "n0".into(),
+        decision: Decision {
+            policy: "greedy".into(),
+            cache_total: 1000,
+            remote_io_total: Some(100),
+            homes: vec![crate::budgets::HomeNode {
+                rank: 0,
+                name: "n0".into(),
+                capacity: 1000,
+            }],
+            datasets: vec![dataset],
+            jobs: vec![job],
+            ..Decision::default()
+        },
+        reports: vec![report],
+        rates: vec![IdealRate {
+            job: "j".into(),
+            rate: 80,
+            source: RateSource::Estimated,
+            confidence: 0.5,
+            hit_ratio: 0.25,
+        }],
+        counting: vec![Counting {
+            dataset: "a".into(),
+            directories: 1,
+            items: 2,
+            bytes: 3,
+        }],
+        gpus: Some(8),
+    }
+}
+
+#[test]
+fn what_is_read_out_is_what_was_reported() {
+    let all = views::allocation(&full());
+    let (dataset, job) = (&all["datasets"][0], &all["jobs"][0]);
+    assert_eq!(
+        (&dataset["cached"], &dataset["cached_ratio"]),
+        (&json!(250), &json!(0.25))
+    );
+    assert_eq!(dataset["homes"][0]["share"], 500);
+    assert_eq!(dataset["trouble"], "n0: storage is gone");
+    assert_eq!(
+        (&job["progress"], &job["hit_ratio"]),
+        (&json!(0.5), &json!(0.2))
+    );
+    // Three epochs of 1000 bytes, 1500 read, at 50 a second.
+    assert_eq!(job["eta_s"], 30);
+    assert_eq!(job["past_epochs"][0]["hit_ratio"], 0.0);
+    assert_eq!(job["nodes"][0]["remote_io_allowed"], 100);
+    assert_eq!(
+        all["cache"],
+        json!({ "total": 1000, "budgeted": 500, "cached": 250 })
+    );
+}
+
+#[test]
+fn the_document_has_every_route() {
+    let document = routes::document();
+    assert_eq!(document["openapi"], "3.1.0");
+    let mut documented = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            documented.insert((method.to_ascii_uppercase(), path.clone()));
+        }
+    }
+    let served: BTreeSet<(String, String)> = ROUTES
+        .iter()
+        .map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned()))
+        .collect();
+    assert_eq!(documented, served);
+}
+
+/// Every key of `value` is in `schema`, and the other way round; so are those within.
+fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
+    let schema = resolved(document, schema);
+    match value {
+        Value::Object(object) => {
+            let empty = Map::new();
+            let properties = schema["properties"].as_object().unwrap_or(&empty);
+            let wanted: BTreeSet<&String> = properties.keys().collect();
+            let found: BTreeSet<&String> = object.keys().collect();
+            assert_eq!(found, wanted, "{at}");
+            for (key, value) in object {
+                check(document, &properties[key], value, &format!("{at}.{key}"));
+            }
+        }
+        Value::Array(items) => {
+            assert!(!items.is_empty(), "{at} shows nothing to check");
+            check(document, &schema["items"], &items[0], &format!("{at}[]"));
+        }
+        _ => {}
+    }
+}
+
+fn resolved<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
+    let schema = match schema["oneOf"].as_array() {
+        Some(choices) => &choices[0],
+        None => schema,
+    };
+    match schema["$ref"].as_str() {
+        Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap(),
+        None => schema,
+    }
+}
+
+#[test]
+fn the_document_has_every_field() {
+    let document = routes::document();
+    let all = full();
+    let of = |path: &str, method: &str, status: &str| {
+        document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"].clone()
+    };
+    for (path, value) in [
+        ("/v1/allocation", views::allocation(&all)),
+        ("/v1/datasets", views::datasets(&all)),
+        ("/v1/datasets/{name}", views::dataset(&all, "a").unwrap()),
+        ("/v1/jobs", views::jobs(&all)),
+        ("/v1/jobs/{id}", views::job(&all, "j").unwrap()),
+        ("/v1/nodes", views::nodes(&all)),
+    ] {
+        check(&document, &of(path, "get", "200"), &value, path);
+    }
+    let refusal = ApiError::not_found().into_answer().body;
+    check(
+        &document,
+        &of("/v1/jobs/{id}", "get", "404"),
+        &refusal,
+        "a refusal",
+    );
+    // What may be asked: every documented key is taken, and no other.
+    let keys = |name: &str| -> Map<String, Value> {
+        let schema = &document["components"]["schemas"][name]["properties"];
+        schema
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|key| (key.clone(), Value::Null))
+            .collect()
+    };
+    let mut dataset = keys("DatasetRequest");
+    dataset["name"] = json!("a");
+    requests::DatasetRequest::parse(Value::Object(dataset).to_string().as_bytes()).unwrap();
+    let mut job = keys("JobRequest");
+    job["id"] = json!("j");
+    job["dataset"] = json!("a");
+    requests::JobRequest::parse(Value::Object(job).to_string().as_bytes()).unwrap();
+}

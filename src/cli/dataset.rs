@@ -1,0 +1,284 @@
+//! `copperfs dataset`: what is declared, what it gets, what is cached of it.
+
+use super::api::{Mounted, bytes, list, number, percent, text};
+use super::{fail, say, table};
+use crate::api::routes::encoded;
+use crate::config::Machine;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What is done with datasets.
+#[derive(Debug, Subcommand)]
+pub enum DatasetCommand {
+    /// Declare what lies at a path as a dataset
+    #[command(after_help = "Examples:\n  \
+            copperfs dataset add imagenet /copper_data/lus/imagenet\n  \
+            copperfs dataset add imagenet /lus/imagenet --index /lus/imagenet/.index --budget 120GB\n  \
+            copperfs dataset add web s3://bucket/web-search --origin-readers homes\n\n\
+            Its size comes from its index, or from a walk that goes on when this command has ended.")]
+    Add(AddArgs),
+    /// List the datasets
+    List(ListArgs),
+    /// Show one: what it gets, and what each node holds of it
+    Show(OneArgs),
+    /// Take one back; what is cached of it goes
+    Rm(OneArgs),
+}
+
+/// Flags of `dataset add`.
+#[derive(Debug, Args)]
+pub struct AddArgs {
+    /// Its name
+    name: String,
+    /// Where it begins: a path in a mount point or in the namespace, or a URI that an origin serves
+    #[arg(value_name = "PATH|URI")]
+    place: String,
+    /// Take its size and its items from this index, which copperfs index has made: a path of the
+    /// namespace, or of the roots' hosts
+    #[arg(long, value_name = "FILE")]
+    index: Option<String>,
+    /// Bytes of cache, set by hand [default: the allocator decides]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<String>,
+    /// Who reads storage: the roots, or each home by itself
+    #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
+    origin_readers: String,
+    #[command(flatten)]
+    mounted: Mounted,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of a list.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    pub(super) mounted: Mounted,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Flags of what is about one of them.
+#[derive(Debug, Args)]
+pub struct OneArgs {
+    /// Its name
+    pub(super) name: String,
+    #[command(flatten)]
+    pub(super) mounted: Mounted,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Does it.
+///
+/// # Errors
+/// The daemon cannot be reached, or refuses.
+pub fn dataset(command: &DatasetCommand) -> anyhow::Result<()> {
+    match command {
+        DatasetCommand::Add(args) => add(args),
+        DatasetCommand::List(args) => {
+            let answer = args.mounted.ask("GET", "/v1/datasets", None)?;
+            show(args.json, &answer, datasets)
+        }
+        DatasetCommand::Show(args) => {
+            let answer = args.mounted.ask("GET", &path(&args.name), None)?;
+            show(args.json, &answer, one)
+        }
+        DatasetCommand::Rm(args) => {
+            let answer = args.mounted.ask("DELETE", &path(&args.name), None)?;
+            show(args.json, &answer, |_| {
+                format!("{} is no dataset any more", args.name)
+            })
+        }
+    }
+}
+
+/// Prints an answer as JSON, or as `told`.
+pub(super) fn show(
+    as_json: bool,
+    answer: &Value,
+    told: impl FnOnce(&Value) -> String,
+) -> anyhow::Result<()> {
+    if as_json {
+        say(serde_json::to_string_pretty(answer)?);
+    } else {
+        say(told(answer).trim_end());
+    }
+    Ok(())
+}
+
+fn path(name: &str) -> String {
+    format!("/v1/datasets/{}", encoded(name))
+}
+
+fn add(args: &AddArgs) -> anyhow::Result<()> {
+    let here = Machine::inspect().working_dir;
+    let mut body = json!({ "name": args.name, "origin_readers": args.origin_readers });
+    if args.place.contains("://") {
+        body["uri"] = json!(args.place);
+    } else {
+        body["path"] = json!(absolute(&args.place, &here));
+    }
+    if let Some(index) = &args.index {
+        body["index"] = json!(absolute(index, &here));
+    }
+    if let Some(budget) = &args.budget {
+        body["budget"] = json!(budget);
+    }
+    let answer = args.mounted.ask("POST", "/v1/datasets", Some(&body))?;
+    if let Some(trouble) = answer["trouble"].as_str() {
+        fail(format_args!("warning: {}: {trouble}", args.name));
+    }
+    show(args.json, &answer, added)
+}
+
+/// A path of this host as the daemon takes it; URIs stay.
+fn absolute(path: &str, here: &Path) -> String {
+    if path.starts_with('/') || path.contains("://") {
+        return path.to_owned();
+    }
+    let joined = here.join(path);
+    let tidy: std::path::PathBuf = joined
+        .components()
+        .filter(|part| !matches!(part, std::path::Component::CurDir))
+        .collect();
+    tidy.display().to_string()
+}
+
+fn added(answer: &Value) -> String {
+    let name = text(answer, "name");
+    match number(answer, "size") {
+        Some(_) => format!(
+            "{name}: {} items of {}, of which {} may be cached",
+            number(answer, "items").unwrap_or(0),
+            bytes(answer, "size"),
+            bytes(answer, "budget"),
+        ),
+        None => format!("{name} is being counted: copperfs dataset show {name}"),
+    }
+}
+
+/// The datasets of an answer as a table.
+pub(super) fn datasets(answer: &Value) -> String {
+    let all = list(answer, "datasets");
+    if all.is_empty() {
+        return "no dataset is declared: copperfs dataset add NAME PATH".into();
+    }
+    let mut rows =
+        vec![["dataset", "path", "items", "size", "budget", "cached", ""].map(String::from)];
+    let mut troubles = String::new();
+    for one in all {
+        rows.push([
+            text(one, "name"),
+            text(one, "path"),
+            number(one, "items").map_or("-".into(), |items| items.to_string()),
+            bytes(one, "size"),
+            budget(one),
+            bytes(one, "cached"),
+            percent(one, "cached_ratio"),
+        ]);
+        if let Some(trouble) = one["trouble"].as_str() {
+            troubles.push_str(&format!("{}: {trouble}\n", text(one, "name")));
+        }
+    }
+    table(&rows) + &troubles
+}
+
+fn budget(one: &Value) -> String {
+    let by_hand = if one["pinned"].is_null() {
+        ""
+    } else {
+        " (set)"
+    };
+    format!("{}{by_hand}", bytes(one, "budget"))
+}
+
+fn one(answer: &Value) -> String {
+    let mut out = format!(
+        "{} at {}, storage read by {}\n",
+        text(answer, "name"),
+        text(answer, "path"),
+        text(answer, "origin_readers"),
+    );
+    match &answer["counting"] {
+        Value::Null => {}
+        counting => out.push_str(&format!(
+            "being counted: {} items of {} in {} directories so far\n",
+            number(counting, "items").unwrap_or(0),
+            bytes(counting, "bytes"),
+            number(counting, "directories").unwrap_or(0),
+        )),
+    }
+    if let Some(items) = number(answer, "items") {
+        out.push_str(&format!("{items} items of {}\n", bytes(answer, "size")));
+    }
+    out.push_str(&format!(
+        "budget {}, cached {} ({}), read from storage {}\n",
+        budget(answer),
+        bytes(answer, "cached"),
+        percent(answer, "cached_ratio"),
+        bytes(answer, "origin_bytes"),
+    ));
+    if let Some(index) = answer["index"].as_str() {
+        out.push_str(&format!("index {index}\n"));
+    }
+    if let Some(trouble) = answer["trouble"].as_str() {
+        out.push_str(&format!("trouble: {trouble}\n"));
+    }
+    let mut rows = vec![["home", "share", "cached"].map(String::from)];
+    let homes = list(answer, "homes").iter();
+    rows.extend(homes.map(|home| {
+        [
+            text(home, "node"),
+            bytes(home, "share"),
+            bytes(home, "cached"),
+        ]
+    }));
+    if rows.len() > 1 {
+        out.push('\n');
+        out.push_str(&table(&rows));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dataset_is_told_in_a_few_lines() {
+        let answer = json!({
+            "name": "imagenet", "path": "/lus/imagenet", "origin_readers": "roots",
+            "size": 1_u64 << 40, "items": 1_281_167, "counting": null, "budget": 1_u64 << 39,
+            "pinned": 1_u64 << 39, "cached": 1_u64 << 38, "cached_ratio": 0.25, "origin_bytes": 0,
+            "index": "/lus/imagenet/.index", "trouble": "n1: storage is gone",
+            "homes": [{"node": "n0", "share": 1_u64 << 39, "cached": 1_u64 << 38}],
+        });
+        assert_eq!(
+            one(&answer),
+            "imagenet at /lus/imagenet, storage read by roots\n\
+             1281167 items of 1.00 TiB\n\
+             budget 512 GiB (set), cached 256 GiB (25.0 %), read from storage 0 B\n\
+             index /lus/imagenet/.index\n\
+             trouble: n1: storage is gone\n\n\
+             home    share   cached\nn0    512 GiB  256 GiB\n"
+        );
+        let all = datasets(&json!({ "datasets": [answer] }));
+        assert!(all.ends_with("imagenet: n1: storage is gone\n"), "{all}");
+        assert!(datasets(&json!({ "datasets": [] })).contains("copperfs dataset add"));
+        let counted = json!({ "name": "a", "size": null });
+        assert!(added(&counted).contains("is being counted"));
+    }
+
+    #[test]
+    fn paths_are_made_absolute_and_uris_stay() {
+        let here = Path::new("/home/user");
+        assert_eq!(absolute("./data/a", here), "/home/user/data/a");
+        assert_eq!(absolute("/lus/a", here), "/lus/a");
+        assert_eq!(absolute("s3://b/a", here), "s3://b/a");
+    }
+}
