@@ -24,8 +24,8 @@ pub(crate) mod warm;
 
 use crate::api::ApiServer;
 use crate::budgets::DatasetCounter;
-use crate::config::datasets::Served;
 use crate::config::Settings;
+use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{OriginError, OriginOptions, Origins, Retries};
@@ -38,7 +38,7 @@ use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
     Attributes, Failure, Files, ItemPath, Liveness, Orphan, Overlay, OverlayConfig, OverlayError,
-    Secret, SecretError,
+    Secret, SecretError, Upstream,
 };
 use datasets::{Datasets, Ground};
 use front::Front;
@@ -112,7 +112,9 @@ pub enum NodeError {
     #[error("a part of the node died: {0}")]
     Task(tokio::task::JoinError),
     /// The HTTP API cannot be served on TCP.
-    #[error("cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?")]
+    #[error(
+        "cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?"
+    )]
     ApiListener(#[from] TlsError),
     /// It would have no certificates.
     #[error(
@@ -121,7 +123,9 @@ pub enum NodeError {
     )]
     ApiSecret,
     /// The HTTP API's socket failed.
-    #[error("cannot serve the API's socket {path}: {source}. Check the directory's owner and space")]
+    #[error(
+        "cannot serve the API's socket {path}: {source}. Check the directory's owner and space"
+    )]
     Api {
         /// Its path.
         path: PathBuf,
@@ -192,18 +196,7 @@ impl Node {
             let identity = identity(&settings, started);
             let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            let (place, capacity) = ladder::dataset_room(&settings);
-            let source = Arc::new(upstream.at(0));
-            let counter = DatasetCounter::new(Served::of(&settings), source);
-            counter.connect(read.clone());
-            let datasets = Datasets::new(Ground {
-                settings: &settings,
-                upstream: &upstream,
-                origins: origins.as_ref(),
-                counter: Arc::new(counter),
-                place,
-                capacity,
-            });
+            let datasets = datasets_of(&settings, &upstream, origins.as_ref(), &read);
             let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
             parts = Some((made, indexes));
             Arc::new(NodeService {
@@ -274,6 +267,26 @@ impl Node {
         self.overlay.shutdown().await;
         unmounted
     }
+}
+
+/// The datasets' parts of this node, idle. They are counted by way of `read`.
+fn datasets_of(
+    settings: &Settings,
+    upstream: &Upstream,
+    origins: Option<&Arc<Origins>>,
+    read: &ReadPath,
+) -> Datasets {
+    let (place, capacity) = ladder::dataset_room(settings);
+    let counter = DatasetCounter::new(Served::of(settings), Arc::new(upstream.at(0)));
+    counter.connect(read.clone());
+    Datasets::new(Ground {
+        settings,
+        upstream,
+        origins,
+        counter: Arc::new(counter),
+        place,
+        capacity,
+    })
 }
 
 /// What commands are answered from.

@@ -223,6 +223,7 @@ async fn datasets_and_jobs_are_declared_given_and_taken_back() {
     assert_eq!(left["datasets"].as_array().unwrap().len(), 1);
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 #[tokio::test]
 async fn refusals_say_what_to_try() {
     let node = Node::start();
@@ -363,6 +364,7 @@ async fn what_is_not_http_or_too_large_is_refused() {
 }
 
 /// One of everything, so that every key is there.
+#[expect(clippy::too_many_lines, reason = "one of everything")]
 fn full() -> Overview {
     let dataset = DatasetDecision {
         name: "a".into(),

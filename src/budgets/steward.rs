@@ -219,14 +219,23 @@ impl Steward {
         }))
     }
 
+    /// Begins when somebody asks: a node below, a command. A cluster without datasets so exchanges
+    /// nothing. `report` says what this node has to report. To be called once.
+    pub fn stand_by(&self, report: ReportSource) {
+        drop(self.0.report.set(report));
+    }
+
     /// Begins: from now on `report` says what this node has to report. To be called once, within a
     /// runtime.
     pub fn start(&self, report: ReportSource) {
-        drop(self.0.report.set(report));
-        let climbing = tokio::spawn(climb::climb(Arc::clone(&self.0)));
+        self.stand_by(report);
+        self.begin();
+    }
+
+    fn begin(&self) {
         let mut task = self.0.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(earlier) = task.replace(climbing) {
-            earlier.abort();
+        if task.is_none() && self.0.report.get().is_some() {
+            *task = Some(tokio::spawn(climb::climb(Arc::clone(&self.0))));
         }
     }
 
@@ -258,6 +267,7 @@ impl Steward {
     /// # Errors
     /// It was refused, or no allocator can be reached.
     pub async fn command(&self, command: Command) -> Result<Reply, CommandError> {
+        self.begin();
         let asked = Asked { hops: 0, command };
         let answered = tokio::time::timeout(COMMAND_TIMEOUT, self.0.carry(asked));
         answered.await.unwrap_or_else(|_elapsed| {
@@ -277,6 +287,7 @@ impl Steward {
         up: LatestReceiver,
         down: LatestSender,
     ) -> Result<(), Failure> {
+        self.begin();
         serve::serve(&self.0, &child, tree, up, down).await
     }
 
@@ -285,6 +296,7 @@ impl Steward {
     /// # Errors
     /// It is not one. A refusal is an answer.
     pub async fn service_command(&self, _tree: usize, command: Bytes) -> Result<Bytes, Failure> {
+        self.begin();
         let asked = Asked::decode(&command).map_err(|error| {
             Failure::new(FailureKind::Corrupt, format!("not a command: {error}"))
         })?;

@@ -64,6 +64,10 @@ const READDIR_PLUS: &Words<ReaddirPlus> =
 ///
 /// # Errors
 /// The first value that makes no sense, with the place it was given at and what to write instead.
+#[expect(
+    clippy::too_many_lines,
+    reason = "a line or two for each option, in one place"
+)]
 pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError> {
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();
@@ -71,25 +75,13 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
     let disk = super::disk::resolve(reader, &network.seat)?;
-    let runtime_dir = reader.path("runtime_dir")?.unwrap_or_else(|| {
-        machine
-            .runtime_base(machine.uid)
-            .join(instance_name(&mountpoint, machine.host_name()))
-    });
+    let runtime_dir = reader.runtime_dir(&mountpoint, machine)?;
     let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
-    let log_file = reader
-        .path("log_file")?
-        .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
+    let log = reader.log(&runtime_dir, foreground)?;
     let data_mount = reader.data_mount(&mountpoint)?;
-    let served = Served {
-        origins,
-        mounts: [&mountpoint]
-            .into_iter()
-            .chain(&data_mount)
-            .cloned()
-            .collect(),
-    };
+    let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
+    let served = Served { origins, mounts };
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
@@ -139,10 +131,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         worker_threads: reader.count("worker_threads", 1)?,
         control_socket,
         runtime_dir,
-        log: LogSettings {
-            level: reader.parsed("log_level", log_filter)?,
-            file: log_file,
-        },
+        log,
         foreground,
         data_mount,
         page_cache: reader.parsed("page_cache", parse_bool)?,
@@ -384,6 +373,22 @@ impl<'a> Reader<'a> {
                     ("lru", EvictionPolicy::Lru),
                 ],
             )?,
+        })
+    }
+
+    fn runtime_dir(self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {
+        let name = instance_name(mountpoint, machine.host_name());
+        let usual = || machine.runtime_base(machine.uid).join(name);
+        Ok(self.path("runtime_dir")?.unwrap_or_else(usual))
+    }
+
+    fn log(self, runtime_dir: &Path, foreground: bool) -> Result<LogSettings, ConfigError> {
+        let file = self
+            .path("log_file")?
+            .or_else(|| (!foreground).then(|| runtime_dir.join("log")));
+        Ok(LogSettings {
+            level: self.parsed("log_level", log_filter)?,
+            file,
         })
     }
 

@@ -17,7 +17,7 @@ use copperfs_overlay::{
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
@@ -47,8 +47,6 @@ pub(super) struct Inner {
     seat: Seat,
     /// This node reads datasets, or declares some.
     wanted: bool,
-    /// The steward was started.
-    awake: AtomicBool,
     reports: AtomicU64,
     following: OnceLock<JoinHandle<()>>,
 }
@@ -184,7 +182,6 @@ impl Datasets {
             activities,
             seat,
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
-            awake: AtomicBool::new(false),
             reports: AtomicU64::new(0),
             following: OnceLock::new(),
         }))
@@ -208,17 +205,12 @@ impl Datasets {
             }
         });
         drop(self.following.set(following));
+        let this = self.clone();
+        let report = Arc::new(move || this.report());
         if self.wanted {
-            self.wake();
-        }
-    }
-
-    /// Begins to report and to look for the allocator, or to be it. A node without datasets waits for
-    /// somebody below it, or at its socket, to ask: clusters that only start jobs exchange nothing.
-    pub(super) fn wake(&self) {
-        if !self.awake.swap(true, Ordering::Relaxed) {
-            let this = self.clone();
-            self.steward.start(Arc::new(move || this.report()));
+            self.steward.start(report);
+        } else {
+            self.steward.stand_by(report);
         }
     }
 

@@ -70,13 +70,11 @@ impl Service for NodeService {
         up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        self.datasets.wake();
         let steward = self.datasets.steward.clone();
         async move { steward.service_steer(child, tree, up, down).await }.boxed()
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        self.datasets.wake();
         let steward = self.datasets.steward.clone();
         async move { steward.service_command(tree, command).await }.boxed()
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::budgets::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
+use crate::num::whole;
 use copperfs_overlay::ItemPath;
 
 const MB: u64 = 1_000_000;
@@ -169,7 +170,7 @@ fn cache_goes_where_it_saves_most_and_rates_follow_what_hits_now() {
     cluster.check();
     let needs = 114.0 * (1.0 - 7.0 / 13.0) * 1e6;
     assert!(
-        rate(&cluster, "jb") >= needs as u64,
+        rate(&cluster, "jb") >= whole(needs),
         "{}",
         rate(&cluster, "jb")
     );
@@ -587,7 +588,7 @@ proptest::proptest! {
         policy in 0..6_usize,
         pins in proptest::collection::vec((0..6_usize, 1..200 * MB), 0..3),
     ) {
-        let mut cluster = Cluster::new(capacities.len() as u32, 0, Some(remote_io));
+        let mut cluster = Cluster::new(u32::try_from(capacities.len()).unwrap(), 0, Some(remote_io));
         for (node, capacity) in cluster.nodes.iter_mut().zip(&capacities) {
             node.capacity = *capacity;
         }

@@ -54,6 +54,7 @@ fn with_budget(budget: u64) -> Command {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn what_makes_no_sense_is_refused_with_its_reason_and_a_way_out() {
     use ErrorKind::{Conflict, Invalid, NotFound};
     let cases = [

@@ -75,7 +75,7 @@ impl Neighbours for Links {
                 drop(steward.service_steer(child, tree, heard, told).await);
             });
             world.with(above, |node| {
-                node.serving.lock().unwrap().push(serving.abort_handle())
+                node.serving.lock().unwrap().push(serving.abort_handle());
             });
             Ok(Steering { up, down })
         }

@@ -351,8 +351,12 @@ fn example_configurations_are_valid() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("config");
     let mut count = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let mut layer = file::read(&path).unwrap();
+        let entry = entry.unwrap();
+        // What the simulator reads is not a mount's.
+        if entry.file_name().to_string_lossy().starts_with("simulate") {
+            continue;
+        }
+        let mut layer = file::read(&entry.path()).unwrap();
         // What only exists on the machine that the example is for.
         layer.remove("hosts");
         layer.remove("secret_file");
@@ -400,7 +404,7 @@ fn wrong_datasets_and_budgets_name_their_place() {
     for (key, value, hint) in [
         ("remote_io", "200", "it does not say per second"),
         ("remote_io", "-1MB/s", "no number in front"),
-        ("remote_io", "0MB/s", "less than a byte"),
+        ("remote_io", "0MB/s", "nothing comes through"),
         ("allocation_policy", "gredy", "Did you mean greedy?"),
         ("gpus", "0", "too small"),
         ("shared_reserve", "0%", "1% to 99%"),
