@@ -179,6 +179,7 @@ impl Node {
     ) -> Result<Self, NodeError> {
         let started = Instant::now();
         let origins = open_origins(&settings).await?;
+        let homes = origins.clone().or_else(|| home_origins(&settings));
         let store = ladder::open_store(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
@@ -194,9 +195,9 @@ impl Node {
             let views = ladder::views(&settings, &below, &runtime);
             let read = views[0].clone();
             let identity = identity(&settings, started);
-            let cluster = Cluster::new(identity, read.clone(), origins.clone(), store.clone());
+            let cluster = Cluster::new(identity, read.clone(), homes.clone(), store.clone());
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
-            let datasets = datasets_of(&settings, &upstream, origins.as_ref(), &read);
+            let datasets = datasets_of(&settings, &upstream, homes.as_ref(), &read);
             let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
             parts = Some((made, indexes));
             Arc::new(NodeService {
@@ -227,8 +228,7 @@ impl Node {
         datasets.start(&overlay);
         drop(this.datasets.set(datasets.clone()));
         cluster.keeps(datasets.clone());
-        let items = Arc::new(datasets.clone());
-        let beside = DataMount::new(&settings, &this, root, Some(items));
+        let beside = DataMount::new(&settings, &this, root, &datasets);
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
@@ -334,6 +334,22 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     let origins = Origins::open(&settings.origins, &origin_options(settings))?;
     origins.check().await?;
     Ok(Some(Arc::new(origins)))
+}
+
+/// The origins of a node that is no root, for the datasets whose homes read storage by themselves. They
+/// are not looked at before such a dataset is read: a node need not reach storage for anything else.
+fn home_origins(settings: &Settings) -> Option<Arc<Origins>> {
+    if settings.data_mount.is_none() && settings.datasets.is_empty() {
+        return None;
+    }
+    match Origins::open(&settings.origins, &origin_options(settings)) {
+        Ok(origins) => Some(Arc::new(origins)),
+        Err(error) => {
+            tracing::warn!(%error, "this node cannot read storage by itself: a dataset with \
+                origin_readers = homes is not read by it");
+            None
+        }
+    }
 }
 
 fn origin_options(settings: &Settings) -> OriginOptions {

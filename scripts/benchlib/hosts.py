@@ -105,8 +105,12 @@ class Tree:
 
     def stats(self, number):
         """The flat counters of one node."""
+        return dict(flatten(self.json_stats(number)))
+
+    def json_stats(self, number):
+        """The counters of one node, as they are printed."""
         out = self.hosts.output(number, self.copperfs, "stats", "--json", self.mountpoint)
-        return dict(flatten(json.loads(out)))
+        return json.loads(out)
 
     def unmount(self):
         """Takes the mounts away, as far as they are there."""

@@ -76,6 +76,8 @@ pub struct Allocator {
     decision: Decision,
     /// What was asked of this allocator since it began: done again on what it takes up later.
     asked: Vec<Command>,
+    /// Jobs that were ended, and when, as long as nodes report them: they are not taken for seen ones.
+    ended: BTreeMap<String, Duration>,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,10 @@ struct Node {
     /// Its process before this one: reports of that may still be on their way.
     earlier_boot: Option<u64>,
 }
+
+/// A job that was ended is not heard for so long, and no longer than it is reported after that without
+/// reading: nodes report a job until its processes have been gone for a while.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// Commands that are remembered for taking up: more than people give within the seconds in which an
 /// older decision may still turn up. The oldest go first.
@@ -112,6 +118,7 @@ impl Allocator {
             term: u64::try_from(tree).unwrap_or(0).saturating_add(1),
             decision: Decision::default(),
             asked: Vec::new(),
+            ended: BTreeMap::new(),
         }
     }
 
@@ -235,6 +242,11 @@ impl Allocator {
             let kept: BTreeSet<u64> = self.registry.datasets().iter().map(|one| one.id).collect();
             self.counts.retain(|id, _| kept.contains(id));
         }
+        match command {
+            Command::EndJob(name) => drop(self.ended.insert(name.clone(), now)),
+            Command::AddJob(spec) => drop(self.ended.remove(&spec.name)),
+            _ => {}
+        }
         if self.asked.len() == ASKED_MAX {
             self.asked.remove(0);
         }
@@ -306,7 +318,7 @@ impl Allocator {
         self.changed = false;
         self.forget_silent(now);
         let reports: Vec<NodeReport> = self.live(now).cloned().collect();
-        self.follow_jobs(&reports);
+        self.follow_jobs(&reports, now);
         let homes = homes(&reports);
         let solved = problem::Question {
             registry: &self.registry,
@@ -359,11 +371,20 @@ impl Allocator {
     }
 
     /// Jobs that are read for, and those that have ended.
-    fn follow_jobs(&mut self, reports: &[NodeReport]) {
-        for (name, parts) in problem::by_job(reports) {
+    fn follow_jobs(&mut self, reports: &[NodeReport], now: Duration) {
+        let by_job = problem::by_job(reports);
+        self.ended.retain(|name, at| {
+            let parts = by_job.get(name.as_str()).map_or(&[][..], Vec::as_slice);
+            let mut live = parts.iter().filter(|(_, part)| !part.ended).peekable();
+            let ending = now.saturating_sub(*at) < ENDING;
+            ending || (live.peek().is_some() && live.all(|(_, part)| part.throughput == 0))
+        });
+        for (name, parts) in &by_job {
             let alive = || parts.iter().filter(|(_, part)| !part.ended);
             let main = alive().max_by_key(|(_, part)| (part.throughput, part.total_bytes));
-            if let Some((_, main)) = main {
+            if let Some((_, main)) = main
+                && !self.ended.contains_key(*name)
+            {
                 let irregular = alive().any(|(_, part)| part.irregular);
                 self.registry.saw_job(name, &main.dataset, irregular);
             }

@@ -25,6 +25,7 @@ mod bundles;
 mod caches;
 mod changes;
 mod data_mount;
+mod datasets;
 mod faults;
 mod freshness;
 mod healing;

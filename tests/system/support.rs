@@ -2,6 +2,7 @@
 //! themselves, counters, trees of files, and the kernel's caches.
 
 pub mod command;
+pub mod datasets;
 pub mod fixture;
 pub mod hosts;
 pub mod kernel;

@@ -412,6 +412,35 @@ fn seen_jobs_are_estimated_and_followed_until_they_end() {
     assert!(cluster.allocator.decision().job("slurm:7").is_none());
 }
 
+/// Nodes report a job for half a minute after its end: it is gone at once all the same, and comes back
+/// if it goes on reading.
+#[test]
+fn a_job_that_was_ended_is_not_seen_again_unless_it_reads() {
+    let mut cluster = Cluster::new(2, GB, Some(100 * MB));
+    cluster.add("a", 10 * GB);
+    cluster.ask(&Command::AddJob(job("run:x", "a", MB)));
+    let reads = JobReport {
+        throughput: MB,
+        ..reading("run:x", "a")
+    };
+    cluster.reads(0, reads.clone());
+    cluster.run(1_000);
+    cluster.ask(&Command::EndJob("run:x".into()));
+    cluster.run(1_000);
+    let known = |cluster: &Cluster| cluster.allocator.decision().job("run:x").is_some();
+    assert!(!known(&cluster), "its last second is still reported");
+    let idle = JobReport {
+        throughput: 0,
+        ..reads.clone()
+    };
+    cluster.reads(0, idle);
+    cluster.run(8_000);
+    assert!(!known(&cluster));
+    cluster.reads(0, reads);
+    cluster.run(8_000);
+    assert!(known(&cluster), "it reads on");
+}
+
 #[test]
 fn a_jobs_rate_is_divided_by_what_its_nodes_ask_for() {
     let demand = |used, waits| rates::Demand {

@@ -1,0 +1,277 @@
+//! Jobs: who reads, how far they are, and what they may read of storage.
+
+use crate::skip;
+use crate::support::datasets::{Nodes, SOON, datasets, lines, loader, quietly};
+use crate::support::{Background, command, eventually, is_root};
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+
+const BYTES: usize = 10_000;
+
+/// A program started by `job run` is followed: its dataset, its epochs, what it found in the cache.
+#[test]
+fn a_job_is_followed_from_its_start_to_its_end() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("set", 200, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    nodes.add("set", &["--budget", "1MB", "--origin-readers", "homes"]);
+    let flags = [
+        "--dataset",
+        "set",
+        "--name",
+        "train",
+        "--ideal-rate",
+        "20MB/s",
+        "--gpus",
+        "2",
+    ];
+    let epochs = ["--epochs", "3"];
+    let program = loader(
+        &nodes.path(1, "set"),
+        &[
+            "--epochs",
+            "3",
+            "--pause",
+            "1.5",
+            "--processes",
+            "--rate",
+            "4e6",
+        ],
+    );
+    let run = nodes.job_run(1, &[&flags[..], &epochs].concat(), &program);
+    let job = Running(run).start();
+    let shown =
+        |what: &dyn Fn(&Value) -> bool| nodes.job("run:train").is_some_and(|job| what(&job));
+    eventually(SOON, "it is known", || shown(&|job| job["gpus"] == 2));
+    eventually(Duration::from_secs(30), "its third epoch", || {
+        shown(&|job| job["epoch"] == 2 && job["items"].as_u64().is_some_and(|items| items > 50))
+    });
+    let told = nodes.job("run:train").unwrap();
+    assert_eq!(told["dataset"], "set", "{told}");
+    assert_eq!(told["ideal_rate"], 20_000_000, "{told}");
+    let second = epoch_hits(&told, 1);
+    assert!((second - 0.5).abs() < 0.03, "{told}");
+    assert!(epoch_hits(&told, 0) < 0.02, "{told}");
+    let done = job.finish();
+    assert_eq!(done["wrong"], 0);
+    eventually(SOON, "its end is known", || {
+        nodes.job("run:train").is_none()
+    });
+}
+
+/// The hit ratio of an epoch that has ended.
+#[track_caller]
+fn epoch_hits(job: &Value, epoch: u64) -> f64 {
+    let epochs = job["past_epochs"].as_array().unwrap();
+    let found = epochs.iter().find(|one| one["epoch"] == epoch);
+    let found = found.unwrap_or_else(|| panic!("no epoch {epoch} in {job}"));
+    found["hit_ratio"].as_f64().unwrap()
+}
+
+/// A command that runs beside the test.
+struct Running(Command);
+
+impl Running {
+    fn start(mut self) -> Started {
+        let child = Background::spawn(self.0.stdout(std::process::Stdio::piped()));
+        Started(child)
+    }
+}
+
+struct Started(Background);
+
+impl Started {
+    /// Its last line.
+    #[track_caller]
+    fn finish(mut self) -> Value {
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut self.0.stdout(), &mut said).unwrap();
+        let last = said.lines().rfind(|line| line.starts_with('{'));
+        serde_json::from_str(last.unwrap_or_else(|| panic!("{said}"))).unwrap()
+    }
+}
+
+/// Three jobs on nodes of their own get 2 : 1 : 1 of what storage gives, as they were allowed, and all
+/// together no more than the cluster may read.
+#[test]
+fn jobs_get_the_rates_that_they_were_given() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("a", 60, 50_000), ("b", 60, 50_000), ("c", 60, 50_000)]);
+    let nodes = Nodes::launch(3, origin.path(), &["--remote-io", "4MB/s"]);
+    let jobs = [
+        ("a", 2e6, "2MB/s"),
+        ("b", 1e6, "1MB/s"),
+        ("c", 1e6, "1MB/s"),
+    ];
+    let stop = origin.path().join("stop");
+    let mut running = Vec::new();
+    for (rank, (name, _, rate)) in jobs.iter().enumerate() {
+        nodes.add(name, &["--budget", "1B", "--origin-readers", "roots"]);
+        let how = [
+            "--epochs",
+            "1000",
+            "--every",
+            "0.1",
+            "--stop",
+            stop.to_str().unwrap(),
+        ];
+        let program = loader(&nodes.path(rank, name), &how);
+        let run = nodes.job_run(rank, &["--dataset", name, "--name", name], &program);
+        running.push(Running(run).start());
+        eventually(SOON, "the job is known", || {
+            nodes.job(&format!("run:{name}")).is_some()
+        });
+        nodes.ask(&["allocate", "io", &format!("run:{name}"), rate]);
+    }
+    let charged = |name| {
+        nodes.job(&format!("run:{name}")).unwrap()["charged_bytes"]
+            .as_u64()
+            .unwrap()
+    };
+    std::thread::sleep(Duration::from_secs(3));
+    let begin = std::time::SystemTime::now();
+    let storage = nodes.total("origin.bytes_read");
+    std::thread::sleep(Duration::from_secs(5));
+    let read = nodes.total("origin.bytes_read") - storage;
+    let seconds = begin.elapsed().unwrap().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let whole = read as f64 / seconds;
+    assert!(whole < 4e6 * 1.1, "{whole} bytes/s of storage");
+    for (name, _, _) in jobs {
+        assert!(charged(name) > 0);
+    }
+    std::fs::write(&stop, "").unwrap();
+    let begin = begin
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    for ((name, rate, _), job) in jobs.iter().zip(running) {
+        let got = job.rate(begin, begin + seconds);
+        assert!(
+            (got / rate - 1.0).abs() < 0.1,
+            "{name}: {got} of {rate} bytes/s"
+        );
+    }
+}
+
+impl Started {
+    /// Bytes a second between two moments, as the loader tells.
+    fn rate(mut self, begin: f64, end: f64) -> f64 {
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut self.0.stdout(), &mut said).unwrap();
+        let lines = said
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let points: Vec<(f64, f64)> = lines
+            .filter_map(|line| Some((line["at"].as_f64()?, line["read"].as_f64()?)))
+            .filter(|(at, _)| (begin..end).contains(at))
+            .collect();
+        let (first, last) = (points[0], points[points.len() - 1]);
+        (last.1 - first.1) / (last.0 - first.0)
+    }
+}
+
+/// A job that nobody declared is known by what its launcher left in its environment; its dataset by
+/// what it reads.
+#[test]
+fn a_job_is_known_by_its_launcher() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("set", 100, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    nodes.add("set", &["--budget", "1MB"]);
+    let stop = origin.path().join("stop");
+    let how = [
+        "--epochs",
+        "1000",
+        "--rate",
+        "2e6",
+        "--stop",
+        stop.to_str().unwrap(),
+    ];
+    let mut slurm = loader(&nodes.path(0, "set"), &how);
+    let slurm = quietly(slurm.env("SLURM_JOB_ID", "4711"));
+    let mut torchrun = loader(&nodes.path(1, "set"), &how);
+    let torchrun = quietly(torchrun.env("TORCHELASTIC_RUN_ID", "bert"));
+    for name in ["slurm:4711", "torchrun:bert"] {
+        eventually(SOON, name, || {
+            nodes.job(name).is_some_and(|job| job["dataset"] == "set")
+        });
+    }
+    std::fs::write(&stop, "").unwrap();
+    for mut job in [slurm, torchrun] {
+        assert!(job.exit_within(Duration::from_secs(10)).is_some());
+    }
+    eventually(Duration::from_secs(60), "their end is seen", || {
+        nodes.job("slurm:4711").is_none() && nodes.job("torchrun:bert").is_none()
+    });
+}
+
+/// Jobs that read one dataset at the same time: its bytes are fetched once, and kept once.
+#[test]
+fn two_jobs_share_a_dataset() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = datasets(&[("set", 200, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    nodes.add("set", &["--budget", "2MB", "--origin-readers", "homes"]);
+    let before = nodes.total("origin.bytes_read");
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let program = loader(&nodes.path(rank, "set"), &["--epochs", "2"]);
+            let name = format!("job{rank}");
+            let mut run = nodes.job_run(rank, &["--dataset", "set", "--name", &name], &program);
+            scope.spawn(move || assert_eq!(lines(&mut run).len(), 3));
+        }
+    });
+    assert_eq!(nodes.total("origin.bytes_read") - before, 2_000_000);
+    assert_eq!(nodes.cached(), 2_000_000);
+}
+
+/// What the command line does can be done by HTTP on the socket beside the mount, which is its owner's.
+#[test]
+fn the_socket_beside_the_mount_speaks_http() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !command::has_program("curl") {
+        skip!("curl is missing");
+    }
+    let origin = datasets(&[("set", 20, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &[]);
+    nodes.add("set", &["--budget", "100kB"]);
+    let log = &nodes.tree.leaf().log;
+    let socket = log.parent().unwrap().join("api.sock");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&socket.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let curl = |words: &[&str]| -> Value {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--max-time", "20", "--unix-socket"])
+            .arg(&socket);
+        let said = command::check(curl.args(words));
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+    };
+    let shown = curl(&["http://localhost/v1/datasets/set"]);
+    assert_eq!(shown["budget"], 100_000, "{shown}");
+    let put = [
+        "-X",
+        "PUT",
+        "-H",
+        "content-type: application/json",
+        "-d",
+        r#"{"size":"150kB"}"#,
+    ];
+    curl(&[&put[..], &["http://localhost/v1/datasets/set/cache"]].concat());
+    assert_eq!(nodes.dataset("set")["budget"], 150_000);
+    let missing = curl(&["http://localhost/v1/datasets/nothing"]);
+    assert!(missing.to_string().contains("nothing"), "{missing}");
+    let document = curl(&["http://localhost/openapi.json"]);
+    assert!(document["openapi"].is_string(), "{document}");
+}
