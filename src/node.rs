@@ -239,14 +239,13 @@ impl Node {
         warmer.mounted();
 
         let control = serve_commands(&settings, parts)?;
-        let api = api::serve(&settings, &datasets).await?;
         Ok(Self {
+            _api: api::serve(&settings, &datasets).await?,
             mounts,
             overlay,
             warmer,
             datasets,
             _control: control,
-            _api: api,
         })
     }
 
