@@ -32,7 +32,7 @@ pub struct CacheArgs {
     /// The dataset
     dataset: String,
     /// Bytes of cache over all nodes, with a unit: 120GB, 1TiB
-    #[arg(value_name = "SIZE|auto")]
+    #[arg(value_name = "SIZE|auto", allow_hyphen_values = true)]
     size: String,
     #[command(flatten)]
     how: ListArgs,
@@ -44,7 +44,7 @@ pub struct IoArgs {
     /// The job
     job: String,
     /// What it may read from storage, all its nodes together: 50MB/s, 1.6Gbit/s
-    #[arg(value_name = "RATE|auto")]
+    #[arg(value_name = "RATE|auto", allow_hyphen_values = true)]
     rate: String,
     #[command(flatten)]
     how: ListArgs,

@@ -39,7 +39,7 @@ pub struct AddArgs {
     #[arg(long, value_name = "FILE")]
     index: Option<String>,
     /// Bytes of cache, set by hand [default: the allocator decides]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     budget: Option<String>,
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]

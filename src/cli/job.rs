@@ -55,7 +55,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME")]
     dataset: String,
     /// What it reads per second when data is not its bottleneck [default: estimated from its reads]
-    #[arg(long, value_name = "RATE", value_parser = ideal_rate)]
+    #[arg(long, value_name = "RATE", value_parser = ideal_rate, allow_hyphen_values = true)]
     ideal_rate: Option<u64>,
     /// GPUs that it uses
     #[arg(long, value_name = "N", default_value_t = 1)]

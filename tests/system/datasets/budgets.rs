@@ -122,7 +122,6 @@ fn what_cannot_be_is_refused() {
         (&["dataset", "add", "set", "/other"], &["set", "already"]),
         (&["dataset", "add", "inner", "/set/d0"], &["overlap", "set"]),
         (&["dataset", "add", "all", "/"], &["overlap", "set"]),
-        (&["dataset", "add", "gone", "/nowhere"], &["nowhere"]),
         (
             &["dataset", "add", "b", "/other", "--budget", "-1"],
             &["-1"],
@@ -184,6 +183,13 @@ fn what_cannot_be_is_refused() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // It may come to be: declared, with a warning.
+    let gone = nodes.try_ask(&["dataset", "add", "gone", "/nowhere"]);
+    assert!(
+        gone.status.success() && gone.stderr.contains("no such file"),
+        "{gone:?}"
+    );
+    nodes.ask(&["dataset", "rm", "gone"]);
     let policy = copperfs(["mount", "--allocation-policy", "best", "/nowhere"]).output();
     let said = String::from_utf8_lossy(&policy.unwrap().stderr).into_owned();
     assert!(said.contains("best") && said.contains("greedy"), "{said}");

@@ -38,7 +38,7 @@ fn a_job_is_followed_from_its_start_to_its_end() {
             "1.5",
             "--processes",
             "--rate",
-            "4e6",
+            "0.7e6",
         ],
     );
     let run = nodes.job_run(1, &[&flags[..], &epochs].concat(), &program);
