@@ -228,8 +228,7 @@ impl Node {
         datasets.start(&overlay);
         drop(this.datasets.set(datasets.clone()));
         cluster.keeps(datasets.clone());
-        let items = Arc::new(datasets.clone());
-        let beside = DataMount::new(&settings, &this, root, Some(items));
+        let beside = DataMount::new(&settings, &this, root, &datasets);
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
             cluster,
@@ -240,14 +239,13 @@ impl Node {
         warmer.mounted();
 
         let control = serve_commands(&settings, parts)?;
-        let api = api::serve(&settings, &datasets).await?;
         Ok(Self {
+            _api: api::serve(&settings, &datasets).await?,
             mounts,
             overlay,
             warmer,
             datasets,
             _control: control,
-            _api: api,
         })
     }
 

@@ -64,10 +64,6 @@ const READDIR_PLUS: &Words<ReaddirPlus> =
 ///
 /// # Errors
 /// The first value that makes no sense, with the place it was given at and what to write instead.
-#[expect(
-    clippy::too_many_lines,
-    reason = "a line or two for each option, in one place"
-)]
 pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError> {
     let reader = Reader { layer };
     let mountpoint = reader.path("mountpoint")?.unwrap_or_default();

@@ -6,7 +6,8 @@
 use super::NodeError;
 use super::attendant::Attendant;
 use super::cluster::Cluster;
-use super::data::{DataFiles, Items};
+use super::data::DataFiles;
+use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use crate::config::{Freshness, OpenMode, Settings, Toggle};
 use copperfs_fuse as fuse;
@@ -23,15 +24,16 @@ pub(super) struct DataMount {
 }
 
 impl DataMount {
-    /// The one that `settings` ask for, beside the mount of `front`. `items` knows the datasets.
+    /// The one that `settings` ask for, beside the mount of `front`. `datasets` knows whose files are whose.
     pub(super) fn new(
         settings: &Settings,
         front: &Front,
         root: Attributes,
-        items: Option<Arc<dyn Items>>,
+        datasets: &Datasets,
     ) -> Option<Self> {
         let point = settings.data_mount.clone()?;
-        let files = Arc::new(DataFiles::new(items, settings.page_cache));
+        let items = Arc::new(datasets.clone());
+        let files = Arc::new(DataFiles::new(Some(items), settings.page_cache));
         let front = front.beside(root, Arc::clone(&files));
         Some(Self {
             point,

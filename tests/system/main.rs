@@ -20,6 +20,7 @@ mod support;
 
 mod attributes;
 mod bad_input;
+mod budgets;
 mod bundles;
 mod caches;
 mod changes;

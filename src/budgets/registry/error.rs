@@ -106,7 +106,8 @@ pub enum RegistryError {
     /// More cache than there is.
     #[error(
         "a budget of {} for dataset {dataset:?} is more than there is: the nodes that live have {} for \
-         datasets, and {} of that are set by hand for others",
+         datasets, and {} of that are set by hand for others (a node stores datasets if it was mounted \
+         with --data-mount)",
         Bytes(*size), Bytes(*total), Bytes(*others)
     )]
     BudgetAboveCapacity {

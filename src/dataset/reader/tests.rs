@@ -162,10 +162,11 @@ async fn an_item_is_asked_for_once_however_it_is_read() {
     assert_eq!(homes.asked.lock().unwrap().len(), 1);
     let large = file("/d/b", 2 * STRIPE_BYTES + 5);
     read_through(&open(&reader, &large), large.size, 100_000).await;
-    let asked = homes.asked.lock().unwrap();
-    let stripes: Vec<_> = asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect();
+    let stripes: Vec<_> = {
+        let asked = homes.asked.lock().unwrap();
+        asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect()
+    };
     assert_eq!(stripes, [(0, STRIPE_BYTES), (1, STRIPE_BYTES), (2, 5)]);
-    drop(asked);
     let counts = counted(&reader).current;
     assert_eq!((counts.items, counts.bytes), (4, 300_000 + large.size));
     assert_eq!((counts.hit_bytes, counts.charged_bytes), (0, counts.bytes));
