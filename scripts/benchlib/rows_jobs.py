@@ -15,6 +15,7 @@ from .training import MB, Loader, end, make_files, predicted, training
 
 CACHE, REMOTE_IO = 200 * MB, 20 * MB
 ITEM_BYTES = 100_000
+BERT_FILES = 20_900
 POLICIES = {
     "greedy": ["--scheduler", "fifo", "--cache-policy", "silod"],
     "max-min": ["--scheduler", "gavel", "--cache-policy", "silod"],
@@ -41,22 +42,29 @@ class Model:
 
     @property
     def dataset(self):
-        return f"set-{self.name}"
+        part = self.name == "bert" and self.files != BERT_FILES
+        return f"set-{self.name}" + (f"-{self.files}" if part else "")
 
 
-def models(quick):
-    """The five jobs. Quick ones run fewer epochs, and rank no different for it."""
+def models(quick, policy="greedy"):
+    """The five jobs. Quick ones run fewer epochs, and rank no different for it.
+
+    Jobs tell the system their work in whole epochs, by which sjf ranks them: with it BERT's set is only
+    the part that it reads."""
     part = 0.3 if quick else 1.0
+    bert = (0.07 * part, BERT_FILES)
+    if policy == "sjf":
+        bert = (1.0, round(0.07 * part * BERT_FILES))
 
     def epochs(full):
-        return full * part if full < 1 else float(round(full * part))
+        return float(round(full * part))
 
     return [
         Model("resnet50-a", 1, 1, 11_400_000, epochs(13), 1300, 1),
         Model("resnet50-b", 2, 1, 11_400_000, epochs(13), 1300, 2),
         Model("efficientnetb1-c", 3, 1, 6_900_000, epochs(10), 1300, 3),
         Model("efficientnetb1-d", 4, 1, 6_900_000, epochs(10), 1300, 4),
-        Model("bert", 4, 4, 800_000, epochs(0.07), 20_900, 5),
+        Model("bert", 4, 4, 800_000, *bert, 5),
     ]
 
 
@@ -81,11 +89,11 @@ def problem(jobs):
 def row41(bench):
     """Job completion times of five loaders under each policy, against the simulator."""
     origin = bench.data.base.parent / "datasets"
-    jobs = models(bench.quick)
-    for job in jobs:
-        make_files(origin / job.dataset, job.files, ITEM_BYTES, sparse=job.name == "bert")
     rows = []
     for letter, policy in zip("abcdef", POLICIES, strict=True):
+        jobs = models(bench.quick, policy)
+        for job in jobs:
+            make_files(origin / job.dataset, job.files, ITEM_BYTES, sparse=job.name == "bert")
         done = train(bench, origin, jobs, policy)
         with scratch_dir() as scratch:
             flags = [*POLICIES[policy], "--granularity", "item", "--items", 1300, "--batch", 4]
@@ -177,23 +185,10 @@ def row44(bench):
             nodes.limit("job0", "5MB/s", on=2)
             nodes.limit("job1", "6MB/s", on=2)
             before = settled(nodes, 2)
-            for what, number, back in (
-                ("allocator killed, the next root takes over", 1, False),
-                ("… and back", 1, True),
-                ("node lost", 4, False),
-                ("… and back", 4, True),
-            ):
-                begun = time.time()
-                if back:
-                    nodes.hosts.control("boot", number)
-                    nodes.tree.mount([number])
-                    begun = time.time()  # a mount's own start is row 12's
-                else:
-                    nodes.hosts.control("crash", number)
-                    nodes.tree.mounted.remove(number)
-                alive = NODES if back else NODES - 1
-                wait_until(lambda n=alive: allocated(nodes, 2, n) == before, 30, f"{what}: the same")
-                took[what + f" ({number})"] = time.time() - begun
+            for what, fault, holds in FAULTS:
+                begun = fault(nodes)
+                wait_until(lambda h=holds: allocated(nodes, 2, h) == before, 30, f"{what}: the same")
+                took[what] = time.time() - begun
                 time.sleep(6)
             stop.touch()
             done = [job.finish(120) for job in jobs]
@@ -210,13 +205,51 @@ def row44(bench):
     ]
 
 
-def allocated(nodes, number, alive=NODES):
-    """Budgets and rates, to a tenth of a MB, if so many nodes are counted on."""
+def kill_allocator(nodes):
+    pid = nodes.stats(1)["pid"]
+    begun = time.time()
+    nodes.hosts.output(1, "kill", "-9", pid)
+    nodes.tree.mounted.remove(1)
+    return begun
+
+
+def lose_node(nodes):
+    begun = time.time()
+    nodes.hosts.control("crash", NODES)
+    nodes.tree.mounted.remove(NODES)
+    return begun
+
+
+def back(number, boot):
+    def fault(nodes):
+        if boot:
+            nodes.hosts.control("boot", number)
+        nodes.tree.mount([number])
+        return time.time()  # a mount's own start is row 12's
+
+    return fault
+
+
+FAULTS = [
+    # What happens, and when it is over beside that everything is as before.
+    ("allocator killed (kill -9), root 2 takes over", kill_allocator,
+     lambda shown: shown["allocator"] != "h1"),
+    ("… its node back, and it decides again", back(1, False),
+     lambda shown: shown["allocator"] == "h1" and len(shown["nodes"]) == NODES),
+    ("a node killed and cut off", lose_node,
+     lambda shown: len(shown["nodes"]) == NODES - 1),
+    ("… back", back(NODES, True),
+     lambda shown: len(shown["nodes"]) == NODES),
+]  # fmt: skip
+
+
+def allocated(nodes, number, holds=lambda shown: True):
+    """Budgets and rates, to a tenth of a MB, if that holds."""
     try:
         shown = nodes.json(number, "allocate", "show")
     except RuntimeError:  # nobody decides just now
         return None
-    if len(shown["nodes"]) != alive:
+    if not holds(shown):
         return None
     budgets = {one["name"]: round(one["budget"] / MB, 1) for one in shown["datasets"]}
     rates = {
@@ -259,15 +292,18 @@ def row45(bench):
         loaders: list[Loader] = []
         try:
             for number, folder in enumerate(folders, 1):
-                command = ["env", f"START={start}", "PAUSE=1", TORCH_PYTHON, script]
+                command = ["env", f"START={start}", "PAUSE=6", TORCH_PYTHON, script]
                 command += [nodes.directory(folder.name), epochs]
                 name = f"torch{number}"
                 loaders.append(nodes.run_job(number, name, folder.name, command))
                 wait_until(lambda n=name: nodes.knows(n), 20, name)
                 nodes.limit(name, f"{rate}B/s")
             for loader in loaders:
-                loader.finish(600)
+                loader.wait_epoch(epochs, 600)
+                # It pauses once more: a job that has ended is no more shown.
                 seen.append((loader.epochs(), nodes.job(loader.name)))
+            for loader in loaders:
+                loader.finish(600)
         finally:
             end(loaders)
     rows = []
