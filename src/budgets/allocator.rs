@@ -76,8 +76,16 @@ pub struct Allocator {
     decision: Decision,
     /// What was asked of this allocator since it began: done again on what it takes up later.
     asked: Vec<Command>,
-    /// Jobs that were ended, and when, as long as nodes report them: they are not taken for seen ones.
-    ended: BTreeMap<String, Duration>,
+    /// Jobs that were ended, as long as nodes report them, which they do until the processes have been
+    /// gone for a while: they are not taken for seen ones.
+    ended: BTreeMap<String, Ended>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    at: Duration,
+    /// What it had read, [`ENDING`] later.
+    bytes: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -88,9 +96,9 @@ struct Node {
     earlier_boot: Option<u64>,
 }
 
-/// A job that was ended is not heard for so long, and no longer than it is reported after that without
-/// reading: nodes report a job until its processes have been gone for a while.
-const ENDING: Duration = Duration::from_secs(5);
+/// What a job that was ended has read is known after so long: a report and its way, with room. If it
+/// reads more than that, it goes on.
+const ENDING: Duration = Duration::from_secs(4);
 
 /// Commands that are remembered for taking up: more than people give within the seconds in which an
 /// older decision may still turn up. The oldest go first.
@@ -243,8 +251,16 @@ impl Allocator {
             self.counts.retain(|id, _| kept.contains(id));
         }
         match command {
-            Command::EndJob(name) => drop(self.ended.insert(name.clone(), now)),
-            Command::AddJob(spec) => drop(self.ended.remove(&spec.name)),
+            Command::EndJob(name) => {
+                let ended = Ended {
+                    at: now,
+                    bytes: None,
+                };
+                self.ended.insert(name.clone(), ended);
+            }
+            Command::AddJob(spec) => {
+                self.ended.remove(&spec.name);
+            }
             _ => {}
         }
         if self.asked.len() == ASKED_MAX {
@@ -373,11 +389,16 @@ impl Allocator {
     /// Jobs that are read for, and those that have ended.
     fn follow_jobs(&mut self, reports: &[NodeReport], now: Duration) {
         let by_job = problem::by_job(reports);
-        self.ended.retain(|name, at| {
+        self.ended.retain(|name, ended| {
+            if now.saturating_sub(ended.at) < ENDING {
+                return true;
+            }
             let parts = by_job.get(name.as_str()).map_or(&[][..], Vec::as_slice);
-            let mut live = parts.iter().filter(|(_, part)| !part.ended).peekable();
-            let ending = now.saturating_sub(*at) < ENDING;
-            ending || (live.peek().is_some() && live.all(|(_, part)| part.throughput == 0))
+            let live = || parts.iter().filter(|(_, part)| !part.ended);
+            let bytes = live().fold(0, |sum: u64, (_, part)| {
+                sum.saturating_add(part.total_bytes)
+            });
+            live().next().is_some() && bytes <= *ended.bytes.get_or_insert(bytes)
         });
         for (name, parts) in &by_job {
             let alive = || parts.iter().filter(|(_, part)| !part.ended);

@@ -181,7 +181,7 @@ impl Home {
 
     /// Follows a decision, unless it has a newer one: shares, placement, datasets that are new or gone.
     /// This node is the member of this rank and name. Where the shares are together above the capacity,
-    /// each gets its part of it.
+    /// each gets its part of it, those of datasets that are cached whole first.
     ///
     /// A node that the decision does not name as a home keeps what it has for a minute, and so does one
     /// whose dataset is unknown to a new allocator: both may be back.
@@ -205,14 +205,23 @@ impl Home {
         applied.absence.of_node(here.is_none(), now);
         self.let_go(decision, same_term, &mut applied.absence, now);
         let away = applied.absence.is_over(now);
-        let mut due: Vec<(Arc<Share>, u64)> = Vec::with_capacity(decision.datasets.len());
+        let mut due: Vec<Due> = Vec::with_capacity(decision.datasets.len());
         for dataset in &decision.datasets {
             let share = self.share_of(dataset);
-            match here {
-                Some(here) => due.push((share, dataset.share(&decision.homes, here))),
-                None if away => due.push((share, 0)),
-                None => share.place(&applied.placement),
-            }
+            let bytes = match here {
+                Some(here) => dataset.share(&decision.homes, here),
+                None if away => 0,
+                None => {
+                    share.place(&applied.placement);
+                    continue;
+                }
+            };
+            let whole = dataset.size > 0 && dataset.budget >= dataset.size;
+            due.push(Due {
+                share,
+                bytes,
+                whole,
+            });
         }
         let lru = decision.policy == Policy::Lru.name();
         {
@@ -222,21 +231,21 @@ impl Home {
             } else if recency.is_none() {
                 *recency = Some(Recency::new(self.0.options.capacity));
                 // What lies there has no place in the order.
-                due.iter().for_each(|(share, _)| share.shrink(0));
+                due.iter().for_each(|due| due.share.shrink(0));
             }
         }
         if lru {
             due.iter_mut()
-                .for_each(|(_, bytes)| *bytes = self.0.options.capacity);
+                .for_each(|due| due.bytes = self.0.options.capacity);
         } else {
             self.clamp(&mut due);
         }
         // What shrinks shrinks first, so that the sum is never above the capacity.
-        for (share, bytes) in &due {
+        for Due { share, bytes, .. } in &due {
             share.place(&applied.placement);
             share.shrink(*bytes);
         }
-        for (share, bytes) in &due {
+        for Due { share, bytes, .. } in &due {
             share.set_bytes(*bytes);
         }
     }
@@ -411,20 +420,36 @@ impl Home {
         Arc::clone(share)
     }
 
-    /// Takes from each share its part of what they are above the capacity.
-    fn clamp(&self, due: &mut [(Arc<Share>, u64)]) {
-        let lingers = |share: &&Arc<Share>| !due.iter().any(|(other, _)| Arc::ptr_eq(other, share));
+    /// Takes from the shares what they are above the capacity: from each its part, but nothing from
+    /// datasets that are cached whole as long as others have something. A job with a whole dataset is
+    /// given next to no remote IO, and a few misses would hold it up; to others a miss more is one more.
+    fn clamp(&self, due: &mut [Due]) {
+        let known = |share: &Arc<Share>| due.iter().any(|due| Arc::ptr_eq(&due.share, share));
         let all = self.all();
-        let lingering: u64 = all.iter().filter(lingers).map(|s| s.stats().used).sum();
+        let lingers = all.iter().filter(|share| !known(share));
+        let lingering: u64 = lingers.map(|share| share.stats().used).sum();
         let capacity = u128::from(self.0.options.capacity.saturating_sub(lingering));
-        let sum: u128 = due.iter().map(|(_, bytes)| u128::from(*bytes)).sum();
-        if sum > capacity {
-            for (_, bytes) in due {
-                let part = u128::from(*bytes) * capacity / sum;
-                *bytes = u64::try_from(part).unwrap_or(u64::MAX);
+        let sum: u128 = due.iter().map(|due| u128::from(due.bytes)).sum();
+        let mut over = sum.saturating_sub(capacity);
+        for whole in [false, true] {
+            let some = || due.iter().filter(|due| due.whole == whole);
+            let sum: u128 = some().map(|due| u128::from(due.bytes)).sum();
+            let taken = over.min(sum);
+            over -= taken;
+            for due in due.iter_mut().filter(|due| due.whole == whole) {
+                let left = u128::from(due.bytes) * (sum - taken) / sum.max(1);
+                due.bytes = u64::try_from(left).unwrap_or(u64::MAX);
             }
         }
     }
+}
+
+/// What a share is to be.
+struct Due {
+    share: Arc<Share>,
+    bytes: u64,
+    /// The dataset's budget is all of it.
+    whole: bool,
 }
 
 /// How an answer came about.

@@ -8,6 +8,11 @@ use std::time::{Duration, Instant};
 /// are to be exact.
 pub const BURST: Duration = Duration::from_millis(100);
 
+/// And never less than this: a few items as datasets have them (images of 100 KB). A job that hits
+/// nearly always is given a rate that just covers its misses; they come in bunches, and without this
+/// what it does not use between them would be lost.
+pub const BURST_LEAST: u64 = 512 << 10;
+
 /// What may be read of the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum RateLimit {
@@ -130,7 +135,10 @@ impl Bucket {
     fn burst(&self) -> i128 {
         match self.limit {
             RateLimit::Unlimited => 0,
-            RateLimit::BytesPerSecond(rate) => i128::from(rate) * nanos(BURST),
+            RateLimit::BytesPerSecond(0) => 0,
+            RateLimit::BytesPerSecond(rate) => {
+                (i128::from(rate) * nanos(BURST)).max(i128::from(BURST_LEAST) * BYTE)
+            }
         }
     }
 

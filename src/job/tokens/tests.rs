@@ -127,7 +127,7 @@ proptest! {
                 }
             }
         }
-        let burst = i128::from(rate) / 10;
+        let burst = i128::from((rate / 10).max(BURST_LEAST));
         for from in 0..passed.len() {
             let mut sum = 0;
             for (when, bytes) in &passed[from..] {
