@@ -204,7 +204,11 @@ fn the_sockets_are_the_owners_alone() {
             std::os::unix::fs::FileTypeExt::is_socket(&kind)
         })
         .collect();
-    assert_eq!(sockets.len(), 2, "the control socket and the API's: {sockets:?}");
+    assert_eq!(
+        sockets.len(),
+        2,
+        "the control socket and the API's: {sockets:?}"
+    );
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(dir), 0o700);
     assert!(sockets.iter().all(|socket| mode(socket) == 0o600));
