@@ -375,6 +375,33 @@ async fn shares_are_together_never_above_the_capacity() {
     assert_eq!(shares(&home), [25, 75]);
 }
 
+/// A whole dataset keeps all of its share, and one that is cached in part gives way.
+#[tokio::test]
+async fn room_that_lacks_is_taken_from_what_is_cached_in_part() {
+    let storage = Storage::of(&[]);
+    let home = Home::new(options(HomePlace::Memory, 10 * MIB), storage.files(), None);
+    let mut told = decision(1, &[0], &[("part", 5 * MIB), ("whole", 8 * MIB)]);
+    told.datasets[0].size = 20 * MIB;
+    told.datasets[1].size = 8 * MIB;
+    home.apply(&told, 0, "nid0");
+    let shares = |home: &Home| -> Vec<u64> {
+        let id = |at: usize| told.datasets[at].id;
+        let of = |at| {
+            home.report()
+                .into_iter()
+                .find(|share| share.dataset == id(at))
+        };
+        [0, 1]
+            .map(|at| of(at).map_or(0, |share| share.share))
+            .to_vec()
+    };
+    assert_eq!(shares(&home), [2 * MIB, 8 * MIB]);
+    // Not even the whole one fits.
+    let home = Home::new(options(HomePlace::Memory, 6 * MIB), storage.files(), None);
+    home.apply(&told, 0, "nid0");
+    assert_eq!(shares(&home), [0, 6 * MIB]);
+}
+
 #[tokio::test]
 async fn what_makes_no_sense_is_refused() {
     let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);
