@@ -282,7 +282,7 @@ fn throughputs(problem: &Problem, holdings: &[Holding]) -> Vec<f64> {
 /// more. So a dataset's cache is the sum of its jobs' private ones and can exceed its size, and what
 /// does not fit to a job is lost. A budget set by hand is divided among the dataset's jobs evenly.
 ///
-/// Objective: as for [`lru`].
+/// Objective: as for [`lru()`].
 #[must_use]
 pub fn fixed(problem: &Problem) -> Allocation {
     let caches = Caches::after_budgets(problem);

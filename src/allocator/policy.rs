@@ -20,7 +20,7 @@ pub enum Policy {
     Sjf,
     /// Whole datasets by benefit over cost: [`benefit`].
     Benefit,
-    /// One LRU for all: [`lru`].
+    /// One LRU for all: [`lru()`].
     Lru,
     /// A private cache for each job: [`fixed`].
     Static,

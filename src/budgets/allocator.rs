@@ -6,8 +6,8 @@
 //! [`crate::allocator`] for the policies.
 //!
 //! What makes a decision, in this order: the homes (nodes that live and have room for datasets); the
-//! problem ([`problem`]); the policy; budgets, held still where moving them gains nothing ([`budgets`]);
-//! rates, divided over the nodes of each job ([`rates`]).
+//! problem (`problem`); the policy; budgets, held still where moving them gains nothing (`budgets`);
+//! rates, divided over the nodes of each job (`rates`).
 
 use super::command::{Command, CommandError, Counting, Overview};
 use super::decision::{DatasetDecision, Decision, HomeNode, JobDecision, JobNode, Serial};

@@ -1,6 +1,6 @@
 //! Who reads: from a thread to its process, and from that to its job.
 //!
-//! A process belongs to the job that [`rules`] find in its environment or its cgroup; one that has
+//! A process belongs to the job that `rules` find in its environment or its cgroup; one that has
 //! none, to that of its nearest ancestor with one; else to none. Other users' environments, and with
 //! `hidepid` their whole `/proc` entries, cannot be read: then the cgroup alone decides, or nothing.
 //! Nothing here fails: whoever cannot be recognised is unattributed.

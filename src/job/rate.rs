@@ -8,9 +8,9 @@
 //! readers' time went into waiting. Only waiting for what was *not* cached counts: an ideal rate is one
 //! with all data in the cache, and hits take the time that they take there.
 //!
-//! - Waiting took less than [`STALL_MAX`] of the readers' time: a *free* window. Even if each wait held
+//! - Waiting took less than `STALL_MAX` of the readers' time: a *free* window. Even if each wait held
 //!   the job up, its ideal rate is no more than that much higher.
-//! - All readers waited at once for less than [`STALL_MAX`] of it: loaders are *ahead*. The rate is
+//! - All readers waited at once for less than `STALL_MAX` of it: loaders are *ahead*. The rate is
 //!   right if the GPU is what they wait for, and too low if it is their own decoding, which cannot be
 //!   told apart from here: so such windows are used only without free ones, with half the confidence.
 //! - Else the job was *bound* by data: its ideal rate is at least what it got.

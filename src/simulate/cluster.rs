@@ -7,8 +7,8 @@
 //! reading locally, Figure 3), the network between nodes, failures, start-up times.
 //!
 //! The policies are those of [`crate::allocator`], so what is simulated is what runs. Two
-//! granularities share scheduler, policies and read-outs: [`fluid`] treats datasets as liquids and
-//! steps from event to event; [`items`] plays every item through real caches. The second shows that
+//! granularities share scheduler, policies and read-outs: `fluid` treats datasets as liquids and
+//! steps from event to event; `items` plays every item through real caches. The second shows that
 //! the first is right. `docs/SIMULATOR.md` says it all at length.
 //!
 //! Pure: no I/O, no clock; the same scenario gives the same outcome to the last bit.

@@ -2,13 +2,16 @@
 //! killed.
 
 use crate::skip;
-use crate::support::tree::Members;
+use crate::support::tree::{Members, write_secret};
 use crate::support::{Mount, Scratch, check, copperfs, eventually, is_root, python, run};
+use copperfs_overlay::Secret;
+use copperfs_overlay::tls::tls_connect;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// How long the allocator may take to be the same again, wherever it runs.
 const SAME_AGAIN: Duration = Duration::from_secs(5);
@@ -279,6 +282,44 @@ print(oct(mode), document['openapi'], allocation['policy'], allocation['remote_i
     let socket = api_socket(&four.point(2));
     let said = check(python().arg("-c").arg(script).arg(socket));
     assert_eq!(said.trim(), "0o600 3.1.0 max-min 20000000");
+}
+
+/// Who has the job's secret is answered, and nobody else.
+#[test]
+fn the_api_on_tcp_is_for_members_of_the_job() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("a", b"a");
+    origin.settle();
+    let members = Members::new(1, origin.path());
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let _node = members.start(0, &["--api-listen", &address.to_string()]);
+    let ask = |secret: &Path| -> std::io::Result<String> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let secret = Secret::read_file(secret).map_err(std::io::Error::other)?;
+            let stream = tls_connect(address, &secret).await;
+            let mut stream = stream.map_err(std::io::Error::other)?;
+            let question = "GET /v1/allocation HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+            stream.write_all(question.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            Ok(answer)
+        })
+    };
+    let answer = ask(&members.secret).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("\"policy\":\"greedy\""), "{answer}");
+    let other = origin.path().join("other");
+    write_secret(&other);
+    let refused = ask(&other);
+    assert!(refused.is_err(), "{refused:?}");
 }
 
 /// Beside the control socket.

@@ -344,7 +344,7 @@ pub fn bytes(text: &str) -> Result<f64, String> {
 /// A rate with its unit: `200MB/s`, `1.6Gbit/s`.
 ///
 /// # Errors
-/// As [`bytes`]; or it does not end with `/s`.
+/// As [`bytes()`]; or it does not end with `/s`.
 pub fn rate(text: &str) -> Result<f64, String> {
     const FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit/s";
     let trimmed = text.trim();
