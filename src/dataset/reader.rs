@@ -191,8 +191,9 @@ impl Inner {
     }
 }
 
-/// The part of the total that a job may read on a node that the allocator has not heard of yet: enough
-/// to begin with, little enough that the total is not exceeded by much.
+/// The part of the total, or of its own rate where there is no total, that a job may read on a node that
+/// the allocator has not heard of yet: enough to begin with, little enough that the total is not
+/// exceeded by much.
 const UNHEARD_PART: u64 = 100;
 
 /// What `decision` says to a job on this node.
@@ -212,7 +213,14 @@ fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
         | (None, None, _) => RateLimit::Unlimited,
         (_, _, Some(here)) => RateLimit::BytesPerSecond(here.remote_io),
         (Some(total), _, None) => RateLimit::BytesPerSecond(total / UNHEARD_PART),
-        (None, Some(_), None) => RateLimit::Unlimited,
+        (
+            None,
+            Some(JobDecision {
+                remote_io: Some(rate),
+                ..
+            }),
+            None,
+        ) => RateLimit::BytesPerSecond(rate / UNHEARD_PART),
     };
     let nodes = job.map_or(1, |job| job.nodes.len());
     Terms {

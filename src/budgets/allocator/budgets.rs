@@ -80,6 +80,10 @@ impl Wanted<'_> {
                     dataset.size
                 };
                 let more = (most - *bytes).clamp(0.0, free.max(0.0));
+                // Whole, or not at all.
+                if self.policy == Policy::Benefit && *bytes + more < dataset.size {
+                    continue;
+                }
                 *bytes += more;
                 free -= more;
             }
@@ -111,9 +115,8 @@ impl Wanted<'_> {
             })
             .sum()
         };
-        // Others maximise something else: what they want is done.
-        matches!(self.policy, Policy::Greedy | Policy::Benefit)
-            && saves(wanted) <= saves(before) * (1.0 + GAIN_MIN)
+        // Others maximise something else, or leave room unused: what they want is done.
+        self.policy == Policy::Greedy && saves(wanted) <= saves(before) * (1.0 + GAIN_MIN)
     }
 }
 
