@@ -5,6 +5,7 @@ counted where it is read, not where it is told.
 """
 
 import time
+from statistics import fmean
 
 from . import report
 from .clock import median, wait_until
@@ -29,27 +30,20 @@ def row40(bench):
     shares = (30, 70) if bench.quick else SHARES
     uniform = {share: measured_shares(bench, origin, size, share, "greedy") for share in shares}
     lru = {share: measured_shares(bench, origin, size, share, "lru") for share in shares}
-    rows = []
-    for number, share in enumerate(shares):
-        off = max(abs(found - share) for found in uniform[share][1:])
-        rows.append(
-            report.at_most(
-                f"40{chr(ord('a') + number)}",
-                f"cache of {share} % of a dataset, {NODES} nodes: hits of epochs 2 to "
-                f"{len(uniform[share])} are {told(uniform[share][1:])} (LRU: "
-                f"{told(lru[share][1:])}), furthest off",
-                POINTS,
-                off,
-                " points",
-                hits=uniform[share],
-                lru=lru[share],
-            )
-        )
-    return rows
+    off = max(abs(hit - share) for share, hits in uniform.items() for hit in hits[1:])
+    what = (
+        f"cache of {', '.join(map(str, shares))} % of a dataset, {NODES} nodes: hits of an epoch are "
+        f"{means(uniform)} %; of all epochs from the second on, furthest off"
+    )
+    return [
+        report.at_most("40a", what, POINTS, off, " points", hits=uniform),
+        report.reported("40b", "… with LRU", f"{means(lru)} %", hits=lru),
+    ]
 
 
-def told(percents):
-    return ", ".join(f"{percent:.1f}" for percent in percents) + " %"
+def means(hits):
+    """The mean of each, without the first epoch."""
+    return ", ".join(f"{fmean(epochs[1:]):.1f}" for epochs in hits.values())
 
 
 def measured_shares(bench, origin, size, share, policy, epochs=4):

@@ -135,7 +135,7 @@ def train(bench, origin, jobs, policy):
     with scratch_dir() as scratch, training(bench.copperfs, scratch, origin, NODES, flags) as nodes:
         for job in jobs:
             nodes.add(job.dataset, "--origin-readers", "homes")
-        start = time.time() + 15  # until all have listed their files and the allocator knows them
+        start = time.time() + 12  # until all have listed their files and the allocator knows them
         loaders = []
         try:
             for job in jobs:
@@ -301,6 +301,7 @@ def row45(bench):
             for loader in loaders:
                 loader.wait_epoch(epochs, 600)
                 # It pauses once more: a job that has ended is no more shown.
+                time.sleep(2)
                 seen.append((loader.epochs(), nodes.job(loader.name)))
             for loader in loaders:
                 loader.finish(600)
