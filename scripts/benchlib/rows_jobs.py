@@ -115,7 +115,7 @@ def compared(row, policy, jobs, done, model):
     each = ", ".join(f"{one:+.1f}" for one in off)
     return report.at_most(
         row,
-        f"{policy}: five jobs on {NODES} nodes, average JCT {average:.1f} s (simulator "
+        f"{policy}: five jobs, {jobs[0].epochs:.0f} and {jobs[2].epochs:.0f} epochs, average JCT {average:.1f} s (simulator "
         f"{model['jct_mean_s']:.1f} s, {off_average:+.1f} %), makespan {makespan:.1f} s "
         f"({model['makespan_s']:.1f} s, {off_makespan:+.1f} %), each job {each} %; furthest off",
         5,
