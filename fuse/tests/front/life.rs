@@ -82,6 +82,23 @@ fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
     assert_eq!(mount_state(&path).unwrap(), MountState::NotMounted);
 }
 
+/// A signal is on its way when `kill` returns: a thread may answer before it stops.
+fn wait_until_stopped(pid: rustix::process::Pid) {
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let stopped = || {
+        std::fs::read_dir(&tasks).unwrap().all(|task| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            let (_, state) = stat.rsplit_once(") ").unwrap();
+            state.starts_with('T')
+        })
+    };
+    let start = Instant::now();
+    while !stopped() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it runs on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_daemon_that_does_not_answer_is_found_in_bounded_time() {
     let directory = tempfile::tempdir().unwrap();
@@ -89,6 +106,7 @@ fn a_daemon_that_does_not_answer_is_found_in_bounded_time() {
     let child = daemon(directory.path());
     let pid = rustix::process::Pid::from_child(&child.0);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    wait_until_stopped(pid);
     let start = Instant::now();
     let state = mount_state(directory.path()).unwrap();
     assert!(start.elapsed() < Duration::from_secs(4));
