@@ -95,7 +95,7 @@ fn wait_until_stopped(pid: rustix::process::Pid) {
     let start = Instant::now();
     while !stopped() {
         assert!(start.elapsed() < Duration::from_secs(10), "it runs on");
-        std::thread::sleep(Duration::from_millis(10));
+        pause(10);
     }
 }
 
