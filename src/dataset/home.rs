@@ -262,9 +262,7 @@ impl Home {
         let share = self.known(&request)?;
         share.opened(OPENING).await;
         let item = ItemId::of(&wanted.file, wanted.stripe);
-        if request.payment >= wanted.len || share.holds(&item) {
-            self.touch(&share, item, wanted.len);
-        }
+        self.touch(&share, item, wanted.len, request.payment);
         let mut retries = RETRIES;
         // The disk gives nothing at the moment: what it holds is passed by.
         let mut rests = false;
@@ -350,13 +348,13 @@ impl Home {
     }
 
     /// Under the policy `lru` what was read longest ago makes way for an item that is read.
-    fn touch(&self, share: &Share, item: ItemId, len: u64) {
+    fn touch(&self, share: &Share, item: ItemId, len: u64, payment: u64) {
         let gone = match &mut *lock(&self.0.recency) {
-            Some(recency) => {
+            Some(recency) if payment >= len || share.holds(&item) => {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
                 recency.read(share.id(), item, len)
             }
-            None => return,
+            _ => return,
         };
         for (dataset, item) in gone {
             if let Some(share) = self.find(dataset) {

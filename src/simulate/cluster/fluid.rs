@@ -28,7 +28,6 @@ struct Fluid<'a> {
     active: Vec<usize>,
     budgets: Vec<f64>,
     now: f64,
-    submitted: usize,
     finished: usize,
 }
 
@@ -55,7 +54,6 @@ pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, C
         active: Vec::new(),
         budgets: vec![0.0; slots],
         now: 0.0,
-        submitted: 0,
         finished: 0,
     };
     let mut recorder = Recorder::new();
@@ -94,7 +92,8 @@ impl Fluid<'_> {
         sample.effective_cache = f64::midpoint(before.effective, after.effective);
         recorder.add(self.now, seconds, &sample);
         self.now += seconds;
-        let changed = self.read(seconds) | self.arrive();
+        let changed =
+            self.read(seconds) | self.queue.arrive(self.workload, &self.control, self.now);
         if changed {
             self.divide();
         }
@@ -113,7 +112,7 @@ impl Fluid<'_> {
 
     /// How long nothing happens.
     fn seconds(&self) -> f64 {
-        let mut next = match self.workload.jobs.get(self.submitted) {
+        let mut next = match self.workload.jobs.get(self.queue.submitted()) {
             Some(job) => (job.submit - self.now).max(0.0),
             None => f64::INFINITY,
         };
@@ -162,20 +161,6 @@ impl Fluid<'_> {
         });
         self.finished += before - self.active.len();
         before != self.active.len()
-    }
-
-    /// Takes in what has been submitted by now; whether anything was.
-    fn arrive(&mut self) -> bool {
-        let before = self.submitted;
-        while let Some(job) = self.workload.jobs.get(self.submitted) {
-            if job.submit > self.now {
-                break;
-            }
-            let score = self.control.score(self.submitted);
-            self.queue.submit(self.submitted, score);
-            self.submitted += 1;
-        }
-        before != self.submitted
     }
 
     /// Starts what fits and gives everybody a part anew.

@@ -72,7 +72,6 @@ struct Engine<'a> {
     active: Vec<usize>,
     budgets: Vec<f64>,
     now: f64,
-    submitted: usize,
     finished: usize,
 }
 
@@ -169,7 +168,6 @@ impl<'a> Engine<'a> {
             active: Vec::new(),
             budgets: vec![0.0; slots],
             now: 0.0,
-            submitted: 0,
             finished: 0,
         })
     }
@@ -183,7 +181,7 @@ impl<'a> Engine<'a> {
                 jobs: self.workload.jobs.len(),
             });
         }
-        let changed = self.arrive() | self.retire();
+        let changed = self.queue.arrive(self.workload, &self.control, self.now) | self.retire();
         if changed {
             self.divide();
         }
@@ -369,7 +367,7 @@ impl<'a> Engine<'a> {
     }
 
     fn seconds(&self) -> f64 {
-        let mut next = match self.workload.jobs.get(self.submitted) {
+        let mut next = match self.workload.jobs.get(self.queue.submitted()) {
             Some(job) => (job.submit - self.now).max(0.0),
             None => f64::INFINITY,
         };
@@ -419,19 +417,6 @@ impl<'a> Engine<'a> {
             sample.effective_cache += self.progress[job].hit * size;
         }
         recorder.add(self.now, seconds, &sample);
-    }
-
-    fn arrive(&mut self) -> bool {
-        let before = self.submitted;
-        while let Some(job) = self.workload.jobs.get(self.submitted) {
-            if job.submit > self.now {
-                break;
-            }
-            let score = self.control.score(self.submitted);
-            self.queue.submit(self.submitted, score);
-            self.submitted += 1;
-        }
-        before != self.submitted
     }
 
     /// Jobs that have computed all leave.

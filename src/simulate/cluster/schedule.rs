@@ -6,6 +6,7 @@
 //! beside epochs, so the model takes their limit: all jobs run at once, each at its part of its
 //! speed, and keep what they have cached.
 
+use super::control::Control;
 use super::{Scenario, Scheduler, Workload};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,6 +16,8 @@ use std::collections::BinaryHeap;
 pub(super) struct Queue {
     /// By score, then by submission. Scores are not negative, so their bits have their order.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Jobs that have come, the first ones of the workload.
+    submitted: usize,
     free: u32,
     shared: bool,
 }
@@ -23,13 +26,30 @@ impl Queue {
     pub(super) fn new(scenario: &Scenario) -> Self {
         Self {
             waiting: BinaryHeap::new(),
+            submitted: 0,
             free: scenario.gpus,
             shared: scenario.scheduler == Scheduler::Gavel,
         }
     }
 
-    pub(super) fn submit(&mut self, job: usize, score: f64) {
-        self.waiting.push(Reverse((score.to_bits(), job)));
+    /// Takes in what has been submitted by `now`; whether anything was.
+    pub(super) fn arrive(&mut self, workload: &Workload, control: &Control<'_>, now: f64) -> bool {
+        let before = self.submitted;
+        while let Some(job) = workload.jobs.get(self.submitted) {
+            if job.submit > now {
+                break;
+            }
+            let score = control.score(self.submitted);
+            self.waiting
+                .push(Reverse((score.to_bits(), self.submitted)));
+            self.submitted += 1;
+        }
+        before != self.submitted
+    }
+
+    /// How many jobs have come.
+    pub(super) fn submitted(&self) -> usize {
+        self.submitted
     }
 
     /// The next job that starts now.
