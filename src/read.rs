@@ -22,6 +22,7 @@ mod blocks;
 mod bundle;
 mod directory;
 mod flight;
+mod kept;
 mod lease;
 mod listings;
 mod persisted;
@@ -40,6 +41,7 @@ pub use attributes::Found;
 pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
 pub use directory::{Directory, Edition};
+pub use kept::KeptData;
 pub use persisted::{PersistedListings, PersistedStats};
 pub use streams::ReadAhead;
 

@@ -24,11 +24,11 @@ pub use examine::{ObjectTraits, VersionSource};
 use super::error::OriginError;
 use super::failure::worded;
 use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
-use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use super::{ByteRange, ByteStream, Origin, StatAnswers, TurnStream, Turns};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, Listing, Timestamp, Version, XattrList,
+    Attributes, BundleRequest, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
+    Listing, Timestamp, Version, XattrList,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -64,7 +64,6 @@ struct Inner {
     concurrency: usize,
     gate: Arc<Gate>,
     reads: read::Reads,
-    bundled: bundle::Bundled,
 }
 
 /// A store and its way of telling names.
@@ -146,7 +145,6 @@ impl ObjectOrigin {
         Self {
             inner: Arc::new(Inner {
                 reads: read::Reads::new(&names),
-                bundled: bundle::Bundled::default(),
                 names,
                 gate,
                 prefix: prefix.as_ref().to_owned(),
@@ -429,8 +427,8 @@ impl Origin for ObjectOrigin {
         Box::pin(Arc::clone(&self.inner).open(range))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        Arc::clone(&self.inner).bundle(request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        Arc::clone(&self.inner).bundle(request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -22,13 +22,11 @@ use super::error::OriginError;
 use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
-use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
+use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers, TurnStream, Turns};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
-    XattrList,
+    BundleRequest, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
-use dashmap::DashSet;
 use futures_util::future::BoxFuture;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
@@ -70,9 +68,6 @@ struct Shared {
     hanging: Mutex<HashSet<Subject>>,
     /// Told whenever `hanging` shrinks.
     released: Notify,
-    /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
-    /// has under way.
-    bundled: DashSet<ItemPath>,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -123,7 +118,6 @@ impl PosixOrigin {
                 atime_only: AtomicBool::new(false),
                 hanging: Mutex::new(HashSet::new()),
                 released: Notify::new(),
-                bundled: DashSet::new(),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
@@ -335,8 +329,8 @@ impl Origin for PosixOrigin {
         Some(Box::pin(reading))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        bundle::stream(Arc::clone(&self.shared), request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        bundle::stream(Arc::clone(&self.shared), request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
