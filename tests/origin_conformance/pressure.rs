@@ -4,7 +4,7 @@ use crate::faulty_server::{Reply, Request, Server, content};
 use crate::fixtures::{path, pattern, quick};
 use bytes::Bytes;
 use copperfs::origin::{
-    ByteRange, ObjectOrigin, Origin, OriginOptions, OriginSpec, Origins, Retries,
+    ByteRange, ObjectOrigin, Once, Origin, OriginOptions, OriginSpec, Origins, Retries,
 };
 use copperfs_overlay::{
     BundleFile, BundleRequest, FailureKind, Files, LISTING_ENTRIES_MAX, Listing,

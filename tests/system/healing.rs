@@ -53,7 +53,8 @@ impl Reader {
         run.arg(number.to_string())
             .arg(job.scratch.path().join("stop"))
             .arg(cold);
-        let child = run.stdout(Stdio::piped()).spawn().unwrap();
+        run.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = run.spawn().unwrap();
         Self { number, child }
     }
 
@@ -62,6 +63,7 @@ impl Reader {
     fn finish(self) -> (u64, Duration) {
         let output = self.child.wait_with_output().unwrap();
         let number = self.number;
+        assert!(output.status.success(), "h{number}: {output:?}");
         let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(said["wrong"], 0, "h{number}: {said}");
         assert_eq!(

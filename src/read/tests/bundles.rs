@@ -171,7 +171,11 @@ async fn a_reader_overtakes_a_slow_bundle() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(account.under_way.load(Ordering::Relaxed), 0);
-    assert_eq!(path.0.block_flights.len(), 25, "three came, and one by itself");
+    assert_eq!(
+        path.0.block_flights.len(),
+        25,
+        "three came, and one by itself"
+    );
     assert_eq!(requests(&source), (2, 1), "nobody wanted the others");
 }
 
