@@ -95,9 +95,9 @@ pub(super) struct Account {
     useful_bytes: AtomicU64,
     /// What was brought to readers in no order has an account of its own.
     pub(super) scattered: scattered::Account,
-    under_way: AtomicUsize,
+    pub(super) under_way: AtomicUsize,
     for_children: AtomicUsize,
-    stalled: AtomicUsize,
+    pub(super) stalled: AtomicUsize,
     /// The directory that a reader has just gone through to its end: it may carry on in the next one.
     /// Guards itself; held for a copy of a path.
     walked_out: Mutex<Option<ItemPath>>,

@@ -60,7 +60,7 @@ impl Slow {
             atime: time,
             mtime: time,
             ctime: time,
-            version: Version([7; 16]),
+            version: Version::from_data([7; 16]),
             provisional: false,
             link_target: None,
             content: None,
@@ -536,7 +536,7 @@ async fn nothing_is_left_of_a_turn() {
     let under_way = Arc::new(UnderWay::default());
     let unit = Unit {
         path: ItemPath::root(),
-        version: Version([1; 16]),
+        version: Version::from_data([1; 16]),
         index: 0,
     };
     let part = 0..4096;
