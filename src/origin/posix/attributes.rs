@@ -5,12 +5,17 @@
 //! | directory | inode, birth time where known | stays while entries come and go, differs once replaced |
 //! | symlink | target, ctime | the target is the content |
 //! | other | size, mtime ns, ctime ns, inode | the design's rule |
+//!
+//! Each of them holds the filesystem as well ([`super::filesystem`]). A ctime before 1980 is none: files of
+//! such a filesystem, or of an image that was made without times, have versions of [`Standing::Launch`].
 
+use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, FileKind, Timestamp, Version};
+use copperfs_overlay::{Attributes, FileKind, Standing, Timestamp, Version};
 use rustix::fd::AsFd;
 use rustix::fs::{
-    AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev, readlinkat, statx,
+    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, makedev, openat,
+    readlinkat, statx,
 };
 use rustix::io::Errno;
 use std::time::SystemTime;
@@ -18,8 +23,14 @@ use std::time::SystemTime;
 /// A younger modification or change might be followed by another within one tick of the clock.
 const PROVISIONAL_NS: i128 = 2_000_000_000;
 
-/// Everything an application sees, and birth time for a directory's version.
-const MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+/// Everything an application sees, birth time for a directory's version, and the mount.
+const MASK: StatxFlags = StatxFlags::BASIC_STATS
+    .union(StatxFlags::BTIME)
+    .union(MOUNT_MASK);
+
+/// 1980-01-01. A status change that is older than the filesystem's own kind is no time at all: images
+/// without times say 0, and FAT counts from here.
+const FIRST_CTIME_SECONDS: i64 = 315_532_800;
 
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
 /// `dir` itself.
@@ -31,9 +42,36 @@ pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
     statx(dir, name, flags, MASK)
 }
 
+/// The filesystem that holds `name` in `dir`, whose `status` was just taken.
+pub(super) fn filesystem(
+    filesystems: &Filesystems,
+    dir: impl AsFd,
+    name: &[u8],
+    status_of_name: &Statx,
+) -> Result<Filesystem, Errno> {
+    filesystems.of(status_of_name, || {
+        // The directory tells as well, unless `name` is a mount point. It can be asked for more than a
+        // file that may not be opened.
+        let same = name.is_empty() || {
+            let mount = MountKey::of(&status(&dir, b"")?);
+            mount == MountKey::of(status_of_name)
+        };
+        if same {
+            return rustix::io::fcntl_dupfd_cloexec(&dir, 0);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&dir, name, flags, Mode::empty())
+    })
+}
+
 /// Attributes of `name` in `dir`, with the target of a link.
-pub(super) fn attributes(dir: impl AsFd, name: &[u8]) -> Result<Attributes, Errno> {
+pub(super) fn attributes(
+    filesystems: &Filesystems,
+    dir: impl AsFd,
+    name: &[u8],
+) -> Result<Attributes, Errno> {
     let status = status(&dir, name)?;
+    let filesystem = filesystem(filesystems, &dir, name, &status)?;
     let target = match kind(&status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
@@ -41,7 +79,7 @@ pub(super) fn attributes(dir: impl AsFd, name: &[u8]) -> Result<Attributes, Errn
         }
         _ => None,
     };
-    convert(&status, target, now_ns()).ok_or(Errno::OPNOTSUPP)
+    convert(&status, target, &filesystem, now_ns()).ok_or(Errno::OPNOTSUPP)
 }
 
 /// Type of file, if it is one that copperfs knows.
@@ -64,29 +102,41 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
 }
 
 /// Version of anything but a symlink.
-pub(super) fn version(status: &Statx) -> Version {
+pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
     let mut identity = Vec::with_capacity(64);
+    identity.extend_from_slice(&filesystem.seed);
     if kind(status) == Some(FileKind::Directory) {
         identity.push(b'd');
         identity.extend_from_slice(&status.stx_ino.to_le_bytes());
         if StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME) {
             push_time(&mut identity, &status.stx_btime);
         }
-    } else {
-        identity.push(b'f');
-        identity.extend_from_slice(&status.stx_size.to_le_bytes());
-        push_time(&mut identity, &status.stx_mtime);
-        identity.extend_from_slice(&status.stx_ino.to_le_bytes());
-        return Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime));
+        return Version::of(&identity).standing_as(filesystem.standing);
     }
+    identity.push(b'f');
+    identity.extend_from_slice(&status.stx_size.to_le_bytes());
+    push_time(&mut identity, &status.stx_mtime);
+    identity.extend_from_slice(&status.stx_ino.to_le_bytes());
     Version::of(&identity)
+        .changed_at(&time_bytes(&status.stx_ctime))
+        .standing_as(standing(status, filesystem))
 }
 
-fn link_version(status: &Statx, target: &[u8]) -> Version {
-    let mut identity = vec![b'l'];
+fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Version {
+    let mut identity = filesystem.seed.to_vec();
+    identity.push(b'l');
     push_time(&mut identity, &status.stx_ctime);
     identity.extend_from_slice(target);
-    Version::of(&identity)
+    Version::of(&identity).standing_as(standing(status, filesystem))
+}
+
+/// How far the origin's records can be trusted: no further than the filesystem is known, and not across
+/// launches without a time that every change moves. (A file's mtime can be set to any value.)
+fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
+    if status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {
+        return Standing::Launch;
+    }
+    filesystem.standing
 }
 
 fn push_time(identity: &mut Vec<u8>, time: &StatxTimestamp) {
@@ -100,7 +150,12 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<Attributes> {
+fn convert(
+    status: &Statx,
+    link_target: Option<Bytes>,
+    filesystem: &Filesystem,
+    now_ns: i128,
+) -> Option<Attributes> {
     let kind = kind(status)?;
     let young = |time: &StatxTimestamp| (now_ns - nanoseconds(time)).abs() < PROVISIONAL_NS;
     let device = match kind {
@@ -111,10 +166,10 @@ fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<A
     };
     let (version, size) = match &link_target {
         Some(target) => (
-            link_version(status, target),
+            link_version(status, target, filesystem),
             u64::try_from(target.len()).unwrap_or(u64::MAX),
         ),
-        None => (version(status), status.stx_size),
+        None => (version(status, filesystem), status.stx_size),
     };
     Some(Attributes {
         kind,

@@ -6,7 +6,8 @@
 //! so a change at any moment, growth and truncation included, ends the stream with `Stale`.
 
 use super::Shared;
-use super::attributes::{kind, status, version};
+use super::attributes::{filesystem, kind, status, version};
+use super::filesystem::Filesystem;
 use crate::origin::failure::{stale, worded};
 use crate::origin::{ByteRange, ByteStream, HashedStream};
 use bytes::Bytes;
@@ -29,6 +30,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 pub(super) struct Reading {
     file: OwnedFd,
+    /// Of the file, which an open descriptor never leaves.
+    filesystem: Filesystem,
     range: ByteRange,
     /// Bytes handed on so far.
     done: u64,
@@ -129,7 +132,7 @@ impl Reading {
             .map_err(failed)?
             .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
         let status = status(&self.file, b"").map_err(failed)?;
-        if version(&status) != self.range.version {
+        if version(&status, &self.filesystem) != self.range.version {
             return Err(stale(
                 &shared.label,
                 path,
@@ -160,7 +163,9 @@ impl Reading {
                 return Err(worded(kind, &shared.label, ACTION, path, &cause, ""));
             }
         }
-        if version(&status) != range.version || status.stx_size != range.size {
+        let filesystem = filesystem(&shared.filesystems, &found, b"", &status)
+            .map_err(|errno| shared.failure(ACTION, path, errno))?;
+        if version(&status, &filesystem) != range.version || status.stx_size != range.size {
             return Err(stale(&shared.label, path, "the file has changed"));
         }
         let fits = range
@@ -173,6 +178,7 @@ impl Reading {
         let file = reopen(shared, &found).map_err(|errno| shared.failure(ACTION, path, errno))?;
         Ok(Self {
             file,
+            filesystem,
             range,
             done: 0,
         })

@@ -9,7 +9,7 @@ use std::path::Path;
 const MAGIC: &[u8; 8] = b"CPFSLIST";
 /// A file of another version is as good as none. Raised with every change of what lies below, the
 /// fields of [`Attributes`] included.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, length of the path, unpacked length, hash.
 const HEADER_BYTES: usize = 8 + 4 + 2 + 4 + 32;
 /// Unpacked bytes of a listing at most: 100,000 entries with names of 255 bytes and attributes.
