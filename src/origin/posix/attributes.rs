@@ -6,34 +6,91 @@
 //! | symlink | target, ctime | the target is the content |
 //! | other | size, mtime ns, ctime ns, inode | the design's rule |
 
+use crate::origin::now_ns;
+use crate::origin::sightings::{Moment, Sightings, Times};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, FileKind, Timestamp, Version};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Timestamp, Version, granularity};
 use rustix::fd::AsFd;
 use rustix::fs::{
     AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev, readlinkat, statx,
 };
 use rustix::io::Errno;
-use std::time::SystemTime;
-
-/// A younger modification or change might be followed by another within one tick of the clock.
-const PROVISIONAL_NS: i128 = 2_000_000_000;
+use std::time::{Duration, Instant};
 
 /// Everything an application sees, and birth time for a directory's version.
 const MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
+/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Others tell their own truth anyway, at
+/// no cost.
+const FORCE_SYNC: AtFlags = AtFlags::from_bits_retain(0x2000);
+
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
-/// `dir` itself.
+/// `dir` itself. The answer may be what a network filesystem's client has kept for some time.
 pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
-    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    status_with(dir, name, AtFlags::empty())
+}
+
+/// As [`status`], as the filesystem's servers tell it now: evidence that nothing has changed.
+pub(super) fn status_now(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
+    status_with(dir, name, FORCE_SYNC)
+}
+
+fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno> {
+    let flags = how | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     if name.is_empty() {
         return statx(dir, c"", flags | AtFlags::EMPTY_PATH, MASK);
     }
     statx(dir, name, flags, MASK)
 }
 
-/// Attributes of `name` in `dir`, with the target of a link.
-pub(super) fn attributes(dir: impl AsFd, name: &[u8]) -> Result<Attributes, Errno> {
-    let status = status(&dir, name)?;
+/// A look at `path`, which is `name` in `dir`: its status, and how far its version can be trusted. A file
+/// that is old by its times costs one `statx`.
+fn look(
+    sightings: &Sightings,
+    path: &ItemPath,
+    dir: impl AsFd,
+    name: &[u8],
+) -> Result<(Statx, Standing), Errno> {
+    let found = status(&dir, name)?;
+    if kind(&found) != Some(FileKind::File) || sightings.is_old(times(&found), now_ns()) {
+        return Ok((found, Standing::Lasting));
+    }
+    let asked = Instant::now();
+    let found = status_now(&dir, name)?;
+    let answered = Instant::now();
+    if kind(&found) != Some(FileKind::File) {
+        return Ok((found, Standing::Lasting));
+    }
+    let at = Moment { asked, answered };
+    let look = sightings.look(
+        path.as_bytes(),
+        &version(&found),
+        granularity_of(&found),
+        at,
+    );
+    Ok((found, look.map_or(Standing::Lasting, Standing::Unsettled)))
+}
+
+/// How old a file is.
+pub(super) fn times(status: &Statx) -> Times {
+    Times {
+        newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
+        granularity: granularity_of(status),
+    }
+}
+
+pub(super) fn granularity_of(status: &Statx) -> Duration {
+    granularity(status.stx_ctime.tv_nsec)
+}
+
+/// Attributes of `path`, which is `name` in `dir`, with the target of a link.
+pub(super) fn attributes(
+    sightings: &Sightings,
+    path: &ItemPath,
+    dir: impl AsFd,
+    name: &[u8],
+) -> Result<Attributes, Errno> {
+    let (status, standing) = look(sightings, path, &dir, name)?;
     let target = match kind(&status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
@@ -41,7 +98,7 @@ pub(super) fn attributes(dir: impl AsFd, name: &[u8]) -> Result<Attributes, Errn
         }
         _ => None,
     };
-    convert(&status, target, now_ns()).ok_or(Errno::OPNOTSUPP)
+    convert(&status, target, standing).ok_or(Errno::OPNOTSUPP)
 }
 
 /// Type of file, if it is one that copperfs knows.
@@ -100,9 +157,8 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<Attributes> {
+fn convert(status: &Statx, link_target: Option<Bytes>, standing: Standing) -> Option<Attributes> {
     let kind = kind(status)?;
-    let young = |time: &StatxTimestamp| (now_ns - nanoseconds(time)).abs() < PROVISIONAL_NS;
     let device = match kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
             makedev(status.stx_rdev_major, status.stx_rdev_minor)
@@ -129,9 +185,7 @@ fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<A
         atime: timestamp(&status.stx_atime),
         mtime: timestamp(&status.stx_mtime),
         ctime: timestamp(&status.stx_ctime),
-        version,
-        // A time in the future says nothing about the past seconds; only the clock's vicinity counts.
-        provisional: young(&status.stx_mtime) || young(&status.stx_ctime),
+        version: version.standing_as(standing),
         link_target,
         content: None,
     })
@@ -147,11 +201,4 @@ fn timestamp(time: &StatxTimestamp) -> Timestamp {
 
 fn nanoseconds(time: &StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-fn now_ns() -> i128 {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
-        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
-    }
 }

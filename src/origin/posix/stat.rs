@@ -183,7 +183,8 @@ impl Batch {
         if shared.hangs(ACTION, &path) {
             return Err(shared.too_slow(ACTION, &path));
         }
-        attributes(dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
+        attributes(&shared.sightings, &path, dir, name)
+            .map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 }
 
