@@ -25,11 +25,12 @@ pub use examine::{ObjectTraits, VersionSource};
 use super::error::OriginError;
 use super::failure::worded;
 use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
-use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use super::sightings::{Moment, Sightings, Times};
+use super::{ByteRange, ByteStream, Origin, StatAnswers, now_ns};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, Listing, Standing, Timestamp, Version, XattrList,
+    FilesystemUsage, ItemPath, Listing, Standing, Timestamp, Version, XattrList, granularity,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -39,10 +40,7 @@ use http::AsDirectory;
 use object_store::list::PaginatedListStore;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-/// An object without a sure version that is younger may change again within the same second.
-const PROVISIONAL: Duration = Duration::from_secs(2);
+use std::time::{Duration, Instant};
 
 /// What `stat` tells as the best size of a read, in bytes.
 const BLOCK_SIZE: u32 = 1 << 20;
@@ -70,6 +68,8 @@ struct Inner {
     gate: Arc<Gate>,
     reads: read::Reads,
     bundled: bundle::Bundled,
+    /// Which states of young objects without sure versions have settled.
+    sightings: Sightings,
 }
 
 /// A store and its way of telling names.
@@ -153,6 +153,7 @@ impl ObjectOrigin {
             inner: Arc::new(Inner {
                 reads: read::Reads::new(&names),
                 bundled: bundle::Bundled::default(),
+                sightings: Sightings::new(options.clock_skew),
                 names,
                 gate,
                 prefix: prefix.as_ref().to_owned(),
@@ -296,11 +297,12 @@ impl Inner {
                 self.has_keys_below(&key).await
             }
         };
+        let asked = Instant::now();
         let (directory, object) = tokio::join!(directory, self.head(&key, false));
         match (directory, object) {
             (Ok(true), _) => Ok(self.directory_attributes(&key)),
             // Whoever may not list can still read objects by name.
-            (_, Ok(meta)) => Ok(self.file_attributes(&meta)),
+            (_, Ok(meta)) => Ok(self.file_attributes(&meta, asked)),
             (Ok(false) | Err(object_store::Error::NotFound { .. }), Err(failure))
             | (Err(failure), Err(_)) => Err(self.failure("stat", &path, &failure)),
         }
@@ -312,7 +314,36 @@ impl Inner {
         has_strong_tag(meta) && !self.names.probed
     }
 
-    fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
+    /// How far the version of an object can be trusted that was asked about after `asked`. One without a
+    /// tag has the times of a web server's file, which the next launch may find on another file.
+    fn standing(&self, meta: &ObjectMeta, asked: Instant) -> Standing {
+        if self.has_sure_version(meta) {
+            return Standing::Lasting;
+        }
+        let settled = match tag(meta) {
+            Some(_) => Standing::Lasting,
+            None => Standing::Launch,
+        };
+        if self.sightings.is_old(times(meta), now_ns()) {
+            return settled;
+        }
+        let answered = Instant::now();
+        let at = Moment { asked, answered };
+        let key = meta.location.as_ref().as_bytes();
+        let look = (self.sightings).look(key, &self.version(meta), GRANULARITY, at);
+        look.map_or(settled, Standing::Unsettled)
+    }
+
+    /// Whether all of an object may be read under a version that has not settled, as one answer.
+    fn admits(&self, meta: &ObjectMeta, range: &ByteRange) -> bool {
+        let key = meta.location.as_ref().as_bytes();
+        let old = self.sightings.is_old(times(meta), now_ns());
+        let now = Instant::now();
+        !old && (self.sightings).admits(key, &range.version, GRANULARITY, now)
+    }
+
+    /// Attributes of an object that was asked about after `asked`.
+    fn file_attributes(&self, meta: &ObjectMeta, asked: Instant) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
             seconds,
@@ -323,8 +354,7 @@ impl Inner {
             mode: self.attributes.file_mode & 0o7777,
             size: meta.size,
             blocks: meta.size.div_ceil(512),
-            version: self.version(meta),
-            provisional: !self.has_sure_version(meta) && is_young(seconds),
+            version: self.version(meta).standing_as(self.standing(meta, asked)),
             ..self.attributes_at(time)
         }
     }
@@ -346,13 +376,10 @@ impl Inner {
     fn version(&self, meta: &ObjectMeta) -> Version {
         match tag(meta) {
             Some(tag) => self.version_of(&format!("tag/{}/{tag}", meta.size)),
-            None => self
-                .version_of(&format!(
-                    "time/{}/{}",
-                    meta.size,
-                    meta.last_modified.timestamp()
-                ))
-                .standing_as(Standing::Launch),
+            None => {
+                let seconds = meta.last_modified.timestamp();
+                self.version_of(&format!("time/{}/{seconds}", meta.size))
+            }
         }
     }
 
@@ -376,7 +403,6 @@ impl Inner {
             mtime: time,
             ctime: time,
             version: Version::from_data([0; 16]),
-            provisional: false,
             link_target: None,
             content: None,
         }
@@ -398,14 +424,13 @@ fn has_strong_tag(meta: &ObjectMeta) -> bool {
             .is_some_and(|tag| tag.starts_with("W/"))
 }
 
-fn is_young(seconds: i64) -> bool {
-    let Ok(since) = u64::try_from(seconds) else {
-        return false;
-    };
-    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(since);
-    match SystemTime::now().duration_since(time) {
-        Ok(age) => age < PROVISIONAL,
-        Err(ahead) => ahead.duration() < PROVISIONAL,
+/// What whole seconds show.
+const GRANULARITY: Duration = granularity(0);
+
+fn times(meta: &ObjectMeta) -> Times {
+    Times {
+        newest_ns: i128::from(meta.last_modified.timestamp()) * 1_000_000_000,
+        granularity: GRANULARITY,
     }
 }
 

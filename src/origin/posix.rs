@@ -24,6 +24,7 @@ use super::error::OriginError;
 use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
+use super::sightings::Sightings;
 use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -79,6 +80,8 @@ struct Shared {
     /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
     /// has under way.
     bundled: DashSet<ItemPath>,
+    /// Which states of young files have settled.
+    sightings: Sightings,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -126,6 +129,7 @@ impl PosixOrigin {
                 hanging: Mutex::new(HashSet::new()),
                 released: Notify::new(),
                 bundled: DashSet::new(),
+                sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    ReadRequest, ReadStream, Standing, Timestamp, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use links::Served;
@@ -148,7 +148,9 @@ impl Mount {
             }
             hasher.update(&entry.name).update(b"/");
             if let Some(attributes) = &entry.attributes {
-                hasher.update(&attributes.version.to_bytes());
+                // How far a version is trusted is a root's own finding.
+                let state = attributes.version.standing_as(Standing::Lasting);
+                hasher.update(&state.to_bytes());
             }
         }
         Ok(truncated(&hasher))
@@ -598,7 +600,6 @@ fn synthetic_attributes() -> Attributes {
         mtime: epoch,
         ctime: epoch,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

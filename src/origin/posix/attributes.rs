@@ -9,19 +9,19 @@
 //! Each of them holds the filesystem as well ([`super::filesystem`]). A ctime before 1980 is none: files of
 //! such a filesystem, or of an image that was made without times, have versions of [`Standing::Launch`].
 
+use super::Shared;
 use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
+use crate::origin::now_ns;
+use crate::origin::sightings::{Moment, Times};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, FileKind, Standing, Timestamp, Version};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Timestamp, Version, granularity};
 use rustix::fd::AsFd;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, makedev, openat,
     readlinkat, statx,
 };
 use rustix::io::Errno;
-use std::time::SystemTime;
-
-/// A younger modification or change might be followed by another within one tick of the clock.
-const PROVISIONAL_NS: i128 = 2_000_000_000;
+use std::time::{Duration, Instant};
 
 /// Everything an application sees, birth time for a directory's version, and the mount.
 const MASK: StatxFlags = StatxFlags::BASIC_STATS
@@ -32,10 +32,23 @@ const MASK: StatxFlags = StatxFlags::BASIC_STATS
 /// without times say 0, and FAT counts from here.
 const FIRST_CTIME_SECONDS: i64 = 315_532_800;
 
+/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Others tell their own truth anyway, at
+/// no cost.
+const FORCE_SYNC: AtFlags = AtFlags::from_bits_retain(0x2000);
+
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
-/// `dir` itself.
+/// `dir` itself. The answer may be what a network filesystem's client has kept for some time.
 pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
-    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    status_with(dir, name, AtFlags::empty())
+}
+
+/// As [`status`], as the filesystem's servers tell it now: evidence that nothing has changed.
+pub(super) fn status_now(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
+    status_with(dir, name, FORCE_SYNC)
+}
+
+fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno> {
+    let flags = how | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     if name.is_empty() {
         return statx(dir, c"", flags | AtFlags::EMPTY_PATH, MASK);
     }
@@ -43,7 +56,7 @@ pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
 }
 
 /// The filesystem that holds `name` in `dir`, whose `status` was just taken.
-pub(super) fn filesystem(
+pub(super) fn filesystem_of(
     filesystems: &Filesystems,
     dir: impl AsFd,
     name: &[u8],
@@ -64,22 +77,74 @@ pub(super) fn filesystem(
     })
 }
 
-/// Attributes of `name` in `dir`, with the target of a link.
+/// A look at `path`, which is `name` in `dir`.
+struct Look {
+    status: Statx,
+    filesystem: Filesystem,
+    /// How far its version can be trusted.
+    standing: Standing,
+}
+
+/// A file that is old by its times costs one `statx`.
+fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result<Look, Errno> {
+    let (sightings, filesystems) = (&shared.sightings, &shared.filesystems);
+    let status = status(&dir, name)?;
+    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
+    let known = Look {
+        standing: standing(&status, &filesystem),
+        status,
+        filesystem,
+    };
+    if kind(&status) != Some(FileKind::File) || sightings.is_old(times(&status), now_ns()) {
+        return Ok(known);
+    }
+    let asked = Instant::now();
+    let status = status_now(&dir, name)?;
+    let answered = Instant::now();
+    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
+    let mut standing = standing(&status, &filesystem);
+    if kind(&status) == Some(FileKind::File) {
+        let at = Moment { asked, answered };
+        let version = version(&status, &filesystem);
+        let look = sightings.look(path.as_bytes(), &version, granularity_of(&status), at);
+        standing = look.map_or(standing, Standing::Unsettled);
+    }
+    Ok(Look {
+        status,
+        filesystem,
+        standing,
+    })
+}
+
+/// How old a file is.
+pub(super) fn times(status: &Statx) -> Times {
+    Times {
+        newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
+        granularity: granularity_of(status),
+    }
+}
+
+pub(super) fn granularity_of(status: &Statx) -> Duration {
+    granularity(status.stx_ctime.tv_nsec)
+}
+
+/// Attributes of `path`, which is `name` in `dir`, with the target of a link.
 pub(super) fn attributes(
-    filesystems: &Filesystems,
+    shared: &Shared,
+    path: &ItemPath,
     dir: impl AsFd,
     name: &[u8],
 ) -> Result<Attributes, Errno> {
-    let status = status(&dir, name)?;
-    let filesystem = filesystem(filesystems, &dir, name, &status)?;
-    let target = match kind(&status) {
+    let look = look(shared, path, &dir, name)?;
+    let status = &look.status;
+    let target = match kind(status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
             Some(Bytes::from(target.into_bytes()))
         }
         _ => None,
     };
-    convert(&status, target, &filesystem, now_ns()).ok_or(Errno::OPNOTSUPP)
+    convert(&look, target).ok_or(Errno::OPNOTSUPP)
 }
 
 /// Type of file, if it is one that copperfs knows.
@@ -101,7 +166,7 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
     })
 }
 
-/// Version of anything but a symlink.
+/// Version of anything but a symlink, whatever its standing.
 pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
     let mut identity = Vec::with_capacity(64);
     identity.extend_from_slice(&filesystem.seed);
@@ -111,15 +176,13 @@ pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
         if StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME) {
             push_time(&mut identity, &status.stx_btime);
         }
-        return Version::of(&identity).standing_as(filesystem.standing);
+        return Version::of(&identity);
     }
     identity.push(b'f');
     identity.extend_from_slice(&status.stx_size.to_le_bytes());
     push_time(&mut identity, &status.stx_mtime);
     identity.extend_from_slice(&status.stx_ino.to_le_bytes());
-    Version::of(&identity)
-        .changed_at(&time_bytes(&status.stx_ctime))
-        .standing_as(standing(status, filesystem))
+    Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime))
 }
 
 fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Version {
@@ -127,13 +190,15 @@ fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Versi
     identity.push(b'l');
     push_time(&mut identity, &status.stx_ctime);
     identity.extend_from_slice(target);
-    Version::of(&identity).standing_as(standing(status, filesystem))
+    Version::of(&identity)
 }
 
 /// How far the origin's records can be trusted: no further than the filesystem is known, and not across
-/// launches without a time that every change moves. (A file's mtime can be set to any value.)
+/// launches without a time that every change moves. (A file's mtime can be set to any
+/// value; a directory's version has no time.)
 fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
-    if status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {
+    let is_directory = kind(status) == Some(FileKind::Directory);
+    if !is_directory && status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {
         return Standing::Launch;
     }
     filesystem.standing
@@ -150,14 +215,11 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(
-    status: &Statx,
-    link_target: Option<Bytes>,
-    filesystem: &Filesystem,
-    now_ns: i128,
-) -> Option<Attributes> {
+fn convert(look: &Look, link_target: Option<Bytes>) -> Option<Attributes> {
+    let Look {
+        status, filesystem, ..
+    } = look;
     let kind = kind(status)?;
-    let young = |time: &StatxTimestamp| (now_ns - nanoseconds(time)).abs() < PROVISIONAL_NS;
     let device = match kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
             makedev(status.stx_rdev_major, status.stx_rdev_minor)
@@ -184,9 +246,7 @@ fn convert(
         atime: timestamp(&status.stx_atime),
         mtime: timestamp(&status.stx_mtime),
         ctime: timestamp(&status.stx_ctime),
-        version,
-        // A time in the future says nothing about the past seconds; only the clock's vicinity counts.
-        provisional: young(&status.stx_mtime) || young(&status.stx_ctime),
+        version: version.standing_as(look.standing),
         link_target,
         content: None,
     })
@@ -202,11 +262,4 @@ fn timestamp(time: &StatxTimestamp) -> Timestamp {
 
 fn nanoseconds(time: &StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-fn now_ns() -> i128 {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
-        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
-    }
 }

@@ -109,7 +109,7 @@ fn read_page(
     let dir = shared
         .open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
         .map_err(failed)?;
-    let directory = attributes(&shared.filesystems, &dir, b"").map_err(failed)?;
+    let directory = attributes(shared, path, &dir, b"").map_err(failed)?;
     if let Some(cursor) = cursor {
         let offset = offset_of(cursor, directory.version).ok_or_else(|| failed(Errno::STALE))?;
         seek(&dir, SeekFrom::Start(offset)).map_err(failed)?;

@@ -184,8 +184,7 @@ impl Batch {
         if shared.hangs(ACTION, &path) {
             return Err(shared.too_slow(ACTION, &path));
         }
-        attributes(&shared.filesystems, dir, name)
-            .map_err(|errno| shared.failure(ACTION, &path, errno))
+        attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 }
 
