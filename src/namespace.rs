@@ -284,7 +284,6 @@ mod tests {
             mtime: time,
             ctime: time,
             version: Version::from_data([state; 16]),
-            provisional: false,
             link_target: None,
             content: None,
         }

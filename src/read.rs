@@ -29,6 +29,7 @@ mod pieces;
 mod room;
 mod scattered;
 mod serve;
+mod settling;
 mod siblings;
 mod single_flight;
 mod streams;
@@ -167,9 +168,6 @@ struct Inner {
 
     coalesced: AtomicU64,
 }
-
-/// How long attributes that might change without a trace are trusted.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 
 /// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
 /// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was

@@ -72,7 +72,6 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         mtime: time(from)?,
         ctime: time(from)?,
         version: version(from)?,
-        provisional: bool::arbitrary(from)?,
         link_target: if bool::arbitrary(from)? {
             Some(bytes(from, 100)?)
         } else {

@@ -396,7 +396,6 @@ fn nobody_knows() -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

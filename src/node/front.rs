@@ -24,8 +24,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long the kernel may use what might change without a trace.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(1);
+/// How long the kernel may use attributes of a version that has not settled, at most: it is about to
+/// have another one.
+const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
 /// What the front may promise the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -237,8 +238,8 @@ impl Front {
     /// The attributes of an inode for the kernel, which may use them for what remains of `lease`.
     pub(super) fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
         let mut ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
-        if inode.attributes.provisional {
-            ttl = ttl.min(PROVISIONAL_TTL);
+        if !inode.attributes.version.is_settled() {
+            ttl = ttl.min(UNSETTLED_TTL).min(inode.attributes.granularity());
         }
         attr(inode.number, &inode.attributes, ttl)
     }
@@ -586,6 +587,7 @@ impl fuse::Backend for Front {
             };
             let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
+                && inode.attributes.version.is_settled()
                 && small
                 && let Some(bytes) = self.read.whole_now(&inode.file)
                 && self.read.may_push(&inode.file)

@@ -7,14 +7,15 @@ use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath,
-    ReadRequest, ReadStream, STRIPE_BLOCKS, Version,
+    ReadRequest, ReadStream, STRIPE_BLOCKS, UNSETTLED_BYTES_MAX, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Names what a file holds in the block cache: a hash of its content and size where its content is
 /// known, so that equal files are one, and of its path and version otherwise.
@@ -32,6 +33,18 @@ impl FileId {
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
+    }
+
+    /// As [`FileId::of_place`], of a version that tells nothing about the next launch: no other process
+    /// gives this identity, so that nothing finds on a disk what an earlier one has kept under it.
+    fn of_launch(path: &ItemPath, version: Version) -> Self {
+        static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
+        let process = PROCESS.get_or_init(|| {
+            let random = RandomState::new();
+            [random.hash_one(0), random.hash_one(1)]
+        });
+        let [one, two] = process.map(u64::to_le_bytes);
+        Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
     }
 
     fn of_content(content: &ContentHash, size: u64) -> Self {
@@ -70,12 +83,22 @@ pub struct FileRef {
 }
 
 impl FileRef {
+    /// Whether what is kept of it may be found by a later process: its content is known, or its version
+    /// tells it from every later state.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.content.is_some() || self.version.outlives_launch()
+    }
+}
+
+impl FileRef {
     /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
         let id = match &content {
             Some(content) => FileId::of_content(content, size),
-            None => FileId::of_place(&path, version),
+            None if version.outlives_launch() => FileId::of_place(&path, version),
+            None => FileId::of_launch(&path, version),
         };
         Self {
             path,
@@ -208,12 +231,19 @@ impl ReadPath {
             return Ok(Bytes::new());
         }
         self.0.data.count_miss();
+        if !file.version.is_settled() && !self.is_read_at_once(file) {
+            return Err(must_settle(file));
+        }
         if offset == 0 {
             // A bundle brings this file first.
             self.reading(file);
         }
         if self.is_small(file) {
-            let first = range.start / BLOCK_BYTES;
+            let first = match file.version.is_settled() {
+                true => range.start / BLOCK_BYTES,
+                // By one request.
+                false => 0,
+            };
             let wanted = [first..file.block_count(), 0..first];
             let reading = self.read_blocks(file, &range, &wanted);
             let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
@@ -286,6 +316,11 @@ impl ReadPath {
     fn is_small(&self, file: &FileRef) -> bool {
         let promised = file.content.is_some() && file.block_count() == 1;
         file.size <= self.0.whole_file_max || promised
+    }
+
+    /// Whether one request brings all of the file: under a version that has not settled there is only one.
+    fn is_read_at_once(&self, file: &FileRef) -> bool {
+        self.is_small(file) && file.size <= UNSETTLED_BYTES_MAX
     }
 
     /// The whole content of a small file, if it is cached. Not counted as a hit.
@@ -436,10 +471,15 @@ impl Inner {
     }
 
     /// Where `failure` says that the metadata that led to it is wrong, whoever looks next must ask again.
-    pub(super) fn look_again_after(&self, failure: &Failure, path: &ItemPath) {
-        if matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
-            self.forget_attributes(path);
+    pub(super) fn look_again_after(&self, failure: &Failure, file: &FileRef) {
+        if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
+            return;
         }
+        if failure.kind == FailureKind::Stale && !file.version.is_settled() {
+            // Its listing is right, and says nothing of this file any more once it could have settled.
+            return self.forget_unsettled(&file.path);
+        }
+        self.forget_attributes(&file.path);
     }
 }
 
@@ -471,7 +511,7 @@ impl Fetch {
             Ok(()) => return,
             Err(failure) => failure,
         };
-        self.inner.look_again_after(&failure, &self.file.path);
+        self.inner.look_again_after(&failure, &self.file);
         self.fail_rest(&failure);
     }
 
@@ -523,6 +563,12 @@ impl Drop for Fetch {
             "the node is shutting down",
         ));
     }
+}
+
+/// The answer to a read of a file that several requests would bring, of a version that has not settled.
+fn must_settle(file: &FileRef) -> Failure {
+    let detail = format!("{}: too young to be read in parts", file.path);
+    Failure::new(FailureKind::Stale, detail)
 }
 
 pub(super) async fn landed(flight: &Flight) -> Result<Block, Failure> {

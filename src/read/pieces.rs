@@ -232,7 +232,7 @@ impl PiecesFetch {
             }
             Err(failure) => failure,
         };
-        self.inner.look_again_after(&failure, &self.file.path);
+        self.inner.look_again_after(&failure, &self.file);
         self.fail_rest(&failure);
     }
 

@@ -49,5 +49,6 @@ mod slurm;
 mod status;
 mod store;
 mod stores;
+mod swapped;
 mod users;
 mod warm;
