@@ -117,6 +117,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         object_concurrency: reader.count("object_concurrency", 1)?,
+        clock_skew: reader.parsed("clock_skew", parse_duration)?,
         request_timeout: reader.positive_duration("request_timeout")?,
         freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,

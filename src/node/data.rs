@@ -11,7 +11,7 @@ use crate::namespace::Inode;
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, ItemPath};
+use copperfs_overlay::{Failure, FailureKind, ItemPath, Version};
 use dashmap::DashMap;
 use fuse::ioctl::StatsBody;
 use fuse::{Answer, Op, Opened, Reader};
@@ -31,6 +31,14 @@ pub(crate) trait OpenItem: Send + Sync {
 
     /// The same, waited for. Dropped (cancelled) when the reader is killed.
     fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>>;
+
+    /// Whether it can be read: a file that is too young for its version to have settled cannot.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
+    /// The version that it was opened in has settled as `version`.
+    fn settle(&self, _version: Version) {}
 }
 
 /// Knows which files belong to datasets.
@@ -143,7 +151,7 @@ impl DataFiles {
 impl Front {
     pub(super) fn read_item(
         &self,
-        item: &dyn OpenItem,
+        item: Arc<dyn OpenItem>,
         inode: Arc<Inode>,
         offset: u64,
         size: u32,
@@ -156,20 +164,37 @@ impl Front {
         if let Some(bytes) = item.read_now(offset, size) {
             return Answer::Ready(Ok(bytes));
         }
-        let (this, reading) = (self.clone(), item.read(offset, size));
+        let this = self.clone();
         pending(async move {
-            match reading.await {
+            let read = async {
+                if !item.is_settled() {
+                    item.settle(this.settled(&inode).await?);
+                }
+                item.read(offset, size).await
+            };
+            match read.await {
                 Ok(bytes) => Ok(bytes),
                 Err(failure) => Err(this.refuse(&inode, &failure).await),
             }
         })
+    }
+
+    /// The settled version of the state of `inode`, waited for.
+    async fn settled(&self, inode: &Inode) -> Result<Version, Failure> {
+        let (path, known) = (inode.path(), &inode.file.version);
+        let found = self.read.settled_attributes_of(path, known).await?;
+        let now = found.value.version;
+        if now.is_settled() && now.is_state_of(known) {
+            return Ok(now);
+        }
+        let detail = format!("{path}: it has changed since it was opened");
+        Err(Failure::new(FailureKind::Stale, detail))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use copperfs_overlay::Version;
     use futures_util::FutureExt;
 
     struct One;

@@ -13,6 +13,7 @@ use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{
     Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering, Upstream,
+    Version,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -352,6 +353,14 @@ impl OpenItem for OpenDatasetFile {
     fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
         let open = self.clone();
         async move { Self::read(&open, offset, size).await }.boxed()
+    }
+
+    fn is_settled(&self) -> bool {
+        Self::is_settled(self)
+    }
+
+    fn settle(&self, version: Version) {
+        Self::settle(self, version);
     }
 }
 

@@ -446,7 +446,7 @@ impl fuse::Backend for Front {
             Err(error) => return Answer::Ready(Err(error)),
         };
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
-            return self.read_item(&*item, inode, offset, size);
+            return self.read_item(item, inode, offset, size);
         }
         if self.data.is_none()
             && let Some(datasets) = self.datasets.get()

@@ -45,6 +45,7 @@ mod origins;
 mod outside;
 mod real_clients;
 mod secrets;
+mod settling;
 mod slurm;
 mod status;
 mod store;

@@ -7,10 +7,12 @@ use crate::job::{ItemOutcome, JobActivity};
 use crate::num::to_usize;
 use crate::read::{FileId, FileRef};
 use bytes::{Bytes, BytesMut};
-use copperfs_overlay::{Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN};
+use copperfs_overlay::{
+    Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN, Standing, Version,
+};
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -28,6 +30,8 @@ pub(super) struct Opened {
     pub(super) reader: Arc<Inner>,
     pub(super) dataset: u64,
     pub(super) file: FileRef,
+    /// The settled version of the same state, where the file was opened before it settled.
+    pub(super) settled: OnceLock<Version>,
     pub(super) activity: Arc<JobActivity>,
     pub(super) pid: u32,
 }
@@ -97,6 +101,17 @@ impl OpenDatasetFile {
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
+    }
+
+    /// Whether homes may be asked for it: they keep nothing of versions that have not settled.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.0.begun.version().is_settled()
+    }
+
+    /// The state that it was opened in has settled as `version`.
+    pub fn settle(&self, version: Version) {
+        self.0.begun.settled.get_or_init(|| version);
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, if the item was brought here whole.
@@ -323,7 +338,9 @@ impl Drop for Open {
 
 /// What an item is called among the jobs of this node.
 fn item_hash(file: &FileRef, stripe: u64) -> u64 {
-    let id = FileId::of_place(&file.path, file.version);
+    // One name for a state, before and after it has settled: an epoch counts it once.
+    let state = file.version.standing_as(Standing::Lasting);
+    let id = FileId::of_place(&file.path, state);
     let (low, _) = id.as_bytes().split_at(8);
     let low = low.try_into().map_or(0, u64::from_le_bytes);
     // Spread, so that the stripes of two files do not meet.
@@ -338,6 +355,10 @@ struct Cost {
 }
 
 impl Opened {
+    fn version(&self) -> Version {
+        *self.settled.get().unwrap_or(&self.file.version)
+    }
+
     /// Asks for `run`: its home first, then who comes after it, then this node itself.
     async fn fetch(&self, run: Run) -> Result<(Bytes, Cost), Failure> {
         let view = self.reader.view();
@@ -421,7 +442,7 @@ impl Opened {
         ItemRequest {
             dataset: self.dataset,
             path: self.file.path.clone(),
-            version: self.file.version,
+            version: self.version(),
             size: self.file.size,
             content: self.file.content,
             stripe: run.stripe,
