@@ -11,6 +11,7 @@
 
 use crate::backend::{Backend, Ino};
 use crate::device::Device;
+use crate::prune::Pruner;
 use crate::push::{PushQueue, Pusher};
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Inode(Ino),
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
+    /// There are inodes to be dropped.
+    Prune,
     /// The push queue is no longer empty.
     Push,
     /// The flag says so.
@@ -53,6 +56,7 @@ pub(crate) enum Command {
 pub struct Notifier {
     commands: mpsc::Sender<Command>,
     stopped: Arc<AtomicBool>,
+    pruning: Arc<AtomicBool>,
 }
 
 impl Notifier {
@@ -93,6 +97,15 @@ impl Notifier {
         answer.await.unwrap_or(());
     }
 
+    /// Says that there are inodes to be dropped ([`Backend::prunable`]). Never waits: a full queue means
+    /// that the thread is awake, and it looks for them before it sleeps.
+    pub fn prune(&self) {
+        // One message is enough until the thread has begun to look.
+        if !self.pruning.swap(true, Ordering::AcqRel) {
+            self.commands.try_send(Command::Prune).unwrap_or(());
+        }
+    }
+
     /// Says that there is something to push. Never waits: a full queue means that the thread is
     /// awake, and it looks at the pushes before it sleeps.
     pub(crate) fn wake_for_push(&self) {
@@ -118,18 +131,26 @@ impl Notifier {
 pub(crate) struct Commands {
     receiver: mpsc::Receiver<Command>,
     stopped: Arc<AtomicBool>,
+    /// Inodes wait to be dropped, and the thread has not looked since.
+    pruning: Arc<AtomicBool>,
 }
 
 /// A queue for the notifier thread, before it runs.
 pub(crate) fn queue() -> (Notifier, Commands) {
     let (commands, receiver) = mpsc::channel(QUEUE_MAX);
     let stopped = Arc::new(AtomicBool::new(false));
+    let pruning = Arc::new(AtomicBool::new(false));
     (
         Notifier {
             commands,
             stopped: Arc::clone(&stopped),
+            pruning: Arc::clone(&pruning),
         },
-        Commands { receiver, stopped },
+        Commands {
+            receiver,
+            stopped,
+            pruning,
+        },
     )
 }
 
@@ -139,13 +160,15 @@ pub(crate) fn start(
     device: Arc<Device>,
     backend: Arc<dyn Backend>,
     push: Arc<PushQueue>,
+    prune_by_name: bool,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("copperfs-notify".to_owned())
         .spawn(move || {
             step_back();
+            let pruner = Pruner::new(Arc::clone(&device), Arc::clone(&backend), prune_by_name);
             let pusher = Pusher::new(Arc::clone(&device), backend, push);
-            run(commands, &device, &pusher);
+            run(commands, &device, pruner, &pusher);
         })
 }
 
@@ -157,14 +180,15 @@ fn step_back() {
     }
 }
 
-fn run(commands: Commands, device: &Device, pusher: &Pusher) {
+fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher) {
     let Commands {
         mut receiver,
         stopped,
+        pruning,
     } = commands;
     while let Some(command) = receiver.blocking_recv() {
         obey(command, device);
-        // Invalidations first, then one batch of pushes, then look again.
+        // Invalidations first, then one batch of what is dropped or pushed, then look again.
         loop {
             if stopped.load(Ordering::Acquire) {
                 return;
@@ -173,7 +197,8 @@ fn run(commands: Commands, device: &Device, pusher: &Pusher) {
                 Ok(command) => obey(command, device),
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
-                    if !pusher.push_some() {
+                    pruning.store(false, Ordering::Release);
+                    if !pruner.prune_some() && !pusher.push_some() {
                         break;
                     }
                 }
@@ -193,7 +218,7 @@ fn obey(command: Command, device: &Device) {
         }
         Command::Flush(done) => done.send(()).unwrap_or(()),
         // What these announce is looked at after every command.
-        Command::Push | Command::Stop => {}
+        Command::Prune | Command::Push | Command::Stop => {}
     }
 }
 

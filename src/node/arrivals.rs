@@ -33,7 +33,7 @@ impl PushArrivals {
             .iter()
             .map(|file| (file, InodeTable::number_of_file(file)));
         numbered
-            .filter(|&(_, number)| front.inodes.get(number).is_some())
+            .filter(|&(_, number)| front.inodes.contains(number))
             .map(|(file, number)| (file, Ino(number)))
     }
 }

@@ -96,13 +96,15 @@ impl DirPage for Page {
     }
 
     fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
+        if self.front.inodes.is_full() {
+            return None;
+        }
         let entry = self.at(index)?;
         let parent = self.inode.path();
         let attributes = self
             .front
             .read
             .peek_leased(parent, &self.directory, entry)?;
-        let path = parent.join(&entry.name).ok()?;
-        Some(self.front.introduce(&path, attributes))
+        self.front.introduce(parent, &entry.name, attributes)
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Promises {
     pub(super) lease: Option<Duration>,
     /// The largest file that is pushed, in bytes; 0: none is.
     pub(super) push_file_max: u64,
+    /// The memory that the names may take which this mount's kernel knows, in bytes.
+    pub(super) inodes_bytes_max: u64,
 }
 
 /// See the module. Cheap to clone.
@@ -46,7 +48,7 @@ pub(super) struct Front(Arc<FrontInner>);
 
 pub(super) struct FrontInner {
     pub(super) read: ReadPath,
-    pub(super) inodes: InodeTable,
+    pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
     pub(super) opened: OpenDirectories,
@@ -85,7 +87,7 @@ impl Front {
     ) -> Self {
         Self(Arc::new(FrontInner {
             read,
-            inodes: InodeTable::new(root),
+            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
             promises,
             backings,
             opened: OpenDirectories::default(),
@@ -109,7 +111,7 @@ impl Front {
         };
         let beside = Self(Arc::new(FrontInner {
             read: self.read.clone(),
-            inodes: InodeTable::new(root),
+            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
             promises,
             backings: self.backings.clone(),
             opened: OpenDirectories::default(),
@@ -161,11 +163,11 @@ impl Front {
         let Some(notifier) = self.notifier.get() else {
             return;
         };
-        for inode in self.inodes.below(path) {
-            notifier.invalidate_inode(Ino(inode.number)).await;
-            self.inodes.invalidated(inode.number);
+        for number in self.inodes.below(path) {
+            notifier.invalidate_inode(Ino(number)).await;
+            self.inodes.invalidated(number);
             if !path.is_root() {
-                self.invalidate_name(notifier, inode.path()).await;
+                self.invalidate_entry_of(notifier, number).await;
             }
         }
         if path.is_root() {
@@ -176,6 +178,15 @@ impl Front {
             self.invalidate_place(notifier, path).await;
         }
         notifier.flush().await;
+    }
+
+    /// Lets the kernel forget the name of an inode.
+    async fn invalidate_entry_of(&self, notifier: &fuse::Notifier, number: u64) {
+        if let Some((parent, name)) = self.inodes.entry(number)
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            notifier.invalidate_entry(Ino(parent), name).await;
+        }
     }
 
     /// Lets the kernel forget what `path` is, if it holds the directory.
@@ -210,8 +221,8 @@ impl Front {
         if expired {
             return;
         }
-        for inode in self.inodes.below(&ItemPath::root()) {
-            self.invalidate_name(notifier, inode.path()).await;
+        for number in self.inodes.below(&ItemPath::root()) {
+            self.invalidate_entry_of(notifier, number).await;
         }
         for name in absent {
             notifier.invalidate_entry(Ino::ROOT, name).await;
@@ -236,22 +247,38 @@ impl Front {
 
     /// The attributes of an inode for the kernel, which may use them for what remains of `lease`.
     pub(super) fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
-        let mut ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
-        if inode.attributes.provisional {
-            ttl = ttl.min(PROVISIONAL_TTL);
-        }
+        let ttl = self.ttl(&inode.attributes, lease);
         attr(inode.number, &inode.attributes, ttl)
     }
 
-    /// Gives a name's attributes to the kernel, which then holds a reference.
+    fn ttl(&self, attributes: &Attributes, lease: Option<Duration>) -> Duration {
+        let ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
+        if attributes.provisional {
+            ttl.min(PROVISIONAL_TTL)
+        } else {
+            ttl
+        }
+    }
+
+    /// Gives the attributes of `name` in `parent` to the kernel, which then holds a reference; `None` if
+    /// the path is too long.
     pub(super) fn introduce(
         &self,
-        path: &ItemPath,
+        parent: &ItemPath,
+        name: &[u8],
         attributes: Leased<Attributes>,
-    ) -> (Attr, Duration) {
-        let inode = self.inodes.learn(path, attributes.value);
-        let attr = self.attr(&inode, attributes.lease);
-        (attr, attr.ttl)
+    ) -> Option<(Attr, Duration)> {
+        let path = parent.join(name).ok()?;
+        let Leased { value, lease } = attributes;
+        let ttl = self.ttl(&value, lease);
+        let mut attr = attr(ROOT, &value, ttl);
+        attr.ino = Ino(self.inodes.learn(&path, parent, name, value));
+        if self.inodes.is_pruning_due()
+            && let Some(notifier) = self.notifier.get()
+        {
+            notifier.prune();
+        }
+        Some((attr, ttl))
     }
 
     fn answer_lookup(
@@ -272,12 +299,12 @@ impl Front {
         }
         match found {
             Found::Attributes(attributes) => {
-                let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
                 let attributes = Leased {
                     value: attributes,
                     lease,
                 };
-                let (attr, entry_ttl) = self.introduce(&path, attributes);
+                let introduced = self.introduce(parent, name, attributes);
+                let (attr, entry_ttl) = introduced.ok_or(FsError::NameTooLong)?;
                 Ok(Lookup::Found { attr, entry_ttl })
             }
             Found::Absent => Ok(Lookup::Absent {
@@ -362,11 +389,16 @@ impl fuse::Backend for Front {
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Answer::Ready(Err(FsError::NameTooLong));
         }
-        if let Some(found) = self.read.find_now(parent.path(), name) {
+        // Where more names are in use than have room, one that comes waits for one that goes.
+        let full = self.inodes.is_full();
+        if !full && let Some(found) = self.read.find_now(parent.path(), name) {
             return Answer::Ready(self.answer_lookup(parent.path(), name, found));
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
         pending(async move {
+            if full {
+                this.inodes.room().await;
+            }
             match this.read.look_up(parent.path(), &name).await {
                 Ok(found) => this.answer_lookup(parent.path(), &name, found),
                 Err(failure) => Err(report(parent.path(), &failure)),
@@ -375,7 +407,7 @@ impl fuse::Backend for Front {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        drop(self.inodes.forget(ino.0, count));
+        self.inodes.forget(ino.0, count);
     }
 
     fn getattr(&self, ino: Ino) -> Answer<Attr> {
@@ -437,10 +469,8 @@ impl fuse::Backend for Front {
         offset: u64,
         size: u32,
     ) -> Answer<Bytes> {
-        let inode = match self
-            .inode(ino)
-            .and_then(|inode| check_readable(&inode).map(|()| inode))
-        {
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
+        let inode = match inode.and_then(|inode| check_readable(&inode).map(|()| inode)) {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
@@ -595,6 +625,16 @@ impl fuse::Backend for Front {
             }
         }
         files
+    }
+
+    fn prunable(&self, count: usize) -> Vec<Ino> {
+        let condemned = self.inodes.condemned(count);
+        condemned.into_iter().map(Ino).collect()
+    }
+
+    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
+        let (parent, name) = self.inodes.file_entry(ino.0)?;
+        Some((Ino(parent), name))
     }
 
     // The numbers of the node, whichever mount is asked.
