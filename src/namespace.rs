@@ -4,9 +4,11 @@
 //! what must be invalidated when a part of the namespace is cleared, and say which inodes the kernel
 //! should drop when they take more memory than they may. In memory only, no I/O.
 //!
-//! Invariants: a number belongs to one (path, version) and is never given to another while anyone can
-//! hold it; a directory keeps its number while its entries come and go. Numbers are hashes, so that
-//! they are the same on every node and after a restart.
+//! Invariants: a number belongs to one path and one content of it, and is never given to another while
+//! anyone can hold it; a directory keeps its number while its entries come and go. Numbers are hashes of
+//! the path and of what a version says of the data, so that they are the same on every node and after a
+//! restart. A file whose status alone changed keeps its number under its new version, if nothing of it
+//! was given out or if that was compared ([`InodeTable::move_on`]); otherwise the new version has another.
 //!
 //! Bound: an inode lives as long as the kernel holds it, so the table cannot drop one. Above the bound
 //! each inode that is learned of puts two others on the list of those that the kernel is told to drop
@@ -17,9 +19,9 @@
 mod order;
 mod slot;
 
-use crate::read::{Edition, FileId, FileRef, ReadAhead};
+use crate::read::{Account, Edition, FileId, FileRef, Given, Meter, ReadAhead};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ItemPath, Version};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use order::Order;
@@ -59,9 +61,19 @@ pub struct Inode {
     pub file: FileRef,
     /// How far its readers are.
     pub ahead: ReadAhead,
+    /// What readers and the kernel hold of its bytes; [`InodeTable::get_to_read`] gives one that can be
+    /// written.
+    pub given: Given,
 }
 
 impl Inode {
+    /// Whether only the status of this file changed, as far as the origin's records tell, where it has
+    /// these attributes now.
+    #[must_use]
+    pub fn may_become(&self, attributes: &Attributes) -> bool {
+        may_become(&self.attributes, attributes)
+    }
+
     /// Its path.
     #[must_use]
     pub fn path(&self) -> &ItemPath {
@@ -87,7 +99,8 @@ pub struct InodeTable {
     directories: DashMap<ItemPath, u64>,
     order: Order,
     bytes_max: u64,
-    bytes: AtomicU64,
+    /// Of the slots and of their ledgers.
+    bytes: Meter,
     lives: AtomicU32,
     /// How many the kernel is still to be told to drop.
     due: AtomicU64,
@@ -114,7 +127,7 @@ impl InodeTable {
             directories: DashMap::new(),
             order: Order::default(),
             bytes_max,
-            bytes: AtomicU64::new(0),
+            bytes: Meter::default(),
             lives: AtomicU32::new(0),
             due: AtomicU64::new(0),
             pruned: AtomicU64::new(0),
@@ -142,10 +155,11 @@ impl InodeTable {
             let slot = self.slots.get(&number)?;
             slot.touch();
             if slot.is_ready_to_read() {
+                slot.open_ledger(&self.bytes);
                 return Some(slot.inode());
             }
         }
-        self.change(number, Slot::inode_to_read)
+        self.change(number, |slot| slot.inode_to_read(&self.bytes))
     }
 
     /// Whether the kernel may still hold `number`.
@@ -156,18 +170,25 @@ impl InodeTable {
 
     /// The number that `path` in state `version` has or would have.
     #[must_use]
-    pub fn number_of(path: &ItemPath, version: Version) -> u64 {
-        if path.is_root() {
-            ROOT
-        } else {
-            hashed(path, version)
+    pub fn number_of(&self, path: &ItemPath, version: Version) -> u64 {
+        let Some((parent, name)) = path.split() else {
+            return ROOT;
+        };
+        let first = hashed(path, version);
+        let mut number = first;
+        while let Some(slot) = self.slots.get(&number) {
+            if slot.is_of(&parent, name, version) {
+                return number;
+            }
+            number = number.wrapping_add(1).max(FIRST_HASHED);
         }
+        first
     }
 
     /// The number of a file.
     #[must_use]
-    pub fn number_of_file(file: &FileRef) -> u64 {
-        hashed(&file.path, file.version)
+    pub fn number_of_file(&self, file: &FileRef) -> u64 {
+        self.number_of(&file.path, file.version)
     }
 
     /// The kernel learns of `name` in `parent`, which are the path `path`: takes one reference on its
@@ -185,13 +206,19 @@ impl InodeTable {
             match self.slots.entry(number) {
                 Entry::Occupied(mut entry) => {
                     let slot = entry.get_mut();
-                    if !slot.is_of(parent, name, version) {
+                    let learned = self.charged(slot, |slot| {
+                        if slot.is_of(parent, name, version) {
+                            slot.renew(attributes.clone());
+                            return true;
+                        }
+                        slot.is_at(parent, name) && slot.take_unread(&attributes, &self.bytes)
+                    });
+                    if !learned {
                         number = number.wrapping_add(1).max(FIRST_HASHED);
                         continue;
                     }
                     slot.references += 1;
                     slot.touch();
-                    self.charged(slot, |slot| slot.renew(attributes));
                     return number;
                 }
                 Entry::Vacant(entry) => {
@@ -321,13 +348,33 @@ impl InodeTable {
     }
 
     /// Takes newer attributes of `number`, unless they are of another version: that one has a number
-    /// of its own, and this inode stays as it was. Gives what it is now.
+    /// of its own, and this inode stays as it was. A version of which only the status is another is taken
+    /// if nothing was given out yet. Gives what it is now.
     pub fn renew(&self, number: u64, attributes: Attributes) -> Option<Arc<Inode>> {
         self.change(number, |slot| {
             if slot.version() == attributes.version || number == ROOT {
                 slot.renew(attributes);
+            } else {
+                let _stays = slot.take_unread(&attributes, &self.bytes);
             }
             slot.inode()
+        })
+    }
+
+    /// Puts `inode`, whose ledger is frozen with `account`, under `attributes` with a ledger of its own:
+    /// those of a version that has been found to have all bytes of the account, or its own ones again.
+    /// Gives the inode as it is now; if it went on before, it stays as it is.
+    pub fn move_on(
+        &self,
+        inode: &Inode,
+        attributes: Attributes,
+        account: Account,
+    ) -> Option<Arc<Inode>> {
+        self.change(inode.number, |slot| {
+            if slot.has_ledger(&inode.given) {
+                slot.move_on(attributes, account, &self.bytes);
+            }
+            slot.inode_to_read(&self.bytes)
         })
     }
 
@@ -424,10 +471,16 @@ impl InodeTable {
     }
 }
 
-/// 63 bits of the hash of path and version, so that it fits everyone's `ino_t`.
+fn may_become(old: &Attributes, new: &Attributes) -> bool {
+    let both_files = old.kind == FileKind::File && new.kind == FileKind::File;
+    both_files && old.size == new.size && new.version.has_data_of(&old.version)
+}
+
+/// 63 bits of the hash of path and data, so that it fits everyone's `ino_t`.
 fn hashed(path: &ItemPath, version: Version) -> u64 {
+    let data = Version::from_data(*version.data());
     let mut number = [0; 8];
-    number.copy_from_slice(&FileId::of_place(path, version).as_bytes()[..8]);
+    number.copy_from_slice(&FileId::of_place(path, data).as_bytes()[..8]);
     (u64::from_le_bytes(number) >> 1).max(FIRST_HASHED)
 }
 

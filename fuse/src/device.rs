@@ -53,6 +53,15 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
     }
 
+    /// Forgets the attributes of an inode and nothing else.
+    pub(crate) fn invalidate_attributes(&self, ino: Ino) -> Result<(), Errno> {
+        // A negative offset: no data.
+        let mut argument = [0; 24];
+        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
+        argument[8..16].copy_from_slice(&(-1_i64).to_ne_bytes());
+        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
+    }
+
     /// Makes the kernel ask again for every name it holds, absent ones included. `INVAL` from
     /// kernels older than 6.16.
     pub(crate) fn expire_all_entries(&self) -> Result<(), Errno> {

@@ -35,6 +35,7 @@ pub(crate) enum Command {
         name: Bytes,
     },
     Inode(Ino),
+    Attributes(Ino),
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
     /// There are inodes to be dropped.
@@ -76,6 +77,13 @@ impl Notifier {
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_inode(&self, ino: Ino) {
         self.send(Command::Inode(ino)).await;
+    }
+
+    /// Lets the kernel forget the attributes of an inode; its data stays.
+    ///
+    /// Waits for room in the queue, not for the kernel.
+    pub async fn invalidate_attributes(&self, ino: Ino) {
+        self.send(Command::Attributes(ino)).await;
     }
 
     /// Makes the kernel ask again for every name of the mount, absent ones included, in one message.
@@ -212,6 +220,7 @@ fn obey(command: Command, device: &Device) {
     match command {
         Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
         Command::Inode(ino) => report(device.invalidate_inode(ino)),
+        Command::Attributes(ino) => report(device.invalidate_attributes(ino)),
         Command::AllEntries(done) => {
             let result = device.expire_all_entries();
             done.send(result.is_ok()).unwrap_or(());

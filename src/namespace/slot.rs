@@ -4,16 +4,18 @@
 //! share; all that is seldom there ([`Rare`]) lies behind one pointer; [`Slot::cost`] covers what the
 //! slot takes, so that the sum of costs bounds the memory of the table.
 
-use super::Inode;
-use crate::read::{Edition, FileRef, ReadAhead};
+use super::{Inode, may_become};
+use crate::read::{Account, Edition, FileRef, Given, Meter, ReadAhead};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ContentHash, FileKind, ItemPath, Timestamp, Version};
-use std::sync::Arc;
+use copperfs_overlay::{
+    Attributes, BLOCK_BYTES, ContentHash, FileKind, ItemPath, Timestamp, Version,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What a slot takes beside its name and what is rare: itself, its places in the map and in the
 /// queue, and what the allocator adds (see `a_name_costs_no_more_than_it_is_charged`).
-const SLOT_BYTES: u64 = 256;
+const SLOT_BYTES: u64 = 272;
 /// What is rare.
 const RARE_BYTES: u64 = 160;
 /// An inode that is kept whole, with the places of its readers.
@@ -78,6 +80,8 @@ pub(super) struct Slot {
     kind: FileKind,
     provisional: bool,
     rare: Option<Box<Rare>>,
+    /// Of a file that was read: what was given out of it. It counts its memory itself.
+    given: OnceLock<Given>,
     /// Look-ups that the kernel has not forgotten yet.
     pub(super) references: u64,
     /// Tells this slot from an earlier one under the same number.
@@ -109,6 +113,7 @@ impl Slot {
             kind: attributes.kind,
             provisional: false,
             rare: None,
+            given: OnceLock::new(),
             references: 1,
             life: 0,
             pushed: false,
@@ -182,11 +187,58 @@ impl Slot {
             file: FileRef::of(self.path(), &attributes),
             attributes,
             ahead: ReadAhead::default(),
+            given: self.given.get().cloned().unwrap_or_else(Given::none),
         })
     }
 
+    /// Whether what was given out can be noted from now on: of files only.
+    pub(super) fn open_ledger(&self, meter: &Meter) {
+        if self.kind == FileKind::File {
+            let none_yet = Account::default();
+            self.given
+                .get_or_init(|| Given::of(none_yet, self.is_single(), meter));
+        }
+    }
+
+    pub(super) fn has_ledger(&self, given: &Given) -> bool {
+        self.given.get().is_some_and(|own| own.is(given))
+    }
+
+    fn is_single(&self) -> bool {
+        self.size <= BLOCK_BYTES
+    }
+
+    /// Takes attributes of a version that has all that was given out.
+    pub(super) fn move_on(&mut self, attributes: Attributes, account: Account, meter: &Meter) {
+        self.given = OnceLock::from(Given::of(account, self.is_single(), meter));
+        self.take(attributes);
+    }
+
+    /// Takes attributes of a version of which only the status is another, if nothing was given out of the
+    /// old one; whether it does.
+    pub(super) fn take_unread(&mut self, attributes: &Attributes, meter: &Meter) -> bool {
+        let now = self.attributes();
+        if !may_become(&now, attributes) {
+            return false;
+        }
+        let Some(given) = self.given.get() else {
+            self.take(attributes.clone());
+            return true;
+        };
+        if !given.looks_unread() || given.is_dead() {
+            return false;
+        }
+        // A reader that has bytes of the old version in hand finds its ledger frozen, and reads again.
+        let account = given.freeze();
+        let moves = account.is_empty();
+        let attributes = if moves { attributes.clone() } else { now };
+        self.move_on(attributes, account, meter);
+        moves
+    }
+
     /// The inode, for a READ: one for all READs of it, if there will be several.
-    pub(super) fn inode_to_read(&mut self) -> Arc<Inode> {
+    pub(super) fn inode_to_read(&mut self, meter: &Meter) -> Arc<Inode> {
+        self.open_ledger(meter);
         let inode = self.inode();
         if self.size > ONE_READ_BYTES && self.kind == FileKind::File {
             self.rare(|rare| rare.kept = Some(Arc::clone(&inode)));
@@ -238,14 +290,18 @@ impl Slot {
 
     /// Whether it is the inode of `name` in `parent` in state `version`.
     pub(super) fn is_of(&self, parent: &ItemPath, name: &[u8], version: Version) -> bool {
-        self.version == version
-            && match &self.place {
-                Place::Entry(own_parent, own_name) => **own_name == *name && own_parent == parent,
-                Place::Directory(path) => match path.split() {
-                    Some((own_parent, own_name)) => own_name == name && own_parent == *parent,
-                    None => parent.is_root() && name.is_empty(),
-                },
-            }
+        self.version == version && self.is_at(parent, name)
+    }
+
+    /// Whether it is an inode of `name` in `parent`.
+    pub(super) fn is_at(&self, parent: &ItemPath, name: &[u8]) -> bool {
+        match &self.place {
+            Place::Entry(own_parent, own_name) => **own_name == *name && own_parent == parent,
+            Place::Directory(path) => match path.split() {
+                Some((own_parent, own_name)) => own_name == name && own_parent == *parent,
+                None => parent.is_root() && name.is_empty(),
+            },
+        }
     }
 
     /// Whether it is `top` or lies below it; `split` is [`ItemPath::split`] of `top`.

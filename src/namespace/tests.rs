@@ -1,5 +1,6 @@
 use super::*;
-use copperfs_overlay::{FileKind, Timestamp};
+use crate::read::{Noted, Part, Place};
+use copperfs_overlay::{ContentHash, FileKind, Timestamp};
 
 fn attributes(state: u8, size: u64) -> Attributes {
     let time = Timestamp {
@@ -57,7 +58,10 @@ fn a_version_is_an_inode() {
     assert_eq!(old, again);
     assert_ne!(old, new);
     assert_ne!(old, other);
-    assert_eq!(InodeTable::number_of(&path("a/b"), Version::from_data([1; 16])), old);
+    assert_eq!(
+        table.number_of(&path("a/b"), Version::from_data([1; 16])),
+        old
+    );
 }
 
 #[test]
@@ -203,7 +207,7 @@ fn an_inode_is_what_it_was_learned_as() {
         kind: FileKind::CharDevice,
         device: 0x0103,
         uid: 7,
-        content: Some(copperfs_overlay::ContentHash([9; 32])),
+        content: Some(ContentHash([9; 32])),
         ..attributes(3, 77)
     };
     let number = learn(&table, "dev/null", device.clone());
@@ -243,4 +247,94 @@ fn a_name_costs_no_more_than_it_is_charged() {
     }
     let (grown, charged) = (resident() - before, table.stats().bytes);
     assert!(grown <= charged, "{grown} bytes for {charged}");
+}
+
+fn changed(data: u8, change: u8) -> Attributes {
+    Attributes {
+        version: Version::from_data([data; 16]).with_change([change; 8]),
+        ..attributes(data, 5)
+    }
+}
+
+fn part() -> Part {
+    Part {
+        place: Place::Block(0),
+        hash: ContentHash([7; 32]),
+    }
+}
+
+#[test]
+fn a_status_change_of_an_unread_file_leaves_its_number() {
+    let table = table();
+    for opened in [false, true] {
+        let name = if opened { "opened" } else { "known" };
+        let number = learn(&table, name, changed(1, 1));
+        let reading = opened.then(|| table.get_to_read(number).unwrap());
+        assert_eq!(learn(&table, name, changed(1, 2)), number);
+        let new = table.get_to_read(number).unwrap();
+        assert_eq!(new.file.version, changed(1, 2).version);
+        assert_eq!(table.number_of_file(&new.file), number);
+        if let Some(old) = reading {
+            let noted = old.given.note(&[part()]);
+            assert_eq!(noted, Noted::Frozen, "bytes of the old version in hand");
+        }
+        assert_eq!(new.given.note(&[part()]), Noted::Yes);
+        let other = learn(&table, name, changed(1, 3));
+        assert_ne!(other, number, "given out and not compared");
+        assert_eq!(table.number_of(&path(name), changed(1, 3).version), other);
+        let replaced = learn(&table, name, changed(2, 3));
+        assert!(replaced != other && replaced != number, "other data");
+        assert!(table.forget(number, 2) && table.forget(other, 1) && table.forget(replaced, 1));
+    }
+}
+
+#[test]
+fn renewed_attributes_leave_what_was_given_out() {
+    let table = table();
+    let number = learn(&table, "f", changed(1, 1));
+    let old = table.get_to_read(number).unwrap();
+    assert_eq!(old.given.note(&[part()]), Noted::Yes);
+    let touched = Attributes {
+        links: 2,
+        ..changed(1, 1)
+    };
+    let renewed = table.renew(number, touched).unwrap();
+    assert_eq!(renewed.attributes.links, 2);
+    assert!(renewed.given.is(&old.given));
+    let stays = table.renew(number, changed(1, 2)).unwrap();
+    assert_eq!(stays.file.version, old.file.version);
+}
+
+#[test]
+fn a_compared_file_moves_on_with_what_was_given_out() {
+    let table = table();
+    let number = learn(&table, "f", changed(1, 1));
+    let old = table.get_to_read(number).unwrap();
+    assert_eq!(old.given.note(&[part()]), Noted::Yes);
+    let account = old.given.freeze();
+    let new = table.move_on(&old, changed(1, 2), account.clone()).unwrap();
+    assert_eq!(new.number, number);
+    assert_eq!(new.given.freeze(), account);
+    let again = table.move_on(&old, changed(1, 3), account).unwrap();
+    assert_eq!(again.file.version, new.file.version, "not twice from one");
+    assert_eq!(learn(&table, "f", changed(1, 2)), number);
+}
+
+#[test]
+fn ledgers_count_against_the_bound_while_they_live() {
+    let table = table();
+    let number = learn(&table, "f", attributes(1, 1 << 30));
+    let before = table.stats().bytes;
+    let inode = table.get_to_read(number).unwrap();
+    for index in 0..1000 {
+        let place = Place::Block(index);
+        assert_eq!(inode.given.note(&[Part { place, ..part() }]), Noted::Yes);
+    }
+    assert!(table.stats().bytes > before + 24_000);
+    drop(inode);
+    table.forget(number, 1);
+    let root = table.stats().bytes;
+    learn(&table, "f", attributes(1, 1 << 30));
+    assert_eq!(table.stats().bytes, before);
+    assert!(root < before);
 }

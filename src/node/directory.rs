@@ -1,7 +1,7 @@
 //! A page of a directory as the FUSE front walks it.
 
 use super::front::{Front, kind};
-use crate::namespace::{Inode, InodeTable, ROOT};
+use crate::namespace::{Inode, ROOT};
 use crate::read::Directory;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
@@ -86,7 +86,7 @@ impl DirPage for Page {
             .map_or(UNKNOWN_VERSION, |found| found.version);
         let number = parent
             .join(&entry.name)
-            .map_or(ROOT + 1, |path| InodeTable::number_of(&path, version));
+            .map_or(ROOT + 1, |path| self.front.inodes.number_of(&path, version));
         Some(DirEntry {
             name: entry.name.clone(),
             kind: kind(entry.kind),

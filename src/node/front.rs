@@ -5,12 +5,13 @@
 
 use super::arrivals::PushArrivals;
 use super::attendant::Lister;
+use super::continued::{Continuing, Source};
 use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Directory, Found, ReadPath};
+use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
 use crate::store::Store;
 use bytes::Bytes;
@@ -56,7 +57,7 @@ pub(super) struct FrontInner {
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
-    notifier: OnceLock<fuse::Notifier>,
+    pub(super) notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
     /// Of the data mount only.
@@ -64,6 +65,7 @@ pub(super) struct FrontInner {
     pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
+    pub(super) continuing: Continuing,
 }
 
 /// More absent names at the top than this are promised to the kernel for no time at all.
@@ -99,6 +101,7 @@ impl Front {
             data: None,
             datasets: OnceLock::new(),
             other: OnceLock::new(),
+            continuing: Continuing::default(),
         }))
     }
 
@@ -123,6 +126,7 @@ impl Front {
             data: Some(data),
             datasets: self.datasets.clone(),
             other: OnceLock::new(),
+            continuing: Continuing::default(),
         }));
         drop(beside.other.set(Arc::downgrade(&self.0)));
         drop(self.other.set(Arc::downgrade(&beside.0)));
@@ -235,6 +239,11 @@ impl Front {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
+        self.stale(inode).await
+    }
+
+    /// Tells a reader that its file is no longer what the kernel believes.
+    pub(super) async fn stale(&self, inode: &Inode) -> FsError {
         if let Some(notifier) = self.notifier.get() {
             self.invalidate_place(notifier, inode.path()).await;
         }
@@ -455,10 +464,12 @@ impl fuse::Backend for Front {
     }
 
     fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
-        Answer::Ready(
-            self.inode(ino)
-                .map(|inode| self.backings.of(&self.read, &inode)),
-        )
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
+        Answer::Ready(inode.map(|inode| {
+            let whole = self.backings.of(&self.read, &inode)?;
+            let noted = inode.given.note_whole(&whole.blocks);
+            (noted == Noted::Yes).then_some(whole.file)
+        }))
     }
 
     fn read(
@@ -475,7 +486,7 @@ impl fuse::Backend for Front {
             Err(error) => return Answer::Ready(Err(error)),
         };
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
-            return self.read_item(&*item, inode, offset, size);
+            return self.read_item(item, inode, offset, size);
         }
         if self.data.is_none()
             && let Some(datasets) = self.datasets.get()
@@ -488,22 +499,7 @@ impl fuse::Backend for Front {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
         }
-        if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
-            self.read
-                .read_ahead(&inode.file, &inode.ahead, offset, size);
-            return Answer::Ready(Ok(bytes));
-        }
-        let this = self.clone();
-        pending(async move {
-            match this
-                .read
-                .read(&inode.file, &inode.ahead, offset, size)
-                .await
-            {
-                Ok(bytes) => Ok(bytes),
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
-            }
-        })
+        self.read_from(Source::Path, inode, offset, size)
     }
 
     fn opendir(&self, ino: Ino) -> Answer<fuse::OpenDir> {
@@ -617,11 +613,14 @@ impl fuse::Backend for Front {
             let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
                 && small
-                && let Some(bytes) = self.read.whole_now(&inode.file)
+                && let Some(cut) = self.read.whole_now(&inode.file)
                 && self.read.may_push(&inode.file)
                 && self.inodes.claim_push(ino.0)
+                && let Some(now) = self.inodes.get_to_read(ino.0)
+                && now.file.version == inode.file.version
+                && now.given.note(cut.parts.iter()) == Noted::Yes
             {
-                files.push((ino, bytes));
+                files.push((ino, cut.bytes));
             }
         }
         files

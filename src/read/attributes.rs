@@ -7,7 +7,7 @@ use super::single_flight::{Joined, Lead, answer_of};
 use super::{Inner, PROVISIONAL_TTL, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, XattrList,
+    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -27,12 +27,12 @@ type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
 /// What is known of one name, and until when.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    found: Found,
+    pub(super) found: Found,
     lease: Lease,
 }
 
 impl Known {
-    fn leased(self) -> Leased<Found> {
+    pub(super) fn leased(self) -> Leased<Found> {
         Leased {
             value: self.found,
             lease: self.lease.remaining(),
@@ -271,7 +271,7 @@ impl ReadPath {
             drop(
                 inner
                     .runtime
-                    .spawn(Arc::clone(inner).stat(parent.clone(), leads)),
+                    .spawn(Arc::clone(inner).stat(parent.clone(), leads, None)),
             );
         }
         let mut found = Vec::with_capacity(answers.len());
@@ -372,7 +372,12 @@ impl Inner {
     }
 
     /// What is known of a name: from its directory's listing, or from an earlier look-up by name.
-    fn peek_name(&self, parent: &ItemPath, name: &[u8], least: Duration) -> Option<Known> {
+    pub(super) fn peek_name(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        least: Duration,
+    ) -> Option<Known> {
         let directory = self.listings.get(&ListingKey {
             path: parent.clone(),
             page: 0,
@@ -445,12 +450,18 @@ impl Inner {
                 .is_ok_and(|path| self.known(&path, Duration::ZERO).is_some())
     }
 
-    /// Asks for the attributes of several names of one directory at once.
-    async fn stat(self: Arc<Self>, parent: ItemPath, leads: Vec<(Bytes, AttributesLead)>) {
+    /// Asks for the attributes of several names of one directory at once; of one name, after storage has
+    /// denied its version `denied`.
+    pub(super) async fn stat(
+        self: Arc<Self>,
+        parent: ItemPath,
+        leads: Vec<(Bytes, AttributesLead)>,
+        denied: Option<Version>,
+    ) {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let asked = Instant::now();
-        let (answers, given) = match self.source.stat(parent, names).await {
+        let (answers, given) = match self.source.stat_unlike(parent, names, denied).await {
             Ok(answers) => (answers.value, answers.lease),
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
@@ -514,7 +525,7 @@ impl KnownXattrs {
     }
 }
 
-fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
+pub(super) fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
     match found.value {
         Found::Attributes(value) => Some(Leased {
             value,

@@ -47,6 +47,7 @@ mod real_clients;
 mod secrets;
 mod slurm;
 mod status;
+mod status_changes;
 mod store;
 mod stores;
 mod users;
