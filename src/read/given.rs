@@ -297,8 +297,9 @@ impl Given {
         state.charge(STATE_BYTES);
         if single
             && account.whole.is_none()
-            && let Some((_, hash)) = account.blocks.pop()
+            && account.blocks.first().is_some_and(|(index, _)| *index == 0)
         {
+            let (_, hash) = account.blocks.remove(0);
             state.one.get_or_init(|| Some(hash));
         }
         if !account.is_empty() {
@@ -363,7 +364,9 @@ impl Given {
             ledger.frozen = true;
             ledger.account.clone()
         };
-        account.blocks.extend(one.map(|hash| (0, hash)));
+        if let Some(hash) = one {
+            account.blocks.insert(0, (0, hash));
+        }
         account
     }
 

@@ -732,4 +732,5 @@ mod bundles;
 mod contents;
 mod leases;
 mod ranges;
+mod renewed;
 mod siblings;
