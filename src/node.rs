@@ -9,6 +9,7 @@ mod arrivals;
 mod attendant;
 mod backing;
 mod cluster;
+mod continued;
 mod data;
 mod datasets;
 mod directory;

@@ -198,7 +198,7 @@ pub struct DiskSettings {
 /// Bounds of the caches, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheSettings {
-    /// All caches together: the sum of the three below.
+    /// All caches together: the sum of the four below.
     pub memory_bytes: u64,
     /// File data.
     pub data_bytes: u64,
@@ -206,6 +206,8 @@ pub struct CacheSettings {
     pub attributes_bytes: u64,
     /// Directory listings.
     pub listings_bytes: u64,
+    /// Names that the kernels of this node's mounts know.
+    pub inodes_bytes: u64,
     /// What is evicted first.
     pub policy: EvictionPolicy,
 }

@@ -27,7 +27,7 @@ use futures_util::future::BoxFuture;
 use open::Opened;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 use view::View;
@@ -138,7 +138,6 @@ impl DatasetReader {
             reader: Arc::clone(&self.0),
             dataset: view.decision.datasets[dataset].id,
             file: file.clone(),
-            settled: OnceLock::new(),
             activity,
             pid,
         }))

@@ -6,12 +6,13 @@
 //! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
 //! file; the kernel's read-ahead does, and its READs are READs like any other.
 
-use super::front::{Front, pending};
+use super::continued::Source;
+use super::front::Front;
 use crate::namespace::Inode;
-use crate::read::FileRef;
+use crate::read::{Cut, FileRef};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, FailureKind, ItemPath, Version};
+use copperfs_overlay::{ContentHash, Failure, ItemPath};
 use dashmap::DashMap;
 use fuse::ioctl::StatsBody;
 use fuse::{Answer, Op, Opened, Reader};
@@ -25,20 +26,25 @@ const OPEN_MAX: usize = 1 << 16;
 
 /// An open file of a dataset. Dropped when it is closed, and with the mount.
 pub(crate) trait OpenItem: Send + Sync {
-    /// The bytes from `offset`, if they are at hand: `size` of them, which the file has. Called on a
-    /// FUSE thread: it never waits.
-    fn read_now(&self, offset: u64, size: u32) -> Option<Bytes>;
+    /// The bytes of `file` from `offset`, if they are at hand: `size` of them, which the file has. Called
+    /// on a FUSE thread: it never waits. The file is the one that was opened, perhaps in a newer version.
+    fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut>;
 
     /// The same, waited for. Dropped (cancelled) when the reader is killed.
-    fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>>;
+    fn read(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        size: u32,
+    ) -> BoxFuture<'static, Result<Cut, Failure>>;
 
-    /// Whether it can be read: a file that is too young for its version to have settled cannot.
-    fn is_settled(&self) -> bool {
-        true
-    }
-
-    /// The version that it was opened in has settled as `version`.
-    fn settle(&self, _version: Version) {}
+    /// The hash of a run of bytes of `file`, as [`OpenItem::read`] has given them out.
+    fn hash(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        len: u64,
+    ) -> BoxFuture<'static, Result<ContentHash, Failure>>;
 }
 
 /// Knows which files belong to datasets.
@@ -161,50 +167,41 @@ impl Front {
         if size == 0 {
             return Answer::Ready(Ok(Bytes::new()));
         }
-        if let Some(bytes) = item.read_now(offset, size) {
-            return Answer::Ready(Ok(bytes));
-        }
-        let this = self.clone();
-        pending(async move {
-            let read = async {
-                if !item.is_settled() {
-                    item.settle(this.settled(&inode).await?);
-                }
-                item.read(offset, size).await
-            };
-            match read.await {
-                Ok(bytes) => Ok(bytes),
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
-            }
-        })
-    }
-
-    /// The settled version of the state of `inode`, waited for.
-    async fn settled(&self, inode: &Inode) -> Result<Version, Failure> {
-        let (path, known) = (inode.path(), &inode.file.version);
-        let found = self.read.settled_attributes_of(path, known).await?;
-        let now = found.value.version;
-        if now.is_settled() && now.is_state_of(known) {
-            return Ok(now);
-        }
-        let detail = format!("{path}: it has changed since it was opened");
-        Err(Failure::new(FailureKind::Stale, detail))
+        self.read_from(Source::Item(item), inode, offset, size)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use copperfs_overlay::Version;
     use futures_util::FutureExt;
 
     struct One;
 
     impl OpenItem for One {
-        fn read_now(&self, _offset: u64, size: u32) -> Option<Bytes> {
-            Some(Bytes::from(vec![7; size as usize]))
+        fn read_now(&self, _file: &FileRef, _offset: u64, size: u32) -> Option<Cut> {
+            Some(Cut {
+                bytes: Bytes::from(vec![7; size as usize]),
+                ..Cut::default()
+            })
         }
 
-        fn read(&self, _offset: u64, _size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        fn read(
+            &self,
+            _file: &FileRef,
+            _offset: u64,
+            _size: u32,
+        ) -> BoxFuture<'static, Result<Cut, Failure>> {
+            std::future::pending().boxed()
+        }
+
+        fn hash(
+            &self,
+            _file: &FileRef,
+            _offset: u64,
+            _len: u64,
+        ) -> BoxFuture<'static, Result<ContentHash, Failure>> {
             std::future::pending().boxed()
         }
     }

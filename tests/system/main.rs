@@ -48,6 +48,7 @@ mod secrets;
 mod settling;
 mod slurm;
 mod status;
+mod status_changes;
 mod store;
 mod stores;
 mod users;
