@@ -3,7 +3,8 @@
 //! Objects know a size, a time of modification and an `ETag`; the rest of the attributes is configured
 //! ([`super::ObjectAttributes`]). Directories are what lies between slashes (`listing`'s rules). Times
 //! are whole seconds, because that is all that some answers of a store hold. A version is the `ETag`,
-//! or time and size where there is none.
+//! or time and size where there is none, of the store at its address: equal tags of two servers, or of two
+//! prefixes, are two versions. Time and size alone are trusted for one launch ([`Standing::Launch`]).
 //!
 //! Whatever is asked of a store goes through its `gate`, which knows how much the store can take.
 
@@ -56,6 +57,10 @@ struct Inner {
     /// Key prefix, without slashes at its ends.
     prefix: String,
     label: String,
+    /// The one form of its address and prefix.
+    place: String,
+    /// A hash of `place`: part of every version.
+    seed: [u8; 32],
     attributes: ObjectAttributes,
     uid: u32,
     gid: u32,
@@ -126,14 +131,15 @@ impl ObjectOrigin {
             probed: false,
         };
         let gate = Gate::new(options.object_concurrency);
-        Self::new(names, gate, prefix, label, options)
+        let place = format!("{label} {prefix}");
+        Self::new(names, gate, prefix, (label, &place), options)
     }
 
     fn new(
         names: Names,
         gate: Arc<Gate>,
         prefix: &object_store::path::Path,
-        label: &str,
+        (label, place): (&str, &str),
         options: &OriginOptions,
     ) -> Self {
         let attributes = options.object_attributes;
@@ -152,12 +158,19 @@ impl ObjectOrigin {
                 gate,
                 prefix: prefix.as_ref().to_owned(),
                 label: label.to_owned(),
+                place: place.to_owned(),
+                seed: *blake3::hash(place.as_bytes()).as_bytes(),
                 attributes,
                 uid,
                 gid,
                 concurrency: options.object_concurrency.max(1),
             }),
         }
+    }
+
+    /// What it is called in versions: its address and prefix in one form, without credentials.
+    pub(super) fn place(&self) -> &str {
+        &self.inner.place
     }
 
     /// Attempts that the store refused for want of room, and how many it may be sent at a time now.
@@ -317,7 +330,7 @@ impl Inner {
         let answered = Instant::now();
         let at = Moment { asked, answered };
         let key = meta.location.as_ref().as_bytes();
-        let look = (self.sightings).look(key, &version(meta), GRANULARITY, at);
+        let look = (self.sightings).look(key, &self.version(meta), GRANULARITY, at);
         look.map_or(settled, Standing::Unsettled)
     }
 
@@ -341,7 +354,7 @@ impl Inner {
             mode: self.attributes.file_mode & 0o7777,
             size: meta.size,
             blocks: meta.size.div_ceil(512),
-            version: version(meta).standing_as(self.standing(meta, asked)),
+            version: self.version(meta).standing_as(self.standing(meta, asked)),
             ..self.attributes_at(time)
         }
     }
@@ -353,9 +366,28 @@ impl Inner {
             nanoseconds: 0,
         };
         Attributes {
-            version: Version::of(format!("directory/{key}").as_bytes()),
+            version: self.version_of(&format!("directory/{key}")),
             ..self.attributes_at(epoch)
         }
+    }
+
+    /// The object's state. Its address is part of it: another server behind the same name may say the same
+    /// of other bytes.
+    fn version(&self, meta: &ObjectMeta) -> Version {
+        match tag(meta) {
+            Some(tag) => self.version_of(&format!("tag/{}/{tag}", meta.size)),
+            None => self
+                .version_of(&format!(
+                    "time/{}/{}",
+                    meta.size,
+                    meta.last_modified.timestamp()
+                ))
+                .standing_as(Standing::Launch),
+        }
+    }
+
+    fn version_of(&self, state: &str) -> Version {
+        Version::of(&[&self.seed, state.as_bytes()].concat())
     }
 
     fn attributes_at(&self, time: Timestamp) -> Attributes {
@@ -393,14 +425,6 @@ fn has_strong_tag(meta: &ObjectMeta) -> bool {
             .e_tag
             .as_deref()
             .is_some_and(|tag| tag.starts_with("W/"))
-}
-
-fn version(meta: &ObjectMeta) -> Version {
-    let identity = match tag(meta) {
-        Some(tag) => format!("tag/{}/{tag}", meta.size),
-        None => format!("time/{}/{}", meta.size, meta.last_modified.timestamp()),
-    };
-    Version::of(identity.as_bytes())
 }
 
 /// What whole seconds show.

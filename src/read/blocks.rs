@@ -13,9 +13,10 @@ use copperfs_overlay::{
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Names what a file holds in the block cache: a hash of its content and size where its content is
 /// known, so that equal files are one, and of its path and version otherwise.
@@ -33,6 +34,18 @@ impl FileId {
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
+    }
+
+    /// As [`FileId::of_place`], of a version that tells nothing about the next launch: no other process
+    /// gives this identity, so that nothing finds on a disk what an earlier one has kept under it.
+    fn of_launch(path: &ItemPath, version: Version) -> Self {
+        static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
+        let process = PROCESS.get_or_init(|| {
+            let random = RandomState::new();
+            [random.hash_one(0), random.hash_one(1)]
+        });
+        let [one, two] = process.map(u64::to_le_bytes);
+        Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
     }
 
     fn of_content(content: &ContentHash, size: u64) -> Self {
@@ -71,12 +84,22 @@ pub struct FileRef {
 }
 
 impl FileRef {
+    /// Whether what is kept of it may be found by a later process: its content is known, or its version
+    /// tells it from every later state.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.content.is_some() || self.version.outlives_launch()
+    }
+}
+
+impl FileRef {
     /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
         let id = match &content {
             Some(content) => FileId::of_content(content, size),
-            None => FileId::of_place(&path, version),
+            None if version.outlives_launch() => FileId::of_place(&path, version),
+            None => FileId::of_launch(&path, version),
         };
         Self {
             path,

@@ -51,5 +51,6 @@ mod status;
 mod status_changes;
 mod store;
 mod stores;
+mod swapped;
 mod users;
 mod warm;

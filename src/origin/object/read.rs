@@ -10,7 +10,7 @@
 //! in parts, several ahead of the one that is handed on, in memory that all readers of the store share.
 
 use super::gate::{Permit, Turn};
-use super::{Inner, Names, error, version};
+use super::{Inner, Names, error};
 use crate::origin::failure::stale;
 use crate::origin::{ByteRange, ByteStream};
 use bytes::Bytes;
@@ -132,7 +132,8 @@ impl Inner {
             object_store::Error::NotFound { .. } => stale(&self.label, path, "the object is gone"),
             failure => self.failure(ACTION, path, &failure),
         })?;
-        if !version(&result.meta).is_state_of(&range.version) || result.meta.size != range.size {
+        if !self.version(&result.meta).is_state_of(&range.version) || result.meta.size != range.size
+        {
             return Err(stale(&self.label, path, "the object has changed"));
         }
         if !range.version.is_settled() && !self.admits(&result.meta, &range) {
@@ -206,7 +207,7 @@ impl Body {
                     None => origin.head(&self.key, false).await,
                 };
                 let meta = meta.map_err(|failure| origin.failure(ACTION, &path, &failure))?;
-                if !version(&meta).is_state_of(&self.range.version) {
+                if !origin.version(&meta).is_state_of(&self.range.version) {
                     let cause = "the object has changed while it was read";
                     return Err(stale(&origin.label, &path, cause));
                 }

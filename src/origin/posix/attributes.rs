@@ -5,20 +5,32 @@
 //! | directory | inode, birth time where known | stays while entries come and go, differs once replaced |
 //! | symlink | target, ctime | the target is the content |
 //! | other | size, mtime ns, ctime ns, inode | the design's rule |
+//!
+//! Each of them holds the filesystem as well ([`super::filesystem`]). A ctime before 1980 is none: files of
+//! such a filesystem, or of an image that was made without times, have versions of [`Standing::Launch`].
 
+use super::Shared;
+use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
 use crate::origin::now_ns;
-use crate::origin::sightings::{Moment, Sightings, Times};
+use crate::origin::sightings::{Moment, Times};
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Timestamp, Version, granularity};
 use rustix::fd::AsFd;
 use rustix::fs::{
-    AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev, readlinkat, statx,
+    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, makedev, openat,
+    readlinkat, statx,
 };
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// Everything an application sees, and birth time for a directory's version.
-const MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+/// Everything an application sees, birth time for a directory's version, and the mount.
+const MASK: StatxFlags = StatxFlags::BASIC_STATS
+    .union(StatxFlags::BTIME)
+    .union(MOUNT_MASK);
+
+/// 1980-01-01. A status change that is older than the filesystem's own kind is no time at all: images
+/// without times say 0, and FAT counts from here.
+const FIRST_CTIME_SECONDS: i64 = 315_532_800;
 
 /// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Others tell their own truth anyway, at
 /// no cost.
@@ -43,34 +55,6 @@ fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno
     statx(dir, name, flags, MASK)
 }
 
-/// A look at `path`, which is `name` in `dir`: its status, and how far its version can be trusted. A file
-/// that is old by its times costs one `statx`.
-fn look(
-    sightings: &Sightings,
-    path: &ItemPath,
-    dir: impl AsFd,
-    name: &[u8],
-) -> Result<(Statx, Standing), Errno> {
-    let found = status(&dir, name)?;
-    if kind(&found) != Some(FileKind::File) || sightings.is_old(times(&found), now_ns()) {
-        return Ok((found, Standing::Lasting));
-    }
-    let asked = Instant::now();
-    let found = status_now(&dir, name)?;
-    let answered = Instant::now();
-    if kind(&found) != Some(FileKind::File) {
-        return Ok((found, Standing::Lasting));
-    }
-    let at = Moment { asked, answered };
-    let look = sightings.look(
-        path.as_bytes(),
-        &version(&found),
-        granularity_of(&found),
-        at,
-    );
-    Ok((found, look.map_or(Standing::Lasting, Standing::Unsettled)))
-}
-
 /// How old a file is.
 pub(super) fn times(status: &Statx) -> Times {
     Times {
@@ -83,14 +67,45 @@ pub(super) fn granularity_of(status: &Statx) -> Duration {
     granularity(status.stx_ctime.tv_nsec)
 }
 
-/// Attributes of `path`, which is `name` in `dir`, with the target of a link.
+/// The filesystem that holds `name` in `dir`, whose `status` was just taken.
+pub(super) fn filesystem(
+    filesystems: &Filesystems,
+    dir: impl AsFd,
+    name: &[u8],
+    status_of_name: &Statx,
+) -> Result<Filesystem, Errno> {
+    filesystems.of(status_of_name, || {
+        // The directory tells as well, unless `name` is a mount point. It can be asked for more than a
+        // file that may not be opened.
+        let same = name.is_empty() || {
+            let mount = MountKey::of(&status(&dir, b"")?);
+            mount == MountKey::of(status_of_name)
+        };
+        if same {
+            return rustix::io::fcntl_dupfd_cloexec(&dir, 0);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&dir, name, flags, Mode::empty())
+    })
+}
+
+/// Attributes of `path`, which is `name` in `dir`, with the target of a link. A file that is old by its
+/// times costs one `statx`.
 pub(super) fn attributes(
-    sightings: &Sightings,
+    shared: &Shared,
     path: &ItemPath,
     dir: impl AsFd,
     name: &[u8],
 ) -> Result<Attributes, Errno> {
-    let (status, standing) = look(sightings, path, &dir, name)?;
+    let mut status = status(&dir, name)?;
+    let mut looked = None;
+    if kind(&status) == Some(FileKind::File) && !shared.sightings.is_old(times(&status), now_ns()) {
+        let asked = Instant::now();
+        status = status_now(&dir, name)?;
+        let answered = Instant::now();
+        looked = Some(Moment { asked, answered });
+    }
+    let filesystem = filesystem(&shared.filesystems, &dir, name, &status)?;
     let target = match kind(&status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
@@ -98,7 +113,14 @@ pub(super) fn attributes(
         }
         _ => None,
     };
-    convert(&status, target, standing).ok_or(Errno::OPNOTSUPP)
+    let mut found = convert(&status, target, &filesystem).ok_or(Errno::OPNOTSUPP)?;
+    if let (FileKind::File, Some(at)) = (found.kind, looked) {
+        let (key, granularity) = (path.as_bytes(), granularity_of(&status));
+        if let Some(look) = (shared.sightings).look(key, &found.version, granularity, at) {
+            found.version = found.version.standing_as(Standing::Unsettled(look));
+        }
+    }
+    Ok(found)
 }
 
 /// Type of file, if it is one that copperfs knows.
@@ -121,29 +143,41 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
 }
 
 /// Version of anything but a symlink.
-pub(super) fn version(status: &Statx) -> Version {
+pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
     let mut identity = Vec::with_capacity(64);
+    identity.extend_from_slice(&filesystem.seed);
     if kind(status) == Some(FileKind::Directory) {
         identity.push(b'd');
         identity.extend_from_slice(&status.stx_ino.to_le_bytes());
         if StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME) {
             push_time(&mut identity, &status.stx_btime);
         }
-    } else {
-        identity.push(b'f');
-        identity.extend_from_slice(&status.stx_size.to_le_bytes());
-        push_time(&mut identity, &status.stx_mtime);
-        identity.extend_from_slice(&status.stx_ino.to_le_bytes());
-        return Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime));
+        return Version::of(&identity).standing_as(filesystem.standing);
     }
+    identity.push(b'f');
+    identity.extend_from_slice(&status.stx_size.to_le_bytes());
+    push_time(&mut identity, &status.stx_mtime);
+    identity.extend_from_slice(&status.stx_ino.to_le_bytes());
     Version::of(&identity)
+        .changed_at(&time_bytes(&status.stx_ctime))
+        .standing_as(standing(status, filesystem))
 }
 
-fn link_version(status: &Statx, target: &[u8]) -> Version {
-    let mut identity = vec![b'l'];
+fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Version {
+    let mut identity = filesystem.seed.to_vec();
+    identity.push(b'l');
     push_time(&mut identity, &status.stx_ctime);
     identity.extend_from_slice(target);
-    Version::of(&identity)
+    Version::of(&identity).standing_as(standing(status, filesystem))
+}
+
+/// How far the origin's records can be trusted: no further than the filesystem is known, and not across
+/// launches without a time that every change moves. (A file's mtime can be set to any value.)
+fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
+    if status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {
+        return Standing::Launch;
+    }
+    filesystem.standing
 }
 
 fn push_time(identity: &mut Vec<u8>, time: &StatxTimestamp) {
@@ -157,7 +191,11 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(status: &Statx, link_target: Option<Bytes>, standing: Standing) -> Option<Attributes> {
+fn convert(
+    status: &Statx,
+    link_target: Option<Bytes>,
+    filesystem: &Filesystem,
+) -> Option<Attributes> {
     let kind = kind(status)?;
     let device = match kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
@@ -167,10 +205,10 @@ fn convert(status: &Statx, link_target: Option<Bytes>, standing: Standing) -> Op
     };
     let (version, size) = match &link_target {
         Some(target) => (
-            link_version(status, target),
+            link_version(status, target, filesystem),
             u64::try_from(target.len()).unwrap_or(u64::MAX),
         ),
-        None => (version(status), status.stx_size),
+        None => (version(status, filesystem), status.stx_size),
     };
     Some(Attributes {
         kind,
@@ -185,7 +223,7 @@ fn convert(status: &Statx, link_target: Option<Bytes>, standing: Standing) -> Op
         atime: timestamp(&status.stx_atime),
         mtime: timestamp(&status.stx_mtime),
         ctime: timestamp(&status.stx_ctime),
-        version: version.standing_as(standing),
+        version,
         link_target,
         content: None,
     })

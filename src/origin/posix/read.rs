@@ -11,7 +11,8 @@
 //! the first. So they are the file's bytes at the moment between the two.
 
 use super::Shared;
-use super::attributes::{granularity_of, kind, status, status_now, times, version};
+use super::attributes::{filesystem, granularity_of, kind, status, status_now, times, version};
+use super::filesystem::Filesystem;
 use crate::num::to_usize;
 use crate::origin::failure::{stale, worded};
 use crate::origin::{ByteRange, ByteStream, HashedStream, now_ns};
@@ -38,6 +39,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 pub(super) struct Reading {
     file: OwnedFd,
+    /// Of the file, which an open descriptor never leaves.
+    filesystem: Filesystem,
     range: ByteRange,
     /// Bytes handed on so far.
     done: u64,
@@ -140,7 +143,7 @@ impl Reading {
             .map_err(failed)?
             .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
         let status = status_now(&self.file, b"").map_err(failed)?;
-        let same = version(&status).is_state_of(&self.range.version);
+        let same = version(&status, &self.filesystem).is_state_of(&self.range.version);
         if !same || !self.is_as_before(offset, &bytes) {
             return Err(stale(
                 &shared.label,
@@ -188,10 +191,12 @@ impl Reading {
                 errno => shared.failure(ACTION, path, errno),
             })?;
         let failed = |errno| shared.failure(ACTION, path, errno);
-        let is_wanted = |status: &Statx| {
-            version(status).is_state_of(&range.version) && status.stx_size == range.size
-        };
         let mut status = status(&found, b"").map_err(failed)?;
+        let filesystem = filesystem(&shared.filesystems, &found, b"", &status).map_err(failed)?;
+        let is_wanted = |status: &Statx| {
+            version(status, &filesystem).is_state_of(&range.version)
+                && status.stx_size == range.size
+        };
         if !is_wanted(&status) || !range.version.is_settled() {
             // What a client's cache says may be older than what the asker has seen.
             status = status_now(&found, b"").map_err(failed)?;
@@ -228,6 +233,7 @@ impl Reading {
         let file = reopen(shared, &found).map_err(|errno| shared.failure(ACTION, path, errno))?;
         let mut reading = Self {
             file,
+            filesystem,
             range,
             done: 0,
             before: None,
