@@ -151,6 +151,11 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             Request::Stat {
                 parent: path,
                 names,
+                denied: if bool::arbitrary(from)? {
+                    Some(version(from)?)
+                } else {
+                    None
+                },
             }
         }
         2 => Request::Read(ReadRequest {

@@ -193,3 +193,6 @@ fn state_of(version: &Version) -> [u8; 16] {
     state.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     state
 }
+
+#[cfg(test)]
+mod tests;

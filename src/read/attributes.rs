@@ -7,7 +7,7 @@ use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, XattrList,
+    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
 /// What is known of one name, and until when.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    found: Found,
+    pub(super) found: Found,
     lease: Lease,
 }
 
@@ -39,6 +39,8 @@ pub(super) enum Demand {
     Reader,
     /// This is that second look.
     Second,
+    /// Somebody wants to know, after storage has denied this version.
+    Denied(Version),
 }
 
 impl Known {
@@ -46,7 +48,7 @@ impl Known {
         self.found
     }
 
-    fn leased(self) -> Leased<Found> {
+    pub(super) fn leased(self) -> Leased<Found> {
         Leased {
             value: self.found,
             lease: self.lease.remaining(),
@@ -414,7 +416,12 @@ impl Inner {
     }
 
     /// What is known of a name: from its directory's listing, or from an earlier look-up by name.
-    fn peek_name(&self, parent: &ItemPath, name: &[u8], least: Duration) -> Option<Known> {
+    pub(super) fn peek_name(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        least: Duration,
+    ) -> Option<Known> {
         let directory = self.listings.get(&ListingKey {
             path: parent.clone(),
             page: 0,
@@ -491,8 +498,9 @@ impl Inner {
                 .is_ok_and(|path| self.known(&path, Duration::ZERO).is_some())
     }
 
-    /// Asks for the attributes of several names of one directory at once.
-    async fn stat(
+    /// Asks for the attributes of several names of one directory at once; of one name, after storage has
+    /// denied a version of it.
+    pub(super) async fn stat(
         self: Arc<Self>,
         parent: ItemPath,
         leads: Vec<(Bytes, AttributesLead)>,
@@ -501,7 +509,12 @@ impl Inner {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let asked = Instant::now();
-        let (answers, given) = match self.source.stat(parent.clone(), names).await {
+        let denied = match demand {
+            Demand::Denied(version) => Some(version),
+            Demand::Reader | Demand::Second => None,
+        };
+        let stat = self.source.stat_unlike(parent.clone(), names, denied);
+        let (answers, given) = match stat.await {
             Ok(answers) => (answers.value, answers.lease),
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
@@ -536,7 +549,7 @@ impl Inner {
             }
             lead.answer(answer);
         }
-        if demand == Demand::Reader {
+        if demand != Demand::Second {
             self.settle_soon(&parent, &unsettled);
         }
     }
@@ -578,7 +591,7 @@ impl KnownXattrs {
     }
 }
 
-fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
+pub(super) fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
     match found.value {
         Found::Attributes(value) => Some(Leased {
             value,

@@ -731,4 +731,5 @@ mod bundles;
 mod contents;
 mod leases;
 mod ranges;
+mod renewed;
 mod siblings;

@@ -9,9 +9,10 @@ use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
-    FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
+    Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing,
+    ListingDigest, RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version,
+    XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -73,6 +74,15 @@ impl Files for Stored {
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         self.source.stat(parent, names)
+    }
+
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        self.source.stat_again(parent, name, denied)
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {

@@ -83,8 +83,16 @@ fn of_files() -> impl Strategy<Value = Request> {
                 limit,
                 known: known.map(ListingDigest),
             }),
-        (path(), proptest::collection::vec(bytes(), 0..20))
-            .prop_map(|(parent, names)| Request::Stat { parent, names }),
+        (
+            path(),
+            proptest::collection::vec(bytes(), 0..20),
+            proptest::option::of(any::<[u8; 16]>())
+        )
+            .prop_map(|(parent, names, denied)| Request::Stat {
+                parent,
+                names,
+                denied: denied.map(Version::from_data),
+            }),
         (
             path(),
             any::<[u8; 16]>(),
@@ -225,9 +233,18 @@ fn names_and_limits_are_bounded() {
         Request::Stat {
             parent: ItemPath::root(),
             names,
+            denied: None,
         }
         .check()
     };
+    for (names, good) in [(0, false), (1, true), (2, false)] {
+        let again = Request::Stat {
+            parent: ItemPath::root(),
+            names: vec![Bytes::from_static(b"a"); names],
+            denied: Some(Version::from_data([1; 16])),
+        };
+        assert_eq!(again.check().is_ok(), good, "{names} names");
+    }
     assert!(stat(vec![Bytes::new(), Bytes::from_static(b"a\xff\n")]).is_ok());
     for bad in [&b".."[..], b".", b"a/b", b"a\0"] {
         assert!(stat(vec![Bytes::from_static(bad)]).is_err());
@@ -265,8 +282,23 @@ fn requests_have_the_bytes_of_the_specification() {
     same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6, 0]]);
     let (parent, names) = (path(), vec![Bytes::new(), x()]);
     same(
-        Request::Stat { parent, names },
-        &[&[1, 3], b"a/b", &[2, 0, 1, b'x']],
+        Request::Stat {
+            parent,
+            names,
+            denied: None,
+        },
+        &[&[1, 3], b"a/b", &[2, 0, 1, b'x', 0]],
+    );
+    let (parent, names) = (path(), vec![x()]);
+    let denied = Some(Version::from_data([9; 16]));
+    let version = [&[9; 16][..], &[0; 9]].concat();
+    same(
+        Request::Stat {
+            parent,
+            names,
+            denied,
+        },
+        &[&[1, 3], b"a/b", &[1, 1, b'x', 1], &version],
     );
     let (path_, version, size) = (path(), Version::from_data([9; 16]), 5);
     let (first_block, block_count) = (0, 1);
