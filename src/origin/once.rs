@@ -396,7 +396,9 @@ impl Files for Once {
 
     fn read(&self, mut request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let blocks = request.size.div_ceil(BLOCK_BYTES);
-        if request.through || request.first_block >= blocks {
+        // What has not settled is read in one piece or not at all.
+        let in_one_piece = !request.version.is_settled() && blocks > 1;
+        if request.through || in_one_piece || request.first_block >= blocks {
             return self.0.storage.read(request);
         }
         request.block_count = request.block_count.min(blocks - request.first_block);

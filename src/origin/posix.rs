@@ -13,8 +13,10 @@
 
 mod attributes;
 mod bundle;
+mod filesystem;
 mod listing;
 mod read;
+mod root;
 mod stat;
 mod xattrs;
 
@@ -22,12 +24,15 @@ use super::error::OriginError;
 use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
+use super::sightings::Sightings;
 use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers, TurnStream, Turns};
 use bytes::Bytes;
 use copperfs_overlay::{
     BundleRequest, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing, XattrList,
 };
+use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
+use root::Root;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
@@ -55,7 +60,9 @@ pub struct PosixOrigin {
 
 #[derive(Debug)]
 struct Shared {
-    root: OwnedFd,
+    root: Root,
+    /// What is known of the mounts below the root.
+    filesystems: Filesystems,
     /// The URI, for messages.
     label: Arc<str>,
     exclusion: Arc<Exclusion>,
@@ -68,6 +75,8 @@ struct Shared {
     hanging: Mutex<HashSet<Subject>>,
     /// Told whenever `hanging` shrinks.
     released: Notify,
+    /// Which states of young files have settled.
+    sightings: Sightings,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -95,12 +104,7 @@ impl PosixOrigin {
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
         // Links in the root's own path are the administrator's business: plain open.
-        let fd = open(
-            root,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|errno| cannot_open(&label, errno))?;
+        let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
         check_kernel(&fd)?;
         rustix::fs::accessat(
             &fd,
@@ -111,13 +115,15 @@ impl PosixOrigin {
         .map_err(|errno| cannot_open(&label, errno))?;
         Ok(Self {
             shared: Arc::new(Shared {
-                root: fd,
+                root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
+                filesystems: Filesystems::of_origin(uri_of(root)),
                 label,
                 exclusion,
                 permits: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
                 atime_only: AtomicBool::new(false),
                 hanging: Mutex::new(HashSet::new()),
                 released: Notify::new(),
+                sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
@@ -168,14 +174,21 @@ impl Shared {
             path.as_bytes()
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let root = self.root.now();
         let mut result = Err(Errno::AGAIN);
         for _ in 0..RESOLVE_ATTEMPTS {
-            result = openat2(&self.root, name, flags, Mode::empty(), CONFINED);
+            result = openat2(&root, name, flags, Mode::empty(), CONFINED);
             if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
                 break;
             }
         }
         result
+    }
+
+    /// Goes on with the directory that the root's path leads to now, if another filesystem was mounted
+    /// there.
+    fn follow_root(&self) {
+        self.root.follow(&self.label);
     }
 
     fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
@@ -361,6 +374,12 @@ impl Origin for PosixOrigin {
             })
         }))
     }
+}
+
+/// The one form of a directory's URI: components only, whatever slashes and dots the user wrote.
+pub(crate) fn uri_of(root: &Path) -> String {
+    let plain: PathBuf = root.components().collect();
+    format!("file://{}", plain.display())
 }
 
 /// The directory's real path, for matching link targets and mount points.

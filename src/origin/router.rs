@@ -23,7 +23,7 @@ use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    ReadRequest, ReadStream, Standing, Timestamp, Version, XattrList,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -51,6 +51,8 @@ struct Shared {
 struct Mount {
     prefix: ItemPath,
     uri: String,
+    /// The one form of `uri`, whatever form each root was given.
+    place: String,
     origin: Arc<dyn Origin>,
     exclusion: Arc<Exclusion>,
     /// For the request at start that shows whether a store answers.
@@ -89,7 +91,9 @@ impl Origins {
     }
 
     /// What lies at the top of every origin, in short: two nodes that see the same storage get the
-    /// same, those that see directories of their own under the same name (a local disk) do not.
+    /// same, those that see directories of their own under the same name (a local disk) do not. Versions
+    /// are part of it, and so is the identity of the filesystem that holds them. Where a filesystem has
+    /// none, names, inode numbers, sizes and times are compared, and nothing else.
     ///
     /// # Errors
     /// Storage does not answer.
@@ -123,7 +127,7 @@ const COMPARED_ENTRIES: usize = 256;
 impl Mount {
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(self.uri.as_bytes());
+        hasher.update(self.place.as_bytes());
         let listed = self
             .origin
             .list(ItemPath::root(), None, COMPARED_ENTRIES)
@@ -147,7 +151,9 @@ impl Mount {
             }
             hasher.update(&entry.name).update(b"/");
             if let Some(attributes) = &entry.attributes {
-                hasher.update(&attributes.version.to_bytes());
+                // How far a version is trusted is a root's own finding.
+                let state = attributes.version.standing_as(Standing::Lasting);
+                hasher.update(&state.to_bytes());
             }
         }
         Ok(truncated(&hasher))
@@ -609,7 +615,6 @@ fn synthetic_attributes() -> Attributes {
         mtime: epoch,
         ctime: epoch,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

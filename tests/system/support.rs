@@ -5,6 +5,7 @@ pub mod command;
 pub mod datasets;
 pub mod fixture;
 pub mod hosts;
+pub mod images;
 pub mod kernel;
 pub mod leash;
 pub mod mount;

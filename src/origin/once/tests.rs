@@ -61,7 +61,6 @@ impl Slow {
             mtime: time,
             ctime: time,
             version: Version::from_data([7; 16]),
-            provisional: false,
             link_target: None,
             content: None,
         }

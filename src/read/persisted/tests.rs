@@ -25,7 +25,6 @@ fn attributes(kind: FileKind) -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::from_data([7; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }
