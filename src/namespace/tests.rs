@@ -19,7 +19,7 @@ fn attributes(state: u8, size: u64) -> Attributes {
         atime: time,
         mtime: time,
         ctime: time,
-        version: Version([state; 16]),
+        version: Version::from_data([state; 16]),
         provisional: false,
         link_target: None,
         content: None,
@@ -57,7 +57,10 @@ fn a_version_is_an_inode() {
     assert_eq!(old, again);
     assert_ne!(old, new);
     assert_ne!(old, other);
-    assert_eq!(InodeTable::number_of(&path("a/b"), Version([1; 16])), old);
+    assert_eq!(
+        InodeTable::number_of(&path("a/b"), Version::from_data([1; 16])),
+        old
+    );
 }
 
 #[test]
