@@ -14,6 +14,7 @@ use error::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 pub mod client;
 mod error;
@@ -30,11 +31,32 @@ pub use serve::ApiServer;
 /// long walk goes on, and `dataset show` tells how far it is.
 const COUNT_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Plans in work and waiting for their turn, of all clients of one [`Api`]; one more is refused (503).
+const PLANS_MAX: usize = 16;
+
 /// The API of one node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Api {
     steward: Steward,
     served: Arc<Served>,
+    plans: Plans,
+}
+
+/// Plans that are worked out: one at a time, beside all else that the node does.
+#[derive(Clone, Debug)]
+struct Plans {
+    /// One for each plan in work or waiting.
+    places: Arc<Semaphore>,
+    turn: Arc<Semaphore>,
+}
+
+impl Default for Plans {
+    fn default() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(PLANS_MAX)),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
 }
 
 /// What is answered.
@@ -53,6 +75,7 @@ impl Api {
         Self {
             steward,
             served: Arc::new(served),
+            plans: Plans::default(),
         }
     }
 
@@ -116,9 +139,34 @@ impl Api {
             }
             Route::Allocation => self.read(|all| Some(views::allocation(all))).await,
             Route::Nodes => self.read(|all| Some(views::nodes(all))).await,
-            Route::Plan => plan(body),
+            Route::Plan => self.plan(body).await,
             Route::Document => Ok(Answer::of(routes::document())),
         }
+    }
+
+    /// What a policy would give. It is worked out on a thread of its own: a large problem takes a core
+    /// for as long as a second, and the reads of this node must not wait for it.
+    async fn plan(&self, body: &[u8]) -> Result<Answer, ApiError> {
+        let busy = || {
+            let why = format!("{PLANS_MAX} plans are being worked out or wait for their turn");
+            ApiError::new(503, why, "Ask again in a moment, or use copperfs plan")
+        };
+        let place = Arc::clone(&self.plans.places).try_acquire_owned();
+        let place = place.map_err(|_full| busy())?;
+        // Never closed.
+        let turn = Arc::clone(&self.plans.turn).acquire_owned().await.ok();
+        // Not before its turn: those that wait hold no second copy.
+        let body = body.to_vec();
+        let working = tokio::task::spawn_blocking(move || {
+            let answer = plan(&body);
+            // A client that has gone away gives up its place when the work is done, not before.
+            drop((place, turn));
+            answer
+        });
+        working.await.unwrap_or_else(|error| {
+            let why = format!("the plan was not worked out: {error}");
+            Err(ApiError::new(500, why, "Ask again"))
+        })
     }
 
     /// What the allocator knows.

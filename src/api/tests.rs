@@ -363,6 +363,60 @@ async fn what_is_not_http_or_too_large_is_refused() {
     );
 }
 
+fn problem(jobs: usize) -> Vec<u8> {
+    let jobs: Vec<Value> = (0..jobs)
+        .map(|job| json!({"id": format!("j{job}"), "dataset": "A", "ideal_rate": "114MB/s"}))
+        .collect();
+    let problem = json!({
+        "totals": {"gpus": jobs.len(), "cache": "2TB", "remote_io": "200MB/s"},
+        "datasets": [{"name": "A", "size": "1.3TB"}],
+        "jobs": jobs,
+    });
+    problem.to_string().into_bytes()
+}
+
+/// The runtime's only worker serves reads: it goes on while plans are worked out.
+#[tokio::test]
+async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused() {
+    let node = Node::start();
+    let api = Api::new(node.steward.clone(), served());
+    let body = problem(500);
+    // Not in the poll that takes the request: that would hold the worker for as long as it takes.
+    assert!(
+        api.answer("POST", "/v1/plan", &body)
+            .now_or_never()
+            .is_none()
+    );
+
+    let turn = Arc::clone(&api.plans.turn).acquire_owned().await.unwrap();
+    // The place of the one above, which was given up, is free again.
+    let places = PLANS_MAX;
+    while api.plans.places.available_permits() < places {
+        tokio::task::yield_now().await;
+    }
+    let mut asked = Vec::new();
+    for _ in 0..places {
+        let (api, body) = (api.clone(), body.clone());
+        asked.push(tokio::spawn(async move {
+            api.answer("POST", "/v1/plan", &body).await
+        }));
+    }
+    while api.plans.places.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let refused = api.answer("POST", "/v1/plan", &body).await;
+    assert_eq!(refused.status, 503);
+    let said = refused.body["error"].as_str().unwrap();
+    assert!(said.contains("16 plans"), "{said}");
+    // Others are answered meanwhile.
+    assert_eq!(api.answer("GET", "/v1/jobs", b"").await.status, 200);
+    drop(turn);
+    for asked in asked {
+        let answer = asked.await.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}
+
 /// One of everything, so that every key is there.
 #[expect(clippy::too_many_lines, reason = "one of everything")]
 fn full() -> Overview {

@@ -217,7 +217,8 @@ fn node_table(report: &Report) -> String {
     text.push_str(&table(&rows));
     text.push_str(&format!(
         "\norigin: {} listings, {} stats, {} errors; coalesced {}; verified {} blocks, {} wrong\n\
-         healing: {} moves away, {} back, {} requests repeated\n",
+         healing: {} moves away, {} back, {} requests repeated\n\
+         names known to the kernel: {}, {} here, {} dropped for want of room\n",
         count("origin.listings"),
         count("origin.stats"),
         count("origin.errors"),
@@ -227,6 +228,9 @@ fn node_table(report: &Report) -> String {
         count("healing.failovers"),
         count("healing.returns"),
         count("healing.replays"),
+        count("inodes.entries"),
+        bytes("inodes.bytes"),
+        count("inodes.pruned"),
     ));
     let requests: Vec<String> = report
         .counters("fuse.requests")

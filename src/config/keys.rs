@@ -303,8 +303,9 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "5%",
         Group::Caches,
-        "Bound of all caches together: 10GiB, 10GB, 512MiB, or a share of the machine's or the \
-         cgroup's memory, whichever is smaller.",
+        "Bound of all caches, of what is under way and of the names that the kernel knows: 10GiB, \
+         10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
+         process takes up to 64 MiB more.",
     ),
     key(
         "disk",

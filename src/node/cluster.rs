@@ -178,10 +178,9 @@ impl Cluster {
             read,
             origins,
             store,
-            mount,
-            data_mount,
             datasets,
             overlay,
+            ..
         } = &*self.0;
         let stats = read.stats();
         let links = overlay
@@ -233,18 +232,22 @@ impl Cluster {
         if let Some(store) = store {
             fill_store(&mut body, &store.stats());
         }
-        if let Some((counters, inodes)) = mount.get() {
-            counters.fill(&mut body);
-            add_inodes(&mut body, inodes.stats());
-        }
         if let Some(datasets) = datasets.get() {
             fill_datasets(&mut body, &datasets.home.report(), &datasets.reader.stats());
         }
-        if let Some((counters, inodes, files)) = data_mount.get() {
-            files.fill(counters, &mut body);
-            add_inodes(&mut body, inodes.stats());
-        }
+        self.fill_mounts(&mut body);
         body
+    }
+
+    fn fill_mounts(&self, body: &mut StatsBody) {
+        if let Some((counters, inodes)) = self.0.mount.get() {
+            counters.fill(body);
+            add_inodes(body, inodes.stats());
+        }
+        if let Some((counters, inodes, files)) = self.0.data_mount.get() {
+            files.fill(counters, body);
+            add_inodes(body, inodes.stats());
+        }
     }
 
     /// This node's counters, and where it stands.

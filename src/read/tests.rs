@@ -33,6 +33,9 @@ struct Source {
     taken_back: AtomicU64,
     /// One permit lets one chunk or one listing through.
     gate: Semaphore,
+    /// Streams of blocks that have given something and not all, and the most of them at a time.
+    begun: Arc<AtomicU64>,
+    begun_most: Arc<AtomicU64>,
 }
 
 const OPEN_GATE: usize = 1 << 20;
@@ -63,6 +66,8 @@ impl Source {
             lists: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
             gate: Semaphore::new(OPEN_GATE),
+            begun: Arc::default(),
+            begun_most: Arc::default(),
         }
     }
 
@@ -196,9 +201,19 @@ impl Files for Shared {
                 }
                 parts.push(Ok(BlockPart::End(hash)));
             }
-            let gated = stream::iter(parts).then(move |part| {
+            let last = parts.len() - 1;
+            let gated = stream::iter(parts).enumerate().then(move |(nth, part)| {
                 let source = Arc::clone(&source);
                 async move {
+                    // As from storage: not all of it at once.
+                    tokio::task::yield_now().await;
+                    if nth == 0 {
+                        let begun = source.begun.fetch_add(1, Ordering::Relaxed) + 1;
+                        source.begun_most.fetch_max(begun, Ordering::Relaxed);
+                    }
+                    if nth == last {
+                        source.begun.fetch_sub(1, Ordering::Relaxed);
+                    }
                     let permit = source.gate.acquire().await.unwrap();
                     if source.gate.available_permits() < OPEN_GATE / 2 {
                         permit.forget();
@@ -727,6 +742,7 @@ async fn extended_attributes_are_asked_for_once() {
     assert!(path.xattrs_now(&f).is_some());
 }
 
+mod bounds;
 mod bundles;
 mod contents;
 mod leases;

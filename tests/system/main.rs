@@ -38,6 +38,7 @@ mod large;
 mod leases;
 mod lifecycle;
 mod limits;
+mod memory;
 mod names;
 mod object_store;
 mod ordinary_user;

@@ -55,6 +55,8 @@ pub(crate) struct State {
     pub(crate) direct: bool,
     pub(crate) cleared: Vec<(Bytes, bool)>,
     pub(crate) push: bool,
+    /// To be dropped by the kernel.
+    pub(crate) prunable: Vec<Ino>,
     /// Requests that were let hang.
     pub(crate) hung: u64,
 }
@@ -399,6 +401,23 @@ impl Backend for Memory {
             })
             .filter(|(ino, _)| pushed.insert(*ino))
             .collect()
+    }
+
+    fn prunable(&self, count: usize) -> Vec<Ino> {
+        let prunable = &mut self.state().prunable;
+        let count = count.min(prunable.len());
+        prunable.drain(..count).collect()
+    }
+
+    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
+        let state = self.state();
+        state.nodes.iter().find_map(|(parent, node)| {
+            let Content::Directory(entries) = &node.content else {
+                return None;
+            };
+            let (name, _) = entries.iter().find(|(_, entry)| *entry == ino)?;
+            Some((*parent, name.clone()))
+        })
     }
 
     fn node_stats(&self, counters: &Counters) -> StatsBody {
