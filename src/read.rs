@@ -22,6 +22,7 @@ mod blocks;
 mod bundle;
 mod directory;
 mod flight;
+mod held;
 mod lease;
 mod listings;
 mod persisted;

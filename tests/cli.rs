@@ -287,8 +287,8 @@ fn nothing_to_unmount_ask_or_clear() {
     assert!(said.contains("no copperfs is mounted at"), "{said}");
     let said = refused(scene.dir.path(), &["unmount", "--all", &scene.mount]);
     assert!(said.contains("no copperfs is mounted at"), "{said}");
-    for command in ["stats", "clear"] {
-        let said = refused(scene.dir.path(), &[command, &scene.mount]);
+    for command in [&["stats"][..], &["clear"], &["clear", "--everything"]] {
+        let said = refused(scene.dir.path(), &[command, &[&scene.mount]].concat());
         assert!(said.contains("is not on a copperfs mount"), "{said}");
     }
 }

@@ -221,6 +221,7 @@ fn stats_and_clear_say_when_there_is_no_mount() {
         ["stats", "--json"].as_slice(),
         &["stats", "--cluster"],
         &["clear"],
+        &["clear", "--everything"],
     ] {
         let finished = crate::support::run(copperfs(arguments).arg(dir.path()));
         assert!(finished.refused().contains("copperfs"), "{finished:?}");
