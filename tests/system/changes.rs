@@ -3,7 +3,7 @@
 
 use crate::skip;
 use crate::support::fixture::settle;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, is_root};
+use crate::support::{Mount, Scratch, Tree, is_root};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs;

@@ -3,7 +3,7 @@
 use crate::skip;
 use crate::support::fixture::noise;
 use crate::support::kernel::forget_pages;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, errno, is_root, python};
+use crate::support::{Mount, Scratch, Tree, errno, is_root, python};
 use rustix::io::Errno;
 use std::fs;
 use std::io::{Read, Write};

@@ -22,7 +22,8 @@ fn origin() -> Scratch {
     let program = origin.path().join("sleep");
     fs::copy("/usr/bin/sleep", &program).unwrap();
     fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
-    let library = crate::support::sh("ldconfig -p | grep -m1 -o '/.*/libm.so.6'", &[]);
+    let find = "ldconfig -p | awk '/libm.so.6/ { path = $NF } END { print path }'";
+    let library = crate::support::sh(find, &[]);
     fs::copy(library.trim_end(), origin.path().join("library")).unwrap();
     origin.settle();
     origin
