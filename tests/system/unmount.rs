@@ -245,3 +245,27 @@ fn a_variable_names_the_mount() {
     check(unmount.env("COPPERFS_MOUNTPOINT", &mount.node.point));
     assert!(!mount.is_mounted() && !mount.is_alive());
 }
+
+/// Asking whether a mount is in use takes nothing away, however often it is asked (the kernel's way to
+/// ask is the first half of an unmount), and tells the truth.
+#[test]
+fn asking_whether_a_mount_is_in_use_leaves_it_there() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = origin();
+    let mount = Mount::of(origin.path());
+    let point = &mount.node.point;
+    for _ in 0..5 {
+        assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(false));
+        check(copperfs(["unmount", "--check"]).arg(point));
+        assert!(mount.is_mounted());
+    }
+    let open = File::open(mount.path("dir/file")).unwrap();
+    assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(true));
+    let refused = run(copperfs(["unmount", "--check"]).arg(point));
+    assert!(refused.refused().contains("open file"), "{refused:?}");
+    drop(open);
+    assert_eq!(copperfs_fuse::is_busy(point).unwrap(), Some(false));
+    assert_eq!(fs::read(mount.path("dir/file")).unwrap().len(), 100_000);
+}
