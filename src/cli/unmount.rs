@@ -37,7 +37,7 @@ pub struct UnmountArgs {
     /// Every node of the launch. All are asked first: if one is in use, none goes
     #[arg(long)]
     all: bool,
-    /// Also if it is in use: programs that use it get errors
+    /// Also if it is in use, or a root that other nodes read through: programs that use it get errors
     #[arg(short, long)]
     force: bool,
     /// Succeed if nothing is there: one node of a launch that is taken down
@@ -125,13 +125,15 @@ fn is_followed_by_none(target: &Target) -> anyhow::Result<()> {
         // One that does not answer leads none.
         Ok(Err(_)) | Err(_) => 0,
     };
-    if others == 0 {
-        return Ok(());
-    }
+    let readers = match others {
+        0 => return Ok(()),
+        1 => "another node reads".to_owned(),
+        others => format!("{others} other nodes read"),
+    };
     let shown = mount.display();
     bail!(
-        "{shown} is a root: {others} other nodes read storage through it. `copperfs unmount --all \
-         {shown}` takes all nodes down, --force this one only"
+        "{shown} is a root: {readers} storage through it. `copperfs unmount --all {shown}` takes all \
+         nodes down, --force this one only"
     )
 }
 
