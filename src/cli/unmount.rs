@@ -93,13 +93,13 @@ fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<O
     if let Some(id) = &args.of_launch {
         return of_launch(path, id, machine);
     }
-    let Some(target) = Target::find(path, machine) else {
+    let Some(mut target) = Target::find(path, machine) else {
         return Ok(None);
     };
     if !args.force {
         target.is_idle()?;
         if !args.with_others && !args.check {
-            is_followed_by_none(&target)?;
+            is_followed_by_none(&mut target)?;
         }
     }
     if args.check {
@@ -109,21 +109,28 @@ fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<O
 }
 
 /// Fails if the node is a root of others that answer.
-fn is_followed_by_none(target: &Target) -> anyhow::Result<()> {
+fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
     let Some(mount) = target.mounted().cloned() else {
         return Ok(());
     };
     let asked = mount.clone();
-    let stats = within(ASK_TIMEOUT, move || client::node_stats(&asked));
-    if !matches!(stats, Ok(Ok(stats)) if stats.role == ROLE_ROOT) {
-        return Ok(());
+    match within(ASK_TIMEOUT, move || client::node_stats(&asked)) {
+        Ok(Ok(stats)) if stats.role == ROLE_ROOT => {}
+        Ok(_) => return Ok(()),
+        Err(_late) => {
+            target.does_not_answer();
+            return Ok(());
+        }
     }
     let asked = mount.clone();
-    let reports = within(TREE_TIMEOUT, move || cluster_reports(&asked));
-    let others = match reports {
+    let others = match within(TREE_TIMEOUT, move || cluster_reports(&asked)) {
         Ok(Ok(reports)) => reports.nodes.len().saturating_sub(1),
+        Ok(Err(_)) => 0,
         // One that does not answer leads none.
-        Ok(Err(_)) | Err(_) => 0,
+        Err(_late) => {
+            target.does_not_answer();
+            0
+        }
     };
     let readers = match others {
         0 => return Ok(()),

@@ -15,6 +15,7 @@ use copperfs_fuse::ioctl::client;
 use copperfs_fuse::mountinfo;
 use copperfs_fuse::{UnmountError, unmount_idle};
 use rustix::process::Signal;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -82,13 +83,21 @@ pub(super) struct Target {
     mounts: Vec<PathBuf>,
     runtime_dir: Option<PathBuf>,
     daemon: Daemon,
+    /// A question to the mount was not answered. The thread that asked it is left behind and uses the
+    /// mount itself, so that the kernel's count says nothing any more.
+    hangs: bool,
 }
 
 impl Target {
     /// What is at `path` ([`mountpoint::canonical`]); `None`: neither a mount nor a daemon.
     pub(super) fn find(path: &Path, machine: &Machine) -> Option<Self> {
         let owner = owner_at(path);
-        let runtime_dir = runtime_dir_of(path, owner.is_some(), machine);
+        let mut hangs = false;
+        let runtime_dir = runtime_dir_of(path, machine, || {
+            let said = owner.map(|_| control_socket(path));
+            hangs = matches!(said, Some(Err(_)));
+            said?.ok()?
+        });
         let holder = runtime_dir.as_deref().and_then(runtime_dir::holder);
         let daemon = match holder {
             Some(holder) => match holder.process() {
@@ -125,7 +134,13 @@ impl Target {
             mounts,
             runtime_dir,
             daemon,
+            hangs,
         })
+    }
+
+    /// A question to the mount was not answered in time.
+    pub(super) fn does_not_answer(&mut self) {
+        self.hangs = true;
     }
 
     /// One of its mounts that is there.
@@ -143,7 +158,7 @@ impl Target {
         if !users.is_empty() {
             return Err(self.refusal(&users));
         }
-        for mount in &self.mounts {
+        for mount in self.mounts.iter().filter(|_| !self.hangs) {
             // A helper of the daemon may have a directory open for a moment.
             let idle = || copperfs_fuse::is_busy(mount).map(|busy| busy != Some(true));
             if !until(HELPER_TIMEOUT, idle)? {
@@ -198,7 +213,7 @@ impl Target {
     /// # Errors
     /// It is in use, another user's, or the kernel refuses.
     pub(super) fn take_away(self, force: bool) -> anyhow::Result<Done> {
-        if !force && !self.is_dead() {
+        if !force && !self.is_dead() && !self.hangs {
             self.unmount_idle()?;
         }
         let software = self.points.last().unwrap_or(&self.path);
@@ -305,23 +320,31 @@ fn owner_at(path: &Path) -> Option<u32> {
 }
 
 /// The runtime directory of the daemon with a mount at `path`: by its name, by the data mount that it
-/// notes, or as the daemon itself says.
-fn runtime_dir_of(path: &Path, mounted: bool, machine: &Machine) -> Option<PathBuf> {
+/// notes, or, where neither is of one that lives, as `say` has it.
+fn runtime_dir_of(
+    path: &Path,
+    machine: &Machine,
+    say: impl FnOnce() -> Option<PathBuf>,
+) -> Option<PathBuf> {
     let name = instance_name(path, machine.host_name());
     let named = machine.runtime_bases.iter().map(|base| base.join(&name));
     let noted = runtime_dir::with_data_mount(&machine.runtime_bases, path);
     let known: Vec<PathBuf> = named.chain(noted).filter(|dir| dir.is_dir()).collect();
     let alive = known.iter().find(|dir| runtime_dir::holder(dir).is_some());
-    if let Some(alive) = alive {
-        return Some(alive.clone());
-    }
-    let asked = path.to_owned();
-    let ask = move || client::control_socket(&asked);
-    let said = mounted
-        .then(|| within(super::ASK_TIMEOUT, ask).ok()?.ok())
-        .flatten();
-    said.and_then(|socket| socket.parent().map(Path::to_owned))
+    alive
+        .cloned()
+        .or_else(say)
         .or_else(|| known.into_iter().next())
+}
+
+/// Where the daemon of the mount at `path` says that its runtime directory is; an error if it does not
+/// answer in time.
+fn control_socket(path: &Path) -> io::Result<Option<PathBuf>> {
+    let asked = path.to_owned();
+    let said = within(super::ASK_TIMEOUT, move || client::control_socket(&asked))?;
+    Ok(said
+        .ok()
+        .and_then(|socket| socket.parent().map(Path::to_owned)))
 }
 
 /// Tries until it is so, at most `limit`; whether it is.
