@@ -420,6 +420,11 @@ fn identity(settings: &Settings, started: Instant) -> Identity {
     Identity {
         started,
         control_socket: settings.control_socket.clone(),
+        prefixes: settings
+            .origins
+            .iter()
+            .map(|origin| origin.prefix.clone())
+            .collect(),
         crossings: settings.crossings,
     }
 }

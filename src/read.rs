@@ -24,6 +24,7 @@ mod directory;
 mod epoch;
 mod flight;
 mod given;
+mod held;
 mod lease;
 mod listings;
 mod parts;

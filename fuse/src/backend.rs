@@ -346,7 +346,7 @@ pub trait Backend: Send + Sync + 'static {
     fn control_socket(&self) -> Bytes;
 
     /// Drops what is cached of `path` (relative to the mount, without leading slash; empty: of all)
-    /// and below, here or on all nodes. The front has checked that the caller is the mount's owner or
-    /// root.
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()>;
+    /// and below, here or on all nodes; whether there was anything. `NotFound`: nothing is ever at such a
+    /// path. The front has checked that the caller is the mount's owner or root.
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool>;
 }

@@ -36,7 +36,7 @@ pub use backend::{
 pub use counters::{Counters, Op};
 pub use mount::{
     Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
-    make_way, mount, mount_state, resolve,
+    is_busy, make_way, mount, mount_state, resolve, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

@@ -17,7 +17,7 @@ mod state;
 
 pub use abort::{Abort, abort};
 pub use preflight::{NonEmpty, make_way};
-pub use state::{MountState, detach, mount_state, resolve};
+pub use state::{MountState, detach, is_busy, mount_state, resolve, unmount_idle};
 
 use crate::backend::Backend;
 use crate::counters::Counters;
@@ -204,6 +204,12 @@ pub enum MountError {
 /// Why an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
+    /// A process, another mount or the kernel uses it.
+    #[error("{path} is in use")]
+    Busy {
+        /// The mount point.
+        path: PathBuf,
+    },
     /// umount2(2) failed.
     #[error("cannot unmount {path}")]
     Unmount {

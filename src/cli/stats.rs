@@ -1,4 +1,4 @@
-//! `copperfs stats` and `copperfs clear`: both need nothing but the mount.
+//! `copperfs stats`: needs nothing but the mount.
 
 use super::{say, table};
 use crate::config::topology::Crossings;
@@ -10,7 +10,6 @@ use copperfs_fuse::ioctl::client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -110,41 +109,6 @@ pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<
     } else {
         say(node_table(&report));
     }
-    Ok(())
-}
-
-/// Clears what is cached of `path`, or all.
-///
-/// # Errors
-/// It is no copperfs mount, the path is not on it, or somebody else owns it.
-pub fn clear(mountpoint: &Path, path: Option<&Path>, cluster: bool) -> anyhow::Result<()> {
-    let mountpoint = canonical(mountpoint);
-    let relative = match path {
-        None => Vec::new(),
-        // A path below the mount point as users see it, or as the mount sees it.
-        Some(path) => {
-            let inside = path.strip_prefix(&mountpoint).unwrap_or(path);
-            let bytes = inside.as_os_str().as_bytes();
-            let start = bytes.iter().take_while(|&&b| b == b'/').count();
-            bytes[start..].to_vec()
-        }
-    };
-    let asked = mountpoint.clone();
-    within(CLUSTER_TIMEOUT, move || {
-        client::clear(&asked, &relative, cluster)
-    })??;
-    say(format_args!(
-        "cleared {} {}",
-        path.map_or_else(
-            || "everything".to_owned(),
-            |path| path.display().to_string()
-        ),
-        if cluster {
-            "on all nodes"
-        } else {
-            "on this node"
-        }
-    ));
     Ok(())
 }
 

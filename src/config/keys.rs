@@ -585,7 +585,8 @@ pub const KEYS: &[Key] = &[
         "",
         Group::Process,
         "Where this mount's log, pid file and control socket live. Default: a directory per mount \
-         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID.",
+         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID; where another \
+         user has taken that name, /tmp/copperfs-UID.RANDOM.",
     ),
     key(
         "log_level",

@@ -379,7 +379,7 @@ impl<'a> Reader<'a> {
 
     fn runtime_dir(self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {
         let name = instance_name(mountpoint, machine.host_name());
-        let usual = || machine.runtime_base(machine.uid).join(name);
+        let usual = || machine.runtime_base().join(name);
         Ok(self.path("runtime_dir")?.unwrap_or_else(usual))
     }
 

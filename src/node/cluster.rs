@@ -28,6 +28,8 @@ use std::time::Instant;
 pub(super) struct Identity {
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
+    /// Where the origins are in the namespace.
+    pub(super) prefixes: Vec<ItemPath>,
     /// How many edges of the tree cross switches, if that is known.
     pub(super) crossings: Option<Crossings>,
 }
@@ -304,11 +306,17 @@ impl Cluster {
         sum
     }
 
-    /// Drops `path` and below on every node, the root first.
+    /// Whether `path` lies below an origin, or an origin below it.
+    pub(super) fn serves(&self, path: &ItemPath) -> bool {
+        let mut prefixes = self.0.identity.prefixes.iter();
+        prefixes.any(|prefix| path.is_within(prefix) || prefix.is_within(path))
+    }
+
+    /// Drops `path` and below on every node, the root first. Returns whether there was anything on any.
     ///
     /// # Errors
     /// `Unavailable`, naming the nodes that could not be told.
-    pub(super) async fn clear(&self, path: ItemPath) -> Result<(), Failure> {
+    pub(super) async fn clear(&self, path: ItemPath) -> Result<bool, Failure> {
         let Some(overlay) = self.0.overlay.get() else {
             return Err(Failure::new(
                 FailureKind::Unavailable,
@@ -317,7 +325,7 @@ impl Cluster {
         };
         let outcome = overlay.clear_cluster(path).await;
         if outcome.missing.is_empty() && outcome.failed.is_empty() {
-            return Ok(());
+            return Ok(outcome.effective > 0);
         }
         let failed = outcome
             .failed

@@ -151,15 +151,19 @@ impl Front {
     }
 
     /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
-    /// kernel has dropped it too.
-    pub(super) async fn clear(&self, path: &ItemPath) {
+    /// kernel has dropped it too: whether there was anything.
+    pub(super) async fn clear(&self, path: &ItemPath) -> bool {
+        let other = self.other.get().and_then(Weak::upgrade).map(Self);
+        let known = |front: &Self| !front.inodes.below(path).is_empty();
+        let known = known(self) || other.as_ref().is_some_and(known);
         let datasets = self.datasets.get();
-        super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
+        let held = super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
-        if let Some(other) = self.other.get().and_then(Weak::upgrade) {
-            Self(other).forget_in_kernel(path).await;
+        if let Some(other) = other {
+            other.forget_in_kernel(path).await;
         }
+        known || held
     }
 
     /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches
@@ -660,10 +664,13 @@ impl fuse::Backend for Front {
             .unwrap_or_default()
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
         let Ok(path) = ItemPath::parse(&path) else {
             return Answer::Ready(Err(FsError::InvalidArgument));
         };
+        if !self.cluster.get().is_none_or(|node| node.serves(&path)) {
+            return Answer::Ready(Err(FsError::NotFound));
+        }
         let this = self.clone();
         pending(async move {
             if cluster && let Some(all) = this.cluster.get() {
@@ -672,8 +679,7 @@ impl fuse::Backend for Front {
                     .await
                     .map_err(|failure| report(&path, &failure));
             }
-            this.clear(&path).await;
-            Ok(())
+            Ok(this.clear(&path).await)
         })
     }
 }

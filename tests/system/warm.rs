@@ -313,7 +313,7 @@ fn no_helper_outlives_its_daemon() {
     let helpers = [children(daemon, "touch"), children(daemon, "attend")].concat();
     assert_eq!(helpers.len(), 2, "one of each");
     tree.nodes[1].signal(Signal::KILL);
-    check(copperfs(["unmount"]).arg(&tree.root().point));
+    check(copperfs(["unmount", "--force"]).arg(&tree.root().point));
     drop(lines);
     assert!(!ended(warming).success());
     eventually(Duration::from_secs(10), "the helper has ended", || {

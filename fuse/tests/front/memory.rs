@@ -445,8 +445,9 @@ impl Backend for Memory {
         Bytes::from_static(b"/run/copperfs/control.sock")
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
+        let first = self.state().cleared.is_empty();
         self.state().cleared.push((path, cluster));
-        Answer::Ready(Ok(()))
+        Answer::Ready(Ok(first))
     }
 }
