@@ -11,6 +11,7 @@ mod aimd;
 mod build;
 mod bundle;
 mod codes;
+mod credentials;
 mod error;
 mod examine;
 mod gate;
@@ -58,6 +59,8 @@ struct Inner {
     /// Key prefix, without slashes at its ends.
     prefix: String,
     label: String,
+    /// The service that gives credentials where none are configured.
+    credentials: credentials::CredentialService,
     attributes: ObjectAttributes,
     uid: u32,
     gid: u32,
@@ -151,12 +154,21 @@ impl ObjectOrigin {
                 gate,
                 prefix: prefix.as_ref().to_owned(),
                 label: label.to_owned(),
+                credentials: credentials::CredentialService::default(),
                 attributes,
                 uid,
                 gid,
                 concurrency: options.object_concurrency.max(1),
             }),
         }
+    }
+
+    /// The same origin, whose client asks `service` for credentials. To be called before it is cloned.
+    fn asking(mut self, service: credentials::CredentialService) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.credentials = service;
+        }
+        self
     }
 
     /// Attempts that the store refused for want of room, and how many it may be sent at a time now.
@@ -229,7 +241,7 @@ impl Inner {
     }
 
     fn failure(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
-        error::failure(&self.label, action, path, error)
+        error::failure(&self.label, action, path, error, &self.credentials)
     }
 
     fn fault(&self, kind: FailureKind, action: &str, path: &ItemPath, cause: &str) -> Failure {

@@ -3,6 +3,7 @@
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are not ours to judge.
 
+use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
 use super::{Names, ObjectOrigin};
@@ -55,18 +56,24 @@ pub(super) fn connect(
         ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
     let url_text = spec.uri.as_str();
     let gate = Gate::new(options.object_concurrency);
-    let names = match scheme {
+    let env = &options.env;
+    let (names, service) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
-            configured!(AmazonS3Builder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, env)?;
+            let service = CredentialService::aws(&keys, env);
+            let store = configured!(AmazonS3Builder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
-            configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<GoogleConfigKey>("google_", spec, env)?;
+            let store = configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), CredentialService::google())
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
-            configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<AzureConfigKey>("azure_", spec, env)?;
+            let service = CredentialService::azure(&keys);
+            let store = configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::Http => {
             // Whoever writes http:// has allowed it.
@@ -74,7 +81,9 @@ pub(super) fn connect(
             let mut keys = vec![allowed];
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
-            configured!(HttpBuilder, server, keys, options, &gate).map(|store| Names::probed(store))
+            let store = configured!(HttpBuilder, server, keys, options, &gate);
+            let none = CredentialService::default();
+            (store.map(|store| Names::probed(store)), none)
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
@@ -82,7 +91,8 @@ pub(super) fn connect(
         uri: uri.clone(),
         reason: reason(&error),
     })?;
-    Ok(ObjectOrigin::new(names, gate, &prefix, &uri, options))
+    let origin = ObjectOrigin::new(names, gate, &prefix, &uri, options);
+    Ok(origin.asking(service))
 }
 
 /// Why a client cannot be made, without what it quotes of a key.
@@ -94,6 +104,12 @@ fn reason(error: &object_store::Error) -> String {
     };
     if text.starts_with("Invalid Access Key") {
         return "the access key is not base64, as the keys of an Azure account are".to_owned();
+    }
+    if text == "Missing SecretAccessKey" {
+        return "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not".to_owned();
+    }
+    if text == "Missing AccessKeyId" {
+        return "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not".to_owned();
     }
     if text == "Account must be specified" {
         return "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
@@ -200,6 +216,16 @@ mod tests {
             let error = error.expect_err("no client").to_string();
             assert!(error.contains(reason) && !error.contains("126"), "{error}");
             assert!(error.contains("az://box/a: "), "{error}");
+        }
+        for (one, missing) in [
+            ("access_key_id", "AWS_SECRET_ACCESS_KEY is not"),
+            ("secret_access_key", "AWS_ACCESS_KEY_ID is not"),
+        ] {
+            let half = spec("s3://bucket", &[(one, "half of a pair")]);
+            let error = connect(&half, &OriginOptions::default());
+            let error = error.expect_err("no client").to_string();
+            assert!(error.contains(missing), "{error}");
+            assert!(!error.contains("half of a pair"), "{error}");
         }
     }
 
