@@ -317,6 +317,8 @@ async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()
             });
             talk.say(&value).await
         }
+        Command::Record => record::session(&parts.front, &mut talk).await,
+        Command::RecordDiscard => record::discard(&parts.front, &mut talk).await,
         Command::RecordStart => record::start(&parts.front, &mut talk).await,
         Command::RecordStop => record::stop(&parts.front, &mut talk).await,
         Command::Warm => warm::ask::ask(&parts.overlay, &parts.front.read, &mut talk).await,
