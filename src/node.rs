@@ -20,6 +20,7 @@ mod mounts;
 mod opened;
 mod record;
 mod service;
+mod sweeps;
 pub(crate) mod warm;
 
 use crate::api::ApiServer;

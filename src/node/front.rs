@@ -9,6 +9,7 @@ use super::data::DataFiles;
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
+use super::sweeps::Wanted;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, ReadPath};
 use crate::record::Recorder;
@@ -605,11 +606,15 @@ impl fuse::Backend for Front {
             .unwrap_or_default()
     }
 
-    fn cluster_stats(&self) -> Answer<fuse::ioctl::StatsBody> {
+    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<fuse::ioctl::StatsBody> {
         let Some(cluster) = self.cluster.get().cloned() else {
             return Answer::Ready(Err(FsError::Unsupported));
         };
-        pending(async move { Ok(cluster.sum().await) })
+        let wanted = match age {
+            fuse::StatsAge::New => Wanted::New,
+            fuse::StatsAge::Recent => Wanted::Kept,
+        };
+        pending(async move { Ok(cluster.sum(wanted).await) })
     }
 
     fn control_socket(&self) -> Bytes {
