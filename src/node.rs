@@ -239,9 +239,9 @@ impl Node {
         drop(front.set(this));
         warmer.mounted();
 
-        let control = serve_commands(&settings, parts)?;
+        let control = serve_commands(&settings, parts.clone())?;
         Ok(Self {
-            _api: api::serve(&settings, &datasets).await?,
+            _api: api::serve(&settings, &datasets, &parts.front).await?,
             mounts,
             overlay,
             warmer,

@@ -5,7 +5,7 @@
 
 use super::arrivals::PushArrivals;
 use super::attendant::Lister;
-use super::data::DataFiles;
+use super::data::{DataFiles, Opening};
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
@@ -410,11 +410,22 @@ impl fuse::Backend for Front {
     }
 
     fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
-        Answer::Ready(self.inode(ino).and_then(|inode| {
-            check_readable(&inode)?;
-            let data = self.data.as_ref();
-            Ok(data.map_or_else(fuse::Opened::default, |data| data.open(reader, &inode.file)))
-        }))
+        let inode = match self.inode(ino) {
+            Ok(inode) => inode,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        if let Err(error) = check_readable(&inode) {
+            return Answer::Ready(Err(error));
+        }
+        match self
+            .data
+            .as_ref()
+            .map(|data| data.open(reader, &inode.file))
+        {
+            None => Answer::Ready(Ok(fuse::Opened::default())),
+            Some(Opening::Ready(opened)) => Answer::Ready(Ok(opened)),
+            Some(Opening::Later(opening)) => pending(async move { Ok(opening.await) }),
+        }
     }
 
     fn release(&self, _ino: Ino, handle: u64) {
