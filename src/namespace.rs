@@ -1,23 +1,54 @@
 //! Inodes: the numbers by which the kernel knows what it has looked up.
 //!
-//! Purpose: give every version of every file a number of its own, count the kernel's references, and
-//! find what must be invalidated when a part of the namespace is cleared. In memory only, no I/O.
+//! Purpose: give every version of every file a number of its own, count the kernel's references, find
+//! what must be invalidated when a part of the namespace is cleared, and say which inodes the kernel
+//! should drop when they take more memory than they may. In memory only, no I/O.
 //!
-//! Invariants: a number belongs to one (path, version) and is never given to another while anyone can
-//! hold it; a directory keeps its number while its entries come and go. Numbers are hashes, so that
-//! they are the same on every node and after a restart.
+//! Invariants: a number belongs to one path and one content of it, and is never given to another while
+//! anyone can hold it; a directory keeps its number while its entries come and go. Numbers are hashes of
+//! the path and of what a version says of the data, so that they are the same on every node and after a
+//! restart. A file whose status alone changed keeps its number under its new version, if nothing of it
+//! was given out or if that was compared ([`InodeTable::move_on`]); otherwise the new version has another.
+//!
+//! Bound: an inode lives as long as the kernel holds it, so the table cannot drop one. Above the bound
+//! each inode that is learned of puts two others on the list of those that the kernel is told to drop
+//! ([`InodeTable::condemned`]), oldest first; those in use stay, and have another turn later. Above the
+//! bound and an eighth of it listings carry no attributes ([`InodeTable::is_full`]), and look-ups wait
+//! a moment ([`InodeTable::room`]).
 
-use crate::read::{Edition, FileId, FileRef, ReadAhead};
+mod order;
+mod slot;
+
+use crate::read::{Account, Edition, FileId, FileRef, Given, Meter, ReadAhead};
+use bytes::Bytes;
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use order::Order;
+use slot::Slot;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
 
 /// The number of the mount's root directory.
 pub const ROOT: u64 = 1;
 
 /// Numbers below this one are never made from a hash.
 const FIRST_HASHED: u64 = 1 << 16;
+
+/// Inodes that are due to be dropped before the kernel is told: it costs a system call.
+const DUE_MIN: u64 = 64;
+
+/// Inodes due at most: where all are in use, the list does not grow.
+const DUE_MAX: u64 = 1 << 14;
+
+/// Places looked at for each inode that is picked: the others were asked for lately.
+const LOOKS: usize = 4;
+
+/// How long a look-up waits for room. Longer than the kernel takes to drop some inodes; when it cannot
+/// (all are in use), the table grows past its bound at this pace.
+const ROOM_WAIT: Duration = Duration::from_millis(20);
 
 /// One version of one file, as the kernel knows it.
 #[derive(Debug)]
@@ -30,17 +61,17 @@ pub struct Inode {
     pub file: FileRef,
     /// How far its readers are.
     pub ahead: ReadAhead,
+    /// What readers and the kernel hold of its bytes; [`InodeTable::get_to_read`] gives one that can be
+    /// written.
+    pub given: Given,
 }
 
 impl Inode {
-    /// `file` is the one that `attributes` describe.
-    fn new(number: u64, file: FileRef, attributes: Attributes) -> Self {
-        Self {
-            number,
-            attributes,
-            file,
-            ahead: ReadAhead::default(),
-        }
+    /// Whether only the status of this file changed, as far as the origin's records tell, where it has
+    /// these attributes now.
+    #[must_use]
+    pub fn may_become(&self, attributes: &Attributes) -> bool {
+        may_become(&self.attributes, attributes)
     }
 
     /// Its path.
@@ -48,145 +79,266 @@ impl Inode {
     pub fn path(&self) -> &ItemPath {
         &self.file.path
     }
-
-    fn is_of(&self, file: &FileRef) -> bool {
-        self.file.version == file.version && self.file.path == file.path
-    }
 }
 
-struct Slot {
-    inode: Arc<Inode>,
-    /// Look-ups that the kernel has not forgotten yet.
-    references: u64,
-    /// Its bytes were pushed into the page cache since the kernel learned of it.
-    pushed: bool,
-    /// A directory that was cleared: its attributes are to be asked for again.
-    outdated: bool,
-    /// Of a directory: which of its listings the kernel may have cached.
-    listed: Option<Edition>,
-}
-
-impl Slot {
-    fn new(inode: Arc<Inode>) -> Self {
-        Self {
-            inode,
-            references: 1,
-            pushed: false,
-            outdated: false,
-            listed: None,
-        }
-    }
-
-    /// Takes attributes that are newer, of the same version.
-    fn renew(&mut self, attributes: Attributes) {
-        self.outdated = false;
-        if self.inode.attributes != attributes {
-            let file = file_of(self.inode.path(), &attributes);
-            self.inode = Arc::new(Inode::new(self.inode.number, file, attributes));
-        }
-    }
+/// What an [`InodeTable`] holds and did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InodeStats {
+    /// Inodes that the kernel holds.
+    pub entries: u64,
+    /// Memory that they take here, in bytes; an upper estimate.
+    pub bytes: u64,
+    /// Inodes that the kernel was told to drop and has dropped.
+    pub pruned: u64,
 }
 
 /// All inodes that the kernel holds.
 pub struct InodeTable {
-    slots: DashMap<u64, Slot>,
-    /// The newest number of each path.
-    numbers: DashMap<ItemPath, u64>,
+    slots: DashMap<u64, Box<Slot>>,
+    /// The newest number of each directory.
+    directories: DashMap<ItemPath, u64>,
+    order: Order,
+    bytes_max: u64,
+    /// Of the slots and of their ledgers.
+    bytes: Meter,
+    lives: AtomicU32,
+    /// How many the kernel is still to be told to drop.
+    due: AtomicU64,
+    pruned: AtomicU64,
+    /// Told when inodes go while the table is full.
+    room: Notify,
 }
 
 impl std::fmt::Debug for InodeTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InodeTable")
-            .field("inodes", &self.slots.len())
+            .field("stats", &self.stats())
+            .field("bytes_max", &self.bytes_max)
             .finish_non_exhaustive()
     }
 }
 
 impl InodeTable {
-    /// A table that knows the root directory, for ever.
+    /// A table that knows the root directory, for ever, and may take `bytes_max`.
     #[must_use]
-    pub fn new(root: Attributes) -> Self {
+    pub fn new(root: Attributes, bytes_max: u64) -> Self {
         let table = Self {
             slots: DashMap::new(),
-            numbers: DashMap::new(),
+            directories: DashMap::new(),
+            order: Order::default(),
+            bytes_max,
+            bytes: Meter::default(),
+            lives: AtomicU32::new(0),
+            due: AtomicU64::new(0),
+            pruned: AtomicU64::new(0),
+            room: Notify::new(),
         };
-        let file = file_of(&ItemPath::root(), &root);
-        let inode = Arc::new(Inode::new(ROOT, file, root));
-        drop(table.slots.insert(ROOT, Slot::new(inode)));
-        table.numbers.insert(ItemPath::root(), ROOT);
+        let slot = Slot::new(ROOT, &ItemPath::root(), b"", root);
+        table.bytes.store(slot.cost(), Ordering::Relaxed);
+        drop(table.slots.insert(ROOT, Box::new(slot)));
+        table.directories.insert(ItemPath::root(), ROOT);
         table
     }
 
     /// The inode under `number`, if the kernel may still hold it.
     #[must_use]
     pub fn get(&self, number: u64) -> Option<Arc<Inode>> {
-        self.slots.get(&number).map(|slot| Arc::clone(&slot.inode))
+        let slot = self.slots.get(&number)?;
+        slot.touch();
+        Some(slot.inode())
+    }
+
+    /// As [`InodeTable::get`], for a READ: what several READs of a file share is kept.
+    #[must_use]
+    pub fn get_to_read(&self, number: u64) -> Option<Arc<Inode>> {
+        {
+            let slot = self.slots.get(&number)?;
+            slot.touch();
+            if slot.is_ready_to_read() {
+                slot.open_ledger(&self.bytes);
+                return Some(slot.inode());
+            }
+        }
+        self.change(number, |slot| slot.inode_to_read(&self.bytes))
+    }
+
+    /// Whether the kernel may still hold `number`.
+    #[must_use]
+    pub fn contains(&self, number: u64) -> bool {
+        self.slots.contains_key(&number)
     }
 
     /// The number that `path` in state `version` has or would have.
     #[must_use]
-    pub fn number_of(path: &ItemPath, version: Version) -> u64 {
-        if path.is_root() {
-            ROOT
-        } else {
-            hashed(path, version)
+    pub fn number_of(&self, path: &ItemPath, version: Version) -> u64 {
+        let Some((parent, name)) = path.split() else {
+            return ROOT;
+        };
+        let first = hashed(path, version);
+        let mut number = first;
+        while let Some(slot) = self.slots.get(&number) {
+            if slot.is_of(&parent, name, version) {
+                return number;
+            }
+            number = number.wrapping_add(1).max(FIRST_HASHED);
         }
+        first
     }
 
     /// The number of a file.
     #[must_use]
-    pub fn number_of_file(file: &FileRef) -> u64 {
-        hashed(&file.path, file.version)
+    pub fn number_of_file(&self, file: &FileRef) -> u64 {
+        self.number_of(&file.path, file.version)
     }
 
-    /// The kernel learns of `path`: takes one reference on its inode.
-    pub fn learn(&self, path: &ItemPath, attributes: Attributes) -> Arc<Inode> {
-        let file = file_of(path, &attributes);
-        let mut number = hashed(path, file.version);
+    /// The kernel learns of `name` in `parent`, which are the path `path`: takes one reference on its
+    /// inode, and gives its number.
+    pub fn learn(
+        &self,
+        path: &ItemPath,
+        parent: &ItemPath,
+        name: &[u8],
+        attributes: Attributes,
+    ) -> u64 {
+        let version = attributes.version;
+        let mut number = hashed(path, version);
         loop {
             match self.slots.entry(number) {
                 Entry::Occupied(mut entry) => {
                     let slot = entry.get_mut();
-                    if !slot.inode.is_of(&file) {
+                    let learned = self.charged(slot, |slot| {
+                        if slot.is_of(parent, name, version) {
+                            slot.renew(attributes.clone());
+                            return true;
+                        }
+                        slot.is_at(parent, name) && slot.take_unread(&attributes, &self.bytes)
+                    });
+                    if !learned {
                         number = number.wrapping_add(1).max(FIRST_HASHED);
                         continue;
                     }
                     slot.references += 1;
-                    slot.renew(attributes);
-                    return Arc::clone(&slot.inode);
+                    slot.touch();
+                    return number;
                 }
                 Entry::Vacant(entry) => {
-                    let inode = Arc::new(Inode::new(number, file, attributes));
-                    let slot = Slot::new(Arc::clone(&inode));
-                    drop(entry.insert(slot));
-                    self.numbers.insert(path.clone(), number);
-                    return inode;
+                    let mut slot = Slot::new(number, parent, name, attributes);
+                    slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
+                    let (turn, cost) = ((number, slot.life), slot.cost());
+                    let directory = slot.is_directory().then(|| slot.path());
+                    drop(entry.insert(Box::new(slot)));
+                    if let Some(directory) = directory {
+                        self.directories.insert(directory, number);
+                    }
+                    self.came(turn, cost);
+                    return number;
                 }
             }
+        }
+    }
+
+    fn came(&self, turn: order::Turn, cost: u64) {
+        let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
+        if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
+            self.due.fetch_add(2, Ordering::Relaxed);
+        }
+        let alive = |turn| self.is_alive(turn);
+        self.order.push(turn, self.slots.len(), alive);
+    }
+
+    fn is_alive(&self, (number, life): order::Turn) -> bool {
+        (self.slots.get(&number)).is_some_and(|slot| slot.life == life)
+    }
+
+    /// Whether [`InodeTable::condemned`] has enough to give.
+    #[must_use]
+    pub fn is_pruning_due(&self) -> bool {
+        self.due.load(Ordering::Relaxed) >= DUE_MIN
+    }
+
+    /// Up to `count` inodes that the kernel should drop now, those first that it learned of first. It
+    /// keeps those in use; what it drops it says by [`InodeTable::forget`].
+    #[must_use]
+    pub fn condemned(&self, count: usize) -> Vec<u64> {
+        let due = self.due.load(Ordering::Relaxed);
+        let count = due.min(count as u64);
+        if due < DUE_MIN || self.bytes.load(Ordering::Relaxed) <= self.bytes_max {
+            return Vec::new();
+        }
+        self.due.fetch_sub(count, Ordering::Relaxed);
+        let count = crate::num::to_usize(count);
+        self.order.pick(count, LOOKS * count, |(number, life)| {
+            let mut slot = self.slots.get_mut(&number)?;
+            if slot.life != life {
+                return None;
+            }
+            if slot.was_touched() {
+                return Some(false);
+            }
+            slot.condemned = true;
+            Some(true)
+        })
+    }
+
+    /// The directory of `number`, and its name there, if it is a file. For kernels that drop names, not
+    /// inodes: those would drop a directory under whoever works in it.
+    #[must_use]
+    pub fn file_entry(&self, number: u64) -> Option<(u64, Bytes)> {
+        let slot = self.slots.get(&number)?;
+        let entry = (!slot.is_directory()).then(|| slot.entry())?;
+        drop(slot);
+        let (parent, name) = entry?;
+        Some((self.number_at(&parent)?, name))
+    }
+
+    /// Whether inodes take more than their bound and an eighth of it: none should be learned of unasked.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.full_bytes()
+    }
+
+    fn full_bytes(&self) -> u64 {
+        self.bytes_max + self.bytes_max / 8
+    }
+
+    /// Waits for a moment until the table is not full.
+    pub async fn room(&self) {
+        let waiting = async {
+            let mut told = std::pin::pin!(self.room.notified());
+            loop {
+                told.as_mut().enable();
+                if !self.is_full() {
+                    return;
+                }
+                told.as_mut().await;
+                told.set(self.room.notified());
+            }
+        };
+        let waited = tokio::time::timeout(ROOM_WAIT, waiting).await;
+        if waited.is_err() {
+            tracing::trace!("more inodes are in use than have room");
         }
     }
 
     /// The kernel was told to drop what it holds of the inode: its pages may be pushed again, and a
     /// directory's attributes are out of date.
     pub fn invalidated(&self, number: u64) {
-        if let Some(mut slot) = self.slots.get_mut(&number) {
+        self.change(number, |slot| {
             slot.pushed = false;
-            slot.listed = None;
-            slot.outdated = slot.inode.attributes.kind == FileKind::Directory;
-        }
+            slot.set_listed(None);
+            slot.outdated = slot.is_directory();
+        });
     }
 
     /// The kernel reads `edition` of directory `number` from its beginning.
     pub fn listed(&self, number: u64, edition: Edition) {
-        if let Some(mut slot) = self.slots.get_mut(&number) {
-            slot.listed = Some(edition);
-        }
+        self.change(number, |slot| slot.set_listed(Some(edition)));
     }
 
     /// Which listing of directory `number` the kernel may have cached.
     #[must_use]
     pub fn listed_edition(&self, number: u64) -> Option<Edition> {
-        self.slots.get(&number)?.listed
+        self.slots.get(&number)?.listed()
     }
 
     /// Whether a directory's attributes are out of date.
@@ -196,32 +348,66 @@ impl InodeTable {
     }
 
     /// Takes newer attributes of `number`, unless they are of another version: that one has a number
-    /// of its own, and this inode stays as it was. Gives what it is now.
+    /// of its own, and this inode stays as it was. A version of which only the status is another is taken
+    /// if nothing was given out yet. Gives what it is now.
     pub fn renew(&self, number: u64, attributes: Attributes) -> Option<Arc<Inode>> {
-        let mut slot = self.slots.get_mut(&number)?;
-        if slot.inode.attributes.version == attributes.version || number == ROOT {
-            slot.renew(attributes);
-        }
-        Some(Arc::clone(&slot.inode))
+        self.change(number, |slot| {
+            if slot.version() == attributes.version || number == ROOT {
+                slot.renew(attributes);
+            } else {
+                let _stays = slot.take_unread(&attributes, &self.bytes);
+            }
+            slot.inode()
+        })
     }
 
-    /// The kernel drops `count` references on `number`. Gives the inode when they were the last.
-    pub fn forget(&self, number: u64, count: u64) -> Option<Arc<Inode>> {
+    /// Puts `inode`, whose ledger is frozen with `account`, under `attributes` with a ledger of its own:
+    /// those of a version that has been found to have all bytes of the account, or its own ones again.
+    /// Gives the inode as it is now; if it went on before, it stays as it is.
+    pub fn move_on(
+        &self,
+        inode: &Inode,
+        attributes: Attributes,
+        account: Account,
+    ) -> Option<Arc<Inode>> {
+        self.change(inode.number, |slot| {
+            if slot.has_ledger(&inode.given) {
+                slot.move_on(attributes, account, &self.bytes);
+            }
+            slot.inode_to_read(&self.bytes)
+        })
+    }
+
+    /// The kernel drops `count` references on `number`. Returns whether they were the last.
+    pub fn forget(&self, number: u64, count: u64) -> bool {
         if number == ROOT {
-            return None;
+            return false;
         }
-        let mut slot = self.slots.get_mut(&number)?;
+        let Some(mut slot) = self.slots.get_mut(&number) else {
+            return false;
+        };
         slot.references = slot.references.saturating_sub(count);
         if slot.references > 0 {
-            return None;
+            return false;
         }
         drop(slot);
-        let (_, slot) = self
-            .slots
-            .remove_if(&number, |_, slot| slot.references == 0)?;
-        self.numbers
-            .remove_if(slot.inode.path(), |_, newest| *newest == number);
-        Some(slot.inode)
+        let unused = |_: &u64, slot: &Box<Slot>| slot.references == 0;
+        let Some((_, slot)) = self.slots.remove_if(&number, unused) else {
+            return false;
+        };
+        if slot.is_directory() {
+            self.directories
+                .remove_if(&slot.path(), |_, newest| *newest == number);
+        }
+        if slot.condemned {
+            self.pruned.fetch_add(1, Ordering::Relaxed);
+        }
+        let cost = slot.cost();
+        let before = self.bytes.fetch_sub(cost, Ordering::Relaxed);
+        if before > self.full_bytes() && before - cost <= self.full_bytes() {
+            self.room.notify_waiters();
+        }
+        true
     }
 
     /// Whether the bytes of `number` may be pushed now: once, until the kernel forgets the inode or
@@ -232,145 +418,71 @@ impl InodeTable {
             .is_some_and(|mut slot| !std::mem::replace(&mut slot.pushed, true))
     }
 
-    /// The newest number of `path`, if the kernel holds it.
+    /// The newest number of directory `path`, if the kernel holds it.
     #[must_use]
     pub fn number_at(&self, path: &ItemPath) -> Option<u64> {
-        self.numbers.get(path).map(|number| *number)
+        self.directories.get(path).map(|number| *number)
     }
 
-    /// Everything the kernel holds at `path` and below, old versions included.
+    /// The directory of `number`, and its name there; `None` for the root.
     #[must_use]
-    pub fn below(&self, path: &ItemPath) -> Vec<Arc<Inode>> {
+    pub fn entry(&self, number: u64) -> Option<(ItemPath, Bytes)> {
+        self.slots.get(&number)?.entry()
+    }
+
+    /// The numbers of everything that the kernel holds at `path` and below, old versions included.
+    #[must_use]
+    pub fn below(&self, path: &ItemPath) -> Vec<u64> {
+        let split = path.split();
         self.slots
             .iter()
-            .filter(|slot| slot.inode.path().is_within(path))
-            .map(|slot| Arc::clone(&slot.inode))
+            .filter(|slot| slot.is_within(path, split.as_ref()))
+            .map(|slot| *slot.key())
             .collect()
+    }
+
+    /// The counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> InodeStats {
+        InodeStats {
+            entries: self.slots.len() as u64,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            pruned: self.pruned.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Changes the slot of `number`, and what it is charged.
+    fn change<R>(&self, number: u64, change: impl FnOnce(&mut Slot) -> R) -> Option<R> {
+        let mut slot = self.slots.get_mut(&number)?;
+        Some(self.charged(&mut slot, change))
+    }
+
+    /// `change`, and what it adds to or takes from the slot's cost. Under the lock of the slot's shard.
+    fn charged<R>(&self, slot: &mut Slot, change: impl FnOnce(&mut Slot) -> R) -> R {
+        let before = slot.cost();
+        let result = change(slot);
+        let after = slot.cost();
+        if after > before {
+            self.bytes.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.bytes.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        result
     }
 }
 
-fn file_of(path: &ItemPath, attributes: &Attributes) -> FileRef {
-    FileRef::of(path.clone(), attributes)
+fn may_become(old: &Attributes, new: &Attributes) -> bool {
+    let both_files = old.kind == FileKind::File && new.kind == FileKind::File;
+    both_files && old.size == new.size && new.version.has_data_of(&old.version)
 }
 
-/// 63 bits of the hash of path and version, so that it fits everyone's `ino_t`.
+/// 63 bits of the hash of path and data, so that it fits everyone's `ino_t`.
 fn hashed(path: &ItemPath, version: Version) -> u64 {
+    let data = Version::from_data(*version.data());
     let mut number = [0; 8];
-    number.copy_from_slice(&FileId::of_place(path, version).as_bytes()[..8]);
+    number.copy_from_slice(&FileId::of_place(path, data).as_bytes()[..8]);
     (u64::from_le_bytes(number) >> 1).max(FIRST_HASHED)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use copperfs_overlay::Timestamp;
-
-    fn attributes(state: u8, size: u64) -> Attributes {
-        let time = Timestamp {
-            seconds: 0,
-            nanoseconds: 0,
-        };
-        Attributes {
-            kind: FileKind::File,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            device: 0,
-            size,
-            blocks: 0,
-            block_size: 4096,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: Version::from_data([state; 16]),
-            provisional: false,
-            link_target: None,
-            content: None,
-        }
-    }
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn a_version_is_an_inode() {
-        let table = InodeTable::new(attributes(0, 0));
-        let old = table.learn(&path("a/b"), attributes(1, 5));
-        let again = table.learn(&path("a/b"), attributes(1, 5));
-        let new = table.learn(&path("a/b"), attributes(2, 5));
-        let other = table.learn(&path("a/c"), attributes(1, 5));
-        assert_eq!(old.number, again.number);
-        assert_ne!(old.number, new.number);
-        assert_ne!(old.number, other.number);
-        assert_eq!(table.number_at(&path("a/b")), Some(new.number));
-        assert_eq!(
-            InodeTable::number_of(&path("a/b"), Version::from_data([1; 16])),
-            old.number
-        );
-    }
-
-    #[test]
-    fn an_inode_lives_until_the_last_reference_is_forgotten() {
-        let table = InodeTable::new(attributes(0, 0));
-        let number = table.learn(&path("f"), attributes(1, 5)).number;
-        table.learn(&path("f"), attributes(1, 5));
-        assert!(table.forget(number, 1).is_none());
-        assert!(table.get(number).is_some());
-        assert!(table.forget(number, 1).is_some());
-        assert!(table.get(number).is_none());
-        assert_eq!(table.number_at(&path("f")), None);
-        assert!(table.forget(ROOT, 1000).is_none());
-        assert!(table.get(ROOT).is_some());
-    }
-
-    #[test]
-    fn forgetting_an_old_version_keeps_the_new_ones_number() {
-        let table = InodeTable::new(attributes(0, 0));
-        let old = table.learn(&path("f"), attributes(1, 5)).number;
-        let new = table.learn(&path("f"), attributes(2, 5)).number;
-        table.forget(old, 1);
-        assert_eq!(table.number_at(&path("f")), Some(new));
-    }
-
-    #[test]
-    fn a_push_is_claimed_once_per_life() {
-        let table = InodeTable::new(attributes(0, 0));
-        let number = table.learn(&path("a"), attributes(1, 60)).number;
-        assert!(table.claim_push(number));
-        assert!(!table.claim_push(number));
-        table.invalidated(number);
-        assert!(table.claim_push(number));
-        table.forget(number, 1);
-        assert!(!table.claim_push(number), "unknown");
-        table.learn(&path("a"), attributes(1, 60));
-        assert!(table.claim_push(number));
-    }
-
-    #[test]
-    fn a_cleared_directory_takes_new_attributes_of_its_own_version_only() {
-        let directory = |state, size| Attributes {
-            kind: FileKind::Directory,
-            ..attributes(state, size)
-        };
-        let table = InodeTable::new(directory(0, 0));
-        let number = table.learn(&path("d"), directory(1, 5)).number;
-        table.invalidated(number);
-        assert!(table.is_outdated(number));
-        let other = table.renew(number, directory(2, 6)).unwrap();
-        assert_eq!(other.attributes.size, 5);
-        let renewed = table.renew(number, directory(1, 6)).unwrap();
-        assert_eq!(renewed.attributes.size, 6);
-        assert!(!table.is_outdated(number));
-    }
-
-    #[test]
-    fn what_lies_below_is_by_components_not_by_letters() {
-        let table = InodeTable::new(attributes(0, 0));
-        table.learn(&path("mnt3/a"), attributes(1, 5));
-        table.learn(&path("mnt3x"), attributes(1, 5));
-        assert_eq!(table.below(&path("mnt3")).len(), 1);
-        assert_eq!(table.below(&ItemPath::root()).len(), 3);
-    }
-}
+mod tests;

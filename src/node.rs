@@ -9,6 +9,7 @@ mod arrivals;
 mod attendant;
 mod backing;
 mod cluster;
+mod continued;
 mod data;
 mod datasets;
 mod directory;
@@ -370,6 +371,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         symlinks: settings.symlinks,
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
+        clock_skew: settings.clock_skew,
         posix_concurrency: settings.posix_concurrency,
         object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),

@@ -24,6 +24,7 @@ mod object;
 mod options;
 mod posix;
 mod router;
+mod sightings;
 
 pub use counters::{OriginCounters, OriginSnapshot};
 pub use error::OriginError;
@@ -41,6 +42,7 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
+use std::time::SystemTime;
 
 /// A run of bytes of one version of one file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -129,4 +131,12 @@ pub trait Origin: Send + Sync + 'static {
     /// # Errors
     /// Faults.
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+}
+
+/// The time of this host's clock, in nanoseconds since 1970.
+fn now_ns() -> i128 {
+    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
+        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
+    }
 }

@@ -22,13 +22,17 @@ mod blocks;
 mod bundle;
 mod directory;
 mod flight;
+mod given;
 mod lease;
 mod listings;
+mod parts;
 mod persisted;
 mod pieces;
+mod renew;
 mod room;
 mod scattered;
 mod serve;
+mod settling;
 mod siblings;
 mod single_flight;
 mod streams;
@@ -40,6 +44,8 @@ pub use attributes::Found;
 pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
 pub use directory::{Directory, Edition};
+pub use given::{Account, BLOCKS_MAX, Given, Meter, Noted, RUNS_MAX, SCATTERED_MAX, Scattered};
+pub use parts::{Cut, Part, Parts, Place};
 pub use persisted::{PersistedListings, PersistedStats};
 pub use streams::ReadAhead;
 
@@ -167,9 +173,6 @@ struct Inner {
 
     coalesced: AtomicU64,
 }
-
-/// How long attributes that might change without a trace are trusted.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 
 /// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
 /// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was

@@ -15,6 +15,7 @@
 //! | `rss_bytes` | resident memory of the daemon |
 //! | `fuse.requests.<op>` | requests of the kernel by operation |
 //! | `cache.{data,attributes,listings}.{entries,bytes,hits,misses,evictions}` | what is held, and how it served |
+//! | `inodes.{entries,bytes,pruned}` | what the kernel holds of names, the memory that it takes here, and what it dropped because it was told to |
 //! | `coalesced` | requests that joined one already under way |
 //! | `upstream.{requests,bytes_received}` | asked of the parent |
 //! | `downstream.{requests,bytes_sent}` | asked by children |

@@ -33,7 +33,7 @@ mod writer;
 pub use directory::StoreError;
 pub(crate) use items::ItemBlock;
 pub use layer::Stored;
-pub use whole::{Whole, WholeWriter};
+pub use whole::{Verified, Whole, WholeWriter};
 
 use crate::cache::EvictionPolicy;
 use crate::config::units::Size;

@@ -116,6 +116,9 @@ struct copperfs_stats {
     uint64_t datasets_unpaid; /* datasets.unpaid */
     uint64_t datasets_elsewhere; /* datasets.elsewhere */
     uint64_t datasets_unattributed_bytes; /* datasets.unattributed_bytes */
+    uint64_t inodes_entries; /* inodes.entries */
+    uint64_t inodes_bytes; /* inodes.bytes */
+    uint64_t inodes_pruned; /* inodes.pruned */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

@@ -330,6 +330,20 @@ pub trait Backend: Send + Sync + 'static {
     /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
+    /// Up to `count` inodes that the kernel should drop, for want of room here; none when there is room.
+    /// Called on the notifier thread after [`Notifier::prune`](crate::Notifier::prune) until it is empty.
+    fn prunable(&self, count: usize) -> Vec<Ino> {
+        let _room_for_all = count;
+        Vec::new()
+    }
+
+    /// The directory of `ino`, and its name there, if it is a file: asked of those that are to be
+    /// dropped, where the kernel drops names only.
+    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
+        let _unknown = ino;
+        None
+    }
+
     /// This node's counters, for ioctl; those of the mount that asks are `counters`
     /// ([`Counters::fill`](crate::Counters::fill)).
     fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;

@@ -17,6 +17,10 @@ const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 const NOTIFY_STORE: i32 = 4;
 const NOTIFY_INC_EPOCH: i32 = 8;
+const NOTIFY_PRUNE: i32 = 9;
+
+/// Inodes in one PRUNE: as many as the kernel looks at in one go.
+pub(crate) const PRUNE_MAX: usize = 512;
 
 /// `struct fuse_out_header`.
 const HEADER: usize = 16;
@@ -49,10 +53,29 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
     }
 
+    /// Forgets the attributes of an inode and nothing else.
+    pub(crate) fn invalidate_attributes(&self, ino: Ino) -> Result<(), Errno> {
+        // A negative offset: no data.
+        let mut argument = [0; 24];
+        argument[..8].copy_from_slice(&ino.0.to_ne_bytes());
+        argument[8..16].copy_from_slice(&(-1_i64).to_ne_bytes());
+        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
+    }
+
     /// Makes the kernel ask again for every name it holds, absent ones included. `INVAL` from
     /// kernels older than 6.16.
     pub(crate) fn expire_all_entries(&self) -> Result<(), Errno> {
         self.notify(NOTIFY_INC_EPOCH, &[])
+    }
+
+    /// Drops those of `inos` that nothing in the kernel uses. `INVAL` from kernels older than 6.18.
+    pub(crate) fn prune(&self, inos: &[Ino]) -> Result<(), Errno> {
+        let count = u32::try_from(inos.len()).or(Err(Errno::INVAL))?;
+        // `struct fuse_notify_prune_out`: the count, and what is reserved.
+        let mut argument = [0; 16];
+        argument[..4].copy_from_slice(&count.to_ne_bytes());
+        let inos: Vec<u8> = inos.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();
+        self.notify(NOTIFY_PRUNE, &[&argument, &inos])
     }
 
     /// Stores bytes into the page cache. `NOENT`: the kernel does not hold the inode.

@@ -323,6 +323,12 @@ stats! {
     datasets_elsewhere "datasets.elsewhere",
     /// Bytes of datasets that were read through the software mount: on no job's account.
     datasets_unattributed_bytes "datasets.unattributed_bytes",
+    /// Inodes that the kernel holds, of both mounts.
+    inodes_entries "inodes.entries",
+    /// Memory that they take in the daemon, in bytes; an upper estimate.
+    inodes_bytes "inodes.bytes",
+    /// Inodes that the kernel has dropped because it was told to, for lack of room.
+    inodes_pruned "inodes.pruned",
 }
 
 impl StatsBody {

@@ -25,6 +25,7 @@ pub mod mountinfo;
 pub mod notifier;
 mod passthrough;
 pub mod policy;
+mod prune;
 pub mod push;
 mod reply;
 

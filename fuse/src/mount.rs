@@ -59,6 +59,8 @@ pub struct MountOptions {
     pub max_background: u16,
     /// How much is pushed into the page cache.
     pub push: PushLimits,
+    /// Have the kernel drop names where it could be told of inodes, as kernels before 6.18 must.
+    pub prune_by_name: bool,
     /// The counters to use; keep a clone to read them.
     pub counters: Arc<Counters>,
 }
@@ -79,6 +81,7 @@ impl MountOptions {
             see_directories: false,
             max_background: 4096,
             push: PushLimits::default(),
+            prune_by_name: false,
             counters: Arc::default(),
         }
     }

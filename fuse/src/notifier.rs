@@ -11,6 +11,7 @@
 
 use crate::backend::{Backend, Ino};
 use crate::device::Device;
+use crate::prune::Pruner;
 use crate::push::{PushQueue, Pusher};
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -34,8 +35,11 @@ pub(crate) enum Command {
         name: Bytes,
     },
     Inode(Ino),
+    Attributes(Ino),
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
+    /// There are inodes to be dropped.
+    Prune,
     /// The push queue is no longer empty.
     Push,
     /// The flag says so.
@@ -53,6 +57,7 @@ pub(crate) enum Command {
 pub struct Notifier {
     commands: mpsc::Sender<Command>,
     stopped: Arc<AtomicBool>,
+    pruning: Arc<AtomicBool>,
 }
 
 impl Notifier {
@@ -74,6 +79,13 @@ impl Notifier {
         self.send(Command::Inode(ino)).await;
     }
 
+    /// Lets the kernel forget the attributes of an inode; its data stays.
+    ///
+    /// Waits for room in the queue, not for the kernel.
+    pub async fn invalidate_attributes(&self, ino: Ino) {
+        self.send(Command::Attributes(ino)).await;
+    }
+
     /// Makes the kernel ask again for every name of the mount, absent ones included, in one message.
     /// Listings and attributes are not touched. `false` if the kernel (older than 6.16) cannot.
     ///
@@ -91,6 +103,15 @@ impl Notifier {
         self.send(Command::Flush(done)).await;
         // An error says that the mount has ended.
         answer.await.unwrap_or(());
+    }
+
+    /// Says that there are inodes to be dropped ([`Backend::prunable`]). Never waits: a full queue means
+    /// that the thread is awake, and it looks for them before it sleeps.
+    pub fn prune(&self) {
+        // One message is enough until the thread has begun to look.
+        if !self.pruning.swap(true, Ordering::AcqRel) {
+            self.commands.try_send(Command::Prune).unwrap_or(());
+        }
     }
 
     /// Says that there is something to push. Never waits: a full queue means that the thread is
@@ -118,18 +139,26 @@ impl Notifier {
 pub(crate) struct Commands {
     receiver: mpsc::Receiver<Command>,
     stopped: Arc<AtomicBool>,
+    /// Inodes wait to be dropped, and the thread has not looked since.
+    pruning: Arc<AtomicBool>,
 }
 
 /// A queue for the notifier thread, before it runs.
 pub(crate) fn queue() -> (Notifier, Commands) {
     let (commands, receiver) = mpsc::channel(QUEUE_MAX);
     let stopped = Arc::new(AtomicBool::new(false));
+    let pruning = Arc::new(AtomicBool::new(false));
     (
         Notifier {
             commands,
             stopped: Arc::clone(&stopped),
+            pruning: Arc::clone(&pruning),
         },
-        Commands { receiver, stopped },
+        Commands {
+            receiver,
+            stopped,
+            pruning,
+        },
     )
 }
 
@@ -139,13 +168,15 @@ pub(crate) fn start(
     device: Arc<Device>,
     backend: Arc<dyn Backend>,
     push: Arc<PushQueue>,
+    prune_by_name: bool,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("copperfs-notify".to_owned())
         .spawn(move || {
             step_back();
+            let pruner = Pruner::new(Arc::clone(&device), Arc::clone(&backend), prune_by_name);
             let pusher = Pusher::new(Arc::clone(&device), backend, push);
-            run(commands, &device, &pusher);
+            run(commands, &device, pruner, &pusher);
         })
 }
 
@@ -157,14 +188,15 @@ fn step_back() {
     }
 }
 
-fn run(commands: Commands, device: &Device, pusher: &Pusher) {
+fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher) {
     let Commands {
         mut receiver,
         stopped,
+        pruning,
     } = commands;
     while let Some(command) = receiver.blocking_recv() {
         obey(command, device);
-        // Invalidations first, then one batch of pushes, then look again.
+        // Invalidations first, then one batch of what is dropped or pushed, then look again.
         loop {
             if stopped.load(Ordering::Acquire) {
                 return;
@@ -173,7 +205,8 @@ fn run(commands: Commands, device: &Device, pusher: &Pusher) {
                 Ok(command) => obey(command, device),
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
-                    if !pusher.push_some() {
+                    pruning.store(false, Ordering::Release);
+                    if !pruner.prune_some() && !pusher.push_some() {
                         break;
                     }
                 }
@@ -187,13 +220,14 @@ fn obey(command: Command, device: &Device) {
     match command {
         Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
         Command::Inode(ino) => report(device.invalidate_inode(ino)),
+        Command::Attributes(ino) => report(device.invalidate_attributes(ino)),
         Command::AllEntries(done) => {
             let result = device.expire_all_entries();
             done.send(result.is_ok()).unwrap_or(());
         }
         Command::Flush(done) => done.send(()).unwrap_or(()),
         // What these announce is looked at after every command.
-        Command::Push | Command::Stop => {}
+        Command::Prune | Command::Push | Command::Stop => {}
     }
 }
 

@@ -79,6 +79,7 @@ fn requests() -> Vec<Request> {
         Request::Stat {
             parent: path(),
             names: vec![Bytes::new(), name],
+            denied: None,
         },
         Request::Read(ReadRequest {
             path: path(),

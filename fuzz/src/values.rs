@@ -72,7 +72,6 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         mtime: time(from)?,
         ctime: time(from)?,
         version: version(from)?,
-        provisional: bool::arbitrary(from)?,
         link_target: if bool::arbitrary(from)? {
             Some(bytes(from, 100)?)
         } else {
@@ -152,6 +151,11 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             Request::Stat {
                 parent: path,
                 names,
+                denied: if bool::arbitrary(from)? {
+                    Some(version(from)?)
+                } else {
+                    None
+                },
             }
         }
         2 => Request::Read(ReadRequest {

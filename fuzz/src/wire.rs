@@ -89,7 +89,7 @@ fn request(body: &[u8]) {
             inside(asked);
             assert!(!sound || (1..=LISTING_ENTRIES_MAX).contains(&(*limit as usize)));
         }
-        Request::Stat { parent, names } => {
+        Request::Stat { parent, names, .. } => {
             inside(parent);
             assert!(!sound || names.len() <= STAT_NAMES_MAX);
             for name in names.iter().filter(|name| sound && !name.is_empty()) {

@@ -29,6 +29,10 @@ pub const BLOCK_BYTES: u64 = 1 << 20;
 /// file is read at the speed of all of them; a request is for blocks of one stripe.
 pub const STRIPE_BLOCKS: u64 = 4;
 
+/// A file of more bytes, one stripe, is not read before its version has settled: it may take several
+/// requests, and under a version that has not settled a file is read by one.
+pub const UNSETTLED_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
+
 /// How many entries a listing may have before the directory counts as large: see [`Files::list`].
 pub const LISTING_ENTRIES_MAX: usize = 100_000;
 
@@ -234,6 +238,22 @@ pub(crate) fn not_here(hash: ContentHash, len: u64) -> Failure {
     Failure::new(FailureKind::NotFound, detail)
 }
 
+/// The answer to a question about one name in `parent`.
+pub(crate) fn only_answer(
+    parent: &ItemPath,
+    answers: Leased<StatAnswers>,
+) -> Result<Leased<Attributes>, Failure> {
+    let Leased { value, lease } = answers;
+    let none = || {
+        Failure::new(
+            FailureKind::Corrupt,
+            format!("{parent}: no answer about a name"),
+        )
+    };
+    let value = value.into_iter().next().ok_or_else(none)??;
+    Ok(Leased { value, lease })
+}
+
 /// Answers for a namespace of files. All calls may be cancelled by dropping the future.
 pub trait Files: Send + Sync + 'static {
     /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
@@ -283,6 +303,48 @@ pub trait Files: Send + Sync + 'static {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>>;
+
+    /// The attributes of `name` in directory `parent`, after storage has denied that the file has the
+    /// version `denied`: no cache on the way answers with that version, only storage may say that the file
+    /// has it after all.
+    ///
+    /// # Errors
+    /// `NotFound`, also about `parent`; faults.
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        let _no_cache_here = denied;
+        let answers = self.stat(parent.clone(), vec![name]);
+        Box::pin(async move { only_answer(&parent, answers.await?) })
+    }
+
+    /// As [`Files::stat`]; with `denied` and one name as [`Files::stat_again`].
+    ///
+    /// # Errors
+    /// As [`Files::stat`].
+    fn stat_unlike(
+        &self,
+        parent: ItemPath,
+        names: Vec<Bytes>,
+        denied: Option<Version>,
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        let (Some(denied), [name]) = (denied, &names[..]) else {
+            return self.stat(parent, names);
+        };
+        let answer = self.stat_again(parent, name.clone(), denied);
+        Box::pin(async move {
+            match answer.await {
+                Ok(answer) => Ok(answer.map(|attributes| vec![Ok(attributes)])),
+                Err(failure) if failure.kind == FailureKind::NotFound => {
+                    Ok(Leased::lasting(vec![Err(failure)]))
+                }
+                Err(failure) => Err(failure),
+            }
+        })
+    }
 
     /// Opens a stream over a run of blocks.
     ///

@@ -24,13 +24,13 @@ mod steering;
 use crate::counters::Meters;
 use crate::files::{
     BundleRequest, BundleStream, Files, Listed, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
-    StatAnswers,
+    StatAnswers, only_answer,
 };
 use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
 use crate::homes::Homes;
 use crate::item::{
     Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
-    Listing, XattrList,
+    Listing, Version, XattrList,
 };
 use crate::overlay::OriginFingerprint;
 use crate::roster::Roster;
@@ -369,10 +369,12 @@ impl Upstream {
         self.answer_by(&Route::Item(key), request).await
     }
 
+    /// `denied`: of one name, a version that storage has denied.
     async fn stat_batches(
         self,
         parent: ItemPath,
         names: Vec<Bytes>,
+        denied: Option<Version>,
     ) -> Result<Leased<StatAnswers>, Failure> {
         let mut answers = Vec::with_capacity(names.len());
         let mut lease = None;
@@ -380,6 +382,7 @@ impl Upstream {
             let request = Request::Stat {
                 parent: parent.clone(),
                 names: batch,
+                denied,
             };
             let items = match self.answer(&parent, &request).await? {
                 Answered::Items(head, items) => {
@@ -392,7 +395,8 @@ impl Upstream {
                     let Request::Stat { names, .. } = request else {
                         continue;
                     };
-                    let found = storage.stat(parent.clone(), names).await?;
+                    let asked = storage.stat_unlike(parent.clone(), names, denied);
+                    let found = asked.await?;
                     lease = shorter(lease, found.lease);
                     answers.extend(found.value);
                     continue;
@@ -574,7 +578,23 @@ impl Files for Upstream {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        Box::pin(self.clone().stat_batches(parent, names))
+        Box::pin(self.clone().stat_batches(parent, names, None))
+    }
+
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        let this = self.clone();
+        Box::pin(async move {
+            let names = vec![name];
+            let answers = this
+                .stat_batches(parent.clone(), names, Some(denied))
+                .await?;
+            only_answer(&parent, answers)
+        })
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -675,6 +695,7 @@ mod tests {
             let request = Request::Stat {
                 parent: ItemPath::root(),
                 names,
+                denied: None,
             };
             assert_eq!(request.check(), Ok(()));
             let body = message::encode("request", &request).unwrap();

@@ -388,6 +388,14 @@ pub const KEYS: &[Key] = &[
          store answers, and half of them each time that it says 503 or 429.",
     ),
     key(
+        "clock_skew",
+        "DURATION",
+        "5m",
+        Group::Caches,
+        "How far the clocks of storage and of the roots may be apart. A file whose times are older is \
+         taken as it is; a younger one is looked at twice before its times count.",
+    ),
+    key(
         "request_timeout",
         "DURATION",
         "30s",

@@ -35,6 +35,9 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The share of the memory bound that attributes get, and listings too: one part in so many.
 const METADATA_SHARE: u64 = 20;
 
+/// The share that names get which the kernel knows: one part in so many.
+const INODES_SHARE: u64 = 10;
+
 /// A text that may be a single word of a list, and what each word means.
 type Words<T> = [(&'static str, T)];
 
@@ -117,6 +120,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         object_concurrency: reader.count("object_concurrency", 1)?,
+        clock_skew: reader.parsed("clock_skew", parse_duration)?,
         request_timeout: reader.positive_duration("request_timeout")?,
         freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,
@@ -359,9 +363,10 @@ impl<'a> Reader<'a> {
         let metadata_bytes = memory_bytes / METADATA_SHARE;
         Ok(CacheSettings {
             memory_bytes,
-            data_bytes: memory_bytes - 2 * metadata_bytes,
+            data_bytes: memory_bytes - 2 * metadata_bytes - memory_bytes / INODES_SHARE,
             attributes_bytes: metadata_bytes,
             listings_bytes: metadata_bytes,
+            inodes_bytes: memory_bytes / INODES_SHARE,
             policy: self.word(
                 "cache_policy",
                 &[

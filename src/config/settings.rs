@@ -91,6 +91,8 @@ pub struct Settings {
     pub object_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
+    /// How far the clocks of storage and of the roots may be apart.
+    pub clock_skew: Duration,
     /// Until when names, attributes and listings may be used. The same on all nodes.
     pub freshness: Freshness,
     /// How long the kernel may use names and attributes unasked.
@@ -196,7 +198,7 @@ pub struct DiskSettings {
 /// Bounds of the caches, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheSettings {
-    /// All caches together: the sum of the three below.
+    /// All caches together: the sum of the four below.
     pub memory_bytes: u64,
     /// File data.
     pub data_bytes: u64,
@@ -204,6 +206,8 @@ pub struct CacheSettings {
     pub attributes_bytes: u64,
     /// Directory listings.
     pub listings_bytes: u64,
+    /// Names that the kernels of this node's mounts know.
+    pub inodes_bytes: u64,
     /// What is evicted first.
     pub policy: EvictionPolicy,
 }

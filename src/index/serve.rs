@@ -15,7 +15,7 @@ use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
     FileKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -350,6 +350,35 @@ impl IndexedFiles {
         }))
     }
 
+    /// A file of which only the status changed since it was indexed is as storage says; any other is what
+    /// the index says.
+    async fn stat_again(
+        self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> Result<Leased<Attributes>, Failure> {
+        if self.known(&parent).await?.is_none() {
+            return self.inner.stat_again(parent, name, denied).await;
+        }
+        let now = self
+            .inner
+            .stat_again(parent.clone(), name.clone(), denied)
+            .await;
+        match now {
+            Ok(now) if now.value.version.has_data_of(&denied) => Ok(now),
+            Err(failure) if failure.kind != FailureKind::NotFound => Err(failure),
+            Ok(_) | Err(_) => {
+                let path = parent.join(&name).unwrap_or_else(|_| parent.clone());
+                let indexed = self.stat(parent, vec![name]).await?;
+                let lease = indexed.lease;
+                let found = indexed.value.into_iter().next();
+                let value = found.unwrap_or_else(|| Err(Failure::not_found(&path)))?;
+                Ok(Leased { value, lease })
+            }
+        }
+    }
+
     async fn stat(
         self,
         parent: ItemPath,
@@ -464,6 +493,15 @@ impl Files for IndexedFiles {
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         self.clone().stat(parent, names).boxed()
+    }
+
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        self.clone().stat_again(parent, name, denied).boxed()
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {

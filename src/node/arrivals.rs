@@ -8,7 +8,6 @@
 
 use super::attendant::Lister;
 use super::front::FrontInner;
-use crate::namespace::InodeTable;
 use crate::read::{Arrivals, FileRef};
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;
@@ -31,9 +30,9 @@ impl PushArrivals {
     ) -> impl Iterator<Item = (&'a FileRef, Ino)> {
         let numbered = files
             .iter()
-            .map(|file| (file, InodeTable::number_of_file(file)));
+            .map(|file| (file, front.inodes.number_of_file(file)));
         numbered
-            .filter(|&(_, number)| front.inodes.get(number).is_some())
+            .filter(|&(_, number)| front.inodes.contains(number))
             .map(|(file, number)| (file, Ino(number)))
     }
 }

@@ -9,10 +9,10 @@
 
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
-use crate::read::{FileId, ReadAhead, ReadPath};
-use crate::store::{Store, Whole, WholeWriter};
-use copperfs_fuse::Backing;
-use copperfs_overlay::ItemPath;
+use crate::num::to_usize;
+use crate::read::{Cut, FileId, Place, ReadAhead, ReadPath};
+use crate::store::{Store, Verified, Whole, WholeWriter};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, ItemPath, ReadRequest};
 use dashmap::DashSet;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -23,8 +23,9 @@ use std::sync::Arc;
 /// Files below this size are faster through the daemon and the page cache than passed through
 /// (measured: passthrough wins above about 1 MiB).
 const WORTH_BYTES_MIN: u64 = 1 << 20;
-/// Bytes copied at a time while a memory file is filled.
+/// Bytes copied at a time while a memory file is filled: a block.
 const COPY_BYTES: u32 = 1 << 20;
+const _: () = assert!(COPY_BYTES as u64 == BLOCK_BYTES);
 
 /// The files behind a node's passthrough opens.
 #[derive(Clone)]
@@ -48,7 +49,7 @@ enum Shelf {
 
 #[derive(Clone, Debug)]
 struct Kept {
-    file: Backing,
+    file: Verified,
     /// Whose bytes they are, for `clear`.
     path: ItemPath,
 }
@@ -97,7 +98,7 @@ impl Backings {
 
     /// The local file of `inode`, if it is complete and verified; otherwise starts to fill or to verify
     /// one, if the file is worth it and fits.
-    pub(super) fn of(&self, read: &ReadPath, inode: &Arc<Inode>) -> Option<Backing> {
+    pub(super) fn of(&self, read: &ReadPath, inode: &Arc<Inode>) -> Option<Verified> {
         let size = inode.file.size;
         let bytes_max = match &self.0.shelf {
             Shelf::Memory(_) => self.0.files.capacity_bytes(),
@@ -131,7 +132,7 @@ impl Backings {
         match &self.0.shelf {
             Shelf::Memory(memory) => {
                 let kept = Kept {
-                    file: Arc::new(fill(memory, read, inode).await?),
+                    file: fill(memory, read, inode).await?,
                     path: inode.path().clone(),
                 };
                 self.0.files.insert(inode.file.id(), kept, inode.file.size);
@@ -229,13 +230,11 @@ async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(),
     let ahead = ReadAhead::default();
     let mut offset = 0;
     while offset < inode.file.size {
-        let bytes = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
-        if bytes.is_empty() {
-            return Err("the file ended too early".into());
-        }
-        offset += bytes.len() as u64;
+        let cut = read.cut(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        let hash = hash_of_block(&cut, offset, inode.file.size)?;
+        offset += cut.bytes.len() as u64;
         let append = move || -> Result<WholeWriter, rustix::io::Errno> {
-            writer.append(&bytes)?;
+            writer.append(&cut.bytes, hash)?;
             Ok(writer)
         };
         writer = tokio::task::spawn_blocking(append).await??;
@@ -245,22 +244,35 @@ async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(),
     Ok(())
 }
 
-async fn fill(memory: &Memory, read: &ReadPath, inode: &Inode) -> Result<OwnedFd, FillError> {
+async fn fill(memory: &Memory, read: &ReadPath, inode: &Inode) -> Result<Verified, FillError> {
     let file = memory.create(inode.file.size)?;
     let ahead = ReadAhead::default();
+    let mut blocks = Vec::new();
     let mut offset = 0;
     while offset < inode.file.size {
-        let bytes = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        let cut = read.cut(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        blocks.push(hash_of_block(&cut, offset, inode.file.size)?);
         let mut written = 0;
-        while written < bytes.len() {
-            written += rustix::io::pwrite(&file, &bytes[written..], offset + written as u64)?;
+        while written < cut.bytes.len() {
+            written += rustix::io::pwrite(&file, &cut.bytes[written..], offset + written as u64)?;
         }
-        if bytes.is_empty() {
-            return Err("the file ended too early".into());
-        }
-        offset += bytes.len() as u64;
+        offset += cut.bytes.len() as u64;
     }
-    Ok(memory.close(file)?)
+    Ok(Verified {
+        file: Arc::new(memory.close(file)?),
+        blocks: blocks.into(),
+    })
+}
+
+/// The hash of the whole block that begins at `offset`, which `cut` is to be.
+fn hash_of_block(cut: &Cut, offset: u64, size: u64) -> Result<ContentHash, FillError> {
+    let index = offset / BLOCK_BYTES;
+    let whole = cut.bytes.len() == to_usize(ReadRequest::block_len(size, index));
+    let mut parts = cut.parts.iter();
+    match (parts.next(), parts.next()) {
+        (Some(part), None) if whole && part.place == Place::Block(index) => Ok(part.hash),
+        _ => Err("a block did not come as one".into()),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
 use crate::dataset::reader::ReaderStats;
+use crate::namespace::{InodeStats, InodeTable};
 use crate::origin::Origins;
 use crate::read::ReadPath;
 use crate::report::{Children, Report, Standing};
@@ -82,8 +83,8 @@ struct Inner {
     /// On the root, and where big files are read from storage directly.
     origins: Option<Arc<Origins>>,
     store: Option<Store>,
-    mount: OnceLock<Arc<fuse::Counters>>,
-    data_mount: OnceLock<(Arc<fuse::Counters>, Arc<DataFiles>)>,
+    mount: OnceLock<(Arc<fuse::Counters>, Arc<InodeTable>)>,
+    data_mount: OnceLock<(Arc<fuse::Counters>, Arc<InodeTable>, Arc<DataFiles>)>,
     datasets: OnceLock<Datasets>,
     overlay: OnceLock<Arc<Overlay>>,
 }
@@ -144,13 +145,18 @@ impl Cluster {
     }
 
     /// Counts the data mount's requests too, from now on.
-    pub(super) fn data_mounted(&self, counters: Arc<fuse::Counters>, files: Arc<DataFiles>) {
-        drop(self.0.data_mount.set((counters, files)));
+    pub(super) fn data_mounted(
+        &self,
+        counters: Arc<fuse::Counters>,
+        inodes: Arc<InodeTable>,
+        files: Arc<DataFiles>,
+    ) {
+        drop(self.0.data_mount.set((counters, inodes, files)));
     }
 
     /// Counts the mount's requests too, from now on.
-    pub(super) fn mounted(&self, counters: Arc<fuse::Counters>) {
-        drop(self.0.mount.set(counters));
+    pub(super) fn mounted(&self, counters: Arc<fuse::Counters>, inodes: Arc<InodeTable>) {
+        drop(self.0.mount.set((counters, inodes)));
     }
 
     /// Keeps and reads datasets from now on.
@@ -229,14 +235,16 @@ impl Cluster {
         if let Some(store) = store {
             fill_store(&mut body, &store.stats());
         }
-        if let Some(counters) = mount.get() {
+        if let Some((counters, inodes)) = mount.get() {
             counters.fill(&mut body);
+            add_inodes(&mut body, inodes.stats());
         }
         if let Some(datasets) = datasets.get() {
             fill_datasets(&mut body, &datasets.home.report(), &datasets.reader.stats());
         }
-        if let Some((counters, files)) = data_mount.get() {
+        if let Some((counters, inodes, files)) = data_mount.get() {
             files.fill(counters, &mut body);
+            add_inodes(&mut body, inodes.stats());
         }
         body
     }
@@ -346,6 +354,12 @@ fn standing(overlay: &Overlay) -> Standing {
             })
             .collect(),
     }
+}
+
+fn add_inodes(body: &mut StatsBody, inodes: InodeStats) {
+    body.inodes_entries += inodes.entries;
+    body.inodes_bytes += inodes.bytes;
+    body.inodes_pruned += inodes.pruned;
 }
 
 fn fill_store(body: &mut StatsBody, store: &StoreStats) {

@@ -6,12 +6,13 @@
 //! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
 //! file; the kernel's read-ahead does, and its READs are READs like any other.
 
-use super::front::{Front, pending};
+use super::continued::Source;
+use super::front::Front;
 use crate::namespace::Inode;
-use crate::read::FileRef;
+use crate::read::{Cut, FileRef};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{Failure, ItemPath};
+use copperfs_overlay::{ContentHash, Failure, ItemPath};
 use dashmap::DashMap;
 use fuse::ioctl::StatsBody;
 use fuse::{Answer, Op, Opened, Reader};
@@ -25,12 +26,25 @@ const OPEN_MAX: usize = 1 << 16;
 
 /// An open file of a dataset. Dropped when it is closed, and with the mount.
 pub(crate) trait OpenItem: Send + Sync {
-    /// The bytes from `offset`, if they are at hand: `size` of them, which the file has. Called on a
-    /// FUSE thread: it never waits.
-    fn read_now(&self, offset: u64, size: u32) -> Option<Bytes>;
+    /// The bytes of `file` from `offset`, if they are at hand: `size` of them, which the file has. Called
+    /// on a FUSE thread: it never waits. The file is the one that was opened, perhaps in a newer version.
+    fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut>;
 
     /// The same, waited for. Dropped (cancelled) when the reader is killed.
-    fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>>;
+    fn read(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        size: u32,
+    ) -> BoxFuture<'static, Result<Cut, Failure>>;
+
+    /// The hash of a run of bytes of `file`, as [`OpenItem::read`] has given them out.
+    fn hash(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        len: u64,
+    ) -> BoxFuture<'static, Result<ContentHash, Failure>>;
 }
 
 /// Knows which files belong to datasets.
@@ -174,7 +188,7 @@ impl DataFiles {
 impl Front {
     pub(super) fn read_item(
         &self,
-        item: &dyn OpenItem,
+        item: Arc<dyn OpenItem>,
         inode: Arc<Inode>,
         offset: u64,
         size: u32,
@@ -184,16 +198,7 @@ impl Front {
         if size == 0 {
             return Answer::Ready(Ok(Bytes::new()));
         }
-        if let Some(bytes) = item.read_now(offset, size) {
-            return Answer::Ready(Ok(bytes));
-        }
-        let (this, reading) = (self.clone(), item.read(offset, size));
-        pending(async move {
-            match reading.await {
-                Ok(bytes) => Ok(bytes),
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
-            }
-        })
+        self.read_from(Source::Item(item), inode, offset, size)
     }
 }
 
@@ -206,11 +211,28 @@ mod tests {
     struct One;
 
     impl OpenItem for One {
-        fn read_now(&self, _offset: u64, size: u32) -> Option<Bytes> {
-            Some(Bytes::from(vec![7; size as usize]))
+        fn read_now(&self, _file: &FileRef, _offset: u64, size: u32) -> Option<Cut> {
+            Some(Cut {
+                bytes: Bytes::from(vec![7; size as usize]),
+                ..Cut::default()
+            })
         }
 
-        fn read(&self, _offset: u64, _size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
+        fn read(
+            &self,
+            _file: &FileRef,
+            _offset: u64,
+            _size: u32,
+        ) -> BoxFuture<'static, Result<Cut, Failure>> {
+            std::future::pending().boxed()
+        }
+
+        fn hash(
+            &self,
+            _file: &FileRef,
+            _offset: u64,
+            _len: u64,
+        ) -> BoxFuture<'static, Result<ContentHash, Failure>> {
             std::future::pending().boxed()
         }
     }

@@ -9,10 +9,11 @@ use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile, Opening};
 use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
 use crate::origin::Origins;
-use crate::read::FileRef;
+use crate::read::{Cut, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering, Upstream,
+    ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering,
+    Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -364,13 +365,28 @@ impl Datasets {
 }
 
 impl OpenItem for OpenDatasetFile {
-    fn read_now(&self, offset: u64, size: u32) -> Option<Bytes> {
-        Self::read_now(self, offset, size)
+    fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
+        Self::read_now(self, file, offset, size)
     }
 
-    fn read(&self, offset: u64, size: u32) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        let open = self.clone();
-        async move { Self::read(&open, offset, size).await }.boxed()
+    fn read(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        size: u32,
+    ) -> BoxFuture<'static, Result<Cut, Failure>> {
+        let (open, file) = (self.clone(), file.clone());
+        async move { Self::read(&open, &file, offset, size).await }.boxed()
+    }
+
+    fn hash(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        len: u64,
+    ) -> BoxFuture<'static, Result<ContentHash, Failure>> {
+        let (open, file) = (self.clone(), file.clone());
+        async move { Self::hash(&open, &file, offset, len).await }.boxed()
     }
 }
 

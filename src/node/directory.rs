@@ -1,7 +1,7 @@
 //! A page of a directory as the FUSE front walks it.
 
 use super::front::{Front, kind};
-use crate::namespace::{Inode, InodeTable, ROOT};
+use crate::namespace::{Inode, ROOT};
 use crate::read::Directory;
 use bytes::Bytes;
 use copperfs_fuse as fuse;
@@ -86,7 +86,7 @@ impl DirPage for Page {
             .map_or(UNKNOWN_VERSION, |found| found.version);
         let number = parent
             .join(&entry.name)
-            .map_or(ROOT + 1, |path| InodeTable::number_of(&path, version));
+            .map_or(ROOT + 1, |path| self.front.inodes.number_of(&path, version));
         Some(DirEntry {
             name: entry.name.clone(),
             kind: kind(entry.kind),
@@ -96,13 +96,15 @@ impl DirPage for Page {
     }
 
     fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
+        if self.front.inodes.is_full() {
+            return None;
+        }
         let entry = self.at(index)?;
         let parent = self.inode.path();
         let attributes = self
             .front
             .read
             .peek_leased(parent, &self.directory, entry)?;
-        let path = parent.join(&entry.name).ok()?;
-        Some(self.front.introduce(&path, attributes))
+        self.front.introduce(parent, &entry.name, attributes)
     }
 }

@@ -5,13 +5,14 @@
 
 use super::arrivals::PushArrivals;
 use super::attendant::Lister;
+use super::continued::{Continuing, Source};
 use super::data::{DataFiles, Opening};
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
 use super::sweeps::Wanted;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Directory, Found, ReadPath};
+use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
 use crate::store::Store;
 use bytes::Bytes;
@@ -25,8 +26,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long the kernel may use what might change without a trace.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(1);
+/// How long the kernel may use attributes of a version that has not settled, at most: it is about to
+/// have another one.
+const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
 /// What the front may promise the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +41,8 @@ pub(super) struct Promises {
     pub(super) lease: Option<Duration>,
     /// The largest file that is pushed, in bytes; 0: none is.
     pub(super) push_file_max: u64,
+    /// The memory that the names may take which this mount's kernel knows, in bytes.
+    pub(super) inodes_bytes_max: u64,
 }
 
 /// See the module. Cheap to clone.
@@ -47,7 +51,7 @@ pub(super) struct Front(Arc<FrontInner>);
 
 pub(super) struct FrontInner {
     pub(super) read: ReadPath,
-    pub(super) inodes: InodeTable,
+    pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
     pub(super) opened: OpenDirectories,
@@ -55,7 +59,7 @@ pub(super) struct FrontInner {
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
-    notifier: OnceLock<fuse::Notifier>,
+    pub(super) notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
     pub(super) cluster: OnceLock<super::cluster::Cluster>,
     /// Of the data mount only.
@@ -63,6 +67,7 @@ pub(super) struct FrontInner {
     pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
+    pub(super) continuing: Continuing,
 }
 
 /// More absent names at the top than this are promised to the kernel for no time at all.
@@ -86,7 +91,7 @@ impl Front {
     ) -> Self {
         Self(Arc::new(FrontInner {
             read,
-            inodes: InodeTable::new(root),
+            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
             promises,
             backings,
             opened: OpenDirectories::default(),
@@ -98,6 +103,7 @@ impl Front {
             data: None,
             datasets: OnceLock::new(),
             other: OnceLock::new(),
+            continuing: Continuing::default(),
         }))
     }
 
@@ -110,7 +116,7 @@ impl Front {
         };
         let beside = Self(Arc::new(FrontInner {
             read: self.read.clone(),
-            inodes: InodeTable::new(root),
+            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
             promises,
             backings: self.backings.clone(),
             opened: OpenDirectories::default(),
@@ -122,6 +128,7 @@ impl Front {
             data: Some(data),
             datasets: self.datasets.clone(),
             other: OnceLock::new(),
+            continuing: Continuing::default(),
         }));
         drop(beside.other.set(Arc::downgrade(&self.0)));
         drop(self.other.set(Arc::downgrade(&beside.0)));
@@ -162,11 +169,11 @@ impl Front {
         let Some(notifier) = self.notifier.get() else {
             return;
         };
-        for inode in self.inodes.below(path) {
-            notifier.invalidate_inode(Ino(inode.number)).await;
-            self.inodes.invalidated(inode.number);
+        for number in self.inodes.below(path) {
+            notifier.invalidate_inode(Ino(number)).await;
+            self.inodes.invalidated(number);
             if !path.is_root() {
-                self.invalidate_name(notifier, inode.path()).await;
+                self.invalidate_entry_of(notifier, number).await;
             }
         }
         if path.is_root() {
@@ -177,6 +184,15 @@ impl Front {
             self.invalidate_place(notifier, path).await;
         }
         notifier.flush().await;
+    }
+
+    /// Lets the kernel forget the name of an inode.
+    async fn invalidate_entry_of(&self, notifier: &fuse::Notifier, number: u64) {
+        if let Some((parent, name)) = self.inodes.entry(number)
+            && let Some(parent) = self.inodes.number_at(&parent)
+        {
+            notifier.invalidate_entry(Ino(parent), name).await;
+        }
     }
 
     /// Lets the kernel forget what `path` is, if it holds the directory.
@@ -211,8 +227,8 @@ impl Front {
         if expired {
             return;
         }
-        for inode in self.inodes.below(&ItemPath::root()) {
-            self.invalidate_name(notifier, inode.path()).await;
+        for number in self.inodes.below(&ItemPath::root()) {
+            self.invalidate_entry_of(notifier, number).await;
         }
         for name in absent {
             notifier.invalidate_entry(Ino::ROOT, name).await;
@@ -225,6 +241,11 @@ impl Front {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
+        self.stale(inode).await
+    }
+
+    /// Tells a reader that its file is no longer what the kernel believes.
+    pub(super) async fn stale(&self, inode: &Inode) -> FsError {
         if let Some(notifier) = self.notifier.get() {
             self.invalidate_place(notifier, inode.path()).await;
         }
@@ -237,22 +258,38 @@ impl Front {
 
     /// The attributes of an inode for the kernel, which may use them for what remains of `lease`.
     pub(super) fn attr(&self, inode: &Inode, lease: Option<Duration>) -> Attr {
-        let mut ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
-        if inode.attributes.provisional {
-            ttl = ttl.min(PROVISIONAL_TTL);
-        }
+        let ttl = self.ttl(&inode.attributes, lease);
         attr(inode.number, &inode.attributes, ttl)
     }
 
-    /// Gives a name's attributes to the kernel, which then holds a reference.
+    fn ttl(&self, attributes: &Attributes, lease: Option<Duration>) -> Duration {
+        let ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
+        if attributes.version.is_settled() {
+            ttl
+        } else {
+            ttl.min(UNSETTLED_TTL).min(attributes.granularity())
+        }
+    }
+
+    /// Gives the attributes of `name` in `parent` to the kernel, which then holds a reference; `None` if
+    /// the path is too long.
     pub(super) fn introduce(
         &self,
-        path: &ItemPath,
+        parent: &ItemPath,
+        name: &[u8],
         attributes: Leased<Attributes>,
-    ) -> (Attr, Duration) {
-        let inode = self.inodes.learn(path, attributes.value);
-        let attr = self.attr(&inode, attributes.lease);
-        (attr, attr.ttl)
+    ) -> Option<(Attr, Duration)> {
+        let path = parent.join(name).ok()?;
+        let Leased { value, lease } = attributes;
+        let ttl = self.ttl(&value, lease);
+        let mut attr = attr(ROOT, &value, ttl);
+        attr.ino = Ino(self.inodes.learn(&path, parent, name, value));
+        if self.inodes.is_pruning_due()
+            && let Some(notifier) = self.notifier.get()
+        {
+            notifier.prune();
+        }
+        Some((attr, ttl))
     }
 
     fn answer_lookup(
@@ -273,12 +310,12 @@ impl Front {
         }
         match found {
             Found::Attributes(attributes) => {
-                let path = parent.join(name).map_err(|_invalid| FsError::NameTooLong)?;
                 let attributes = Leased {
                     value: attributes,
                     lease,
                 };
-                let (attr, entry_ttl) = self.introduce(&path, attributes);
+                let introduced = self.introduce(parent, name, attributes);
+                let (attr, entry_ttl) = introduced.ok_or(FsError::NameTooLong)?;
                 Ok(Lookup::Found { attr, entry_ttl })
             }
             Found::Absent => Ok(Lookup::Absent {
@@ -363,11 +400,16 @@ impl fuse::Backend for Front {
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Answer::Ready(Err(FsError::NameTooLong));
         }
-        if let Some(found) = self.read.find_now(parent.path(), name) {
+        // Where more names are in use than have room, one that comes waits for one that goes.
+        let full = self.inodes.is_full();
+        if !full && let Some(found) = self.read.find_now(parent.path(), name) {
             return Answer::Ready(self.answer_lookup(parent.path(), name, found));
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
         pending(async move {
+            if full {
+                this.inodes.room().await;
+            }
             match this.read.look_up(parent.path(), &name).await {
                 Ok(found) => this.answer_lookup(parent.path(), &name, found),
                 Err(failure) => Err(report(parent.path(), &failure)),
@@ -376,7 +418,7 @@ impl fuse::Backend for Front {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        drop(self.inodes.forget(ino.0, count));
+        self.inodes.forget(ino.0, count);
     }
 
     fn getattr(&self, ino: Ino) -> Answer<Attr> {
@@ -435,10 +477,12 @@ impl fuse::Backend for Front {
     }
 
     fn backing(&self, ino: Ino) -> Answer<Option<fuse::Backing>> {
-        Answer::Ready(
-            self.inode(ino)
-                .map(|inode| self.backings.of(&self.read, &inode)),
-        )
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
+        Answer::Ready(inode.map(|inode| {
+            let whole = self.backings.of(&self.read, &inode)?;
+            let noted = inode.given.note_whole(&whole.blocks);
+            (noted == Noted::Yes).then_some(whole.file)
+        }))
     }
 
     fn read(
@@ -449,15 +493,13 @@ impl fuse::Backend for Front {
         offset: u64,
         size: u32,
     ) -> Answer<Bytes> {
-        let inode = match self
-            .inode(ino)
-            .and_then(|inode| check_readable(&inode).map(|()| inode))
-        {
+        let inode = self.inodes.get_to_read(ino.0).ok_or(FsError::Stale);
+        let inode = match inode.and_then(|inode| check_readable(&inode).map(|()| inode)) {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
-            return self.read_item(&*item, inode, offset, size);
+            return self.read_item(item, inode, offset, size);
         }
         if self.data.is_none()
             && let Some(datasets) = self.datasets.get()
@@ -470,22 +512,7 @@ impl fuse::Backend for Front {
             let (path, whole) = (inode.path(), inode.file.size);
             self.recorder.read(path, whole, offset, u64::from(size));
         }
-        if let Some(bytes) = self.read.read_now(&inode.file, offset, size) {
-            self.read
-                .read_ahead(&inode.file, &inode.ahead, offset, size);
-            return Answer::Ready(Ok(bytes));
-        }
-        let this = self.clone();
-        pending(async move {
-            match this
-                .read
-                .read(&inode.file, &inode.ahead, offset, size)
-                .await
-            {
-                Ok(bytes) => Ok(bytes),
-                Err(failure) => Err(this.refuse(&inode, &failure).await),
-            }
-        })
+        self.read_from(Source::Path, inode, offset, size)
     }
 
     fn opendir(&self, ino: Ino) -> Answer<fuse::OpenDir> {
@@ -598,15 +625,29 @@ impl fuse::Backend for Front {
             };
             let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
+                && inode.attributes.version.is_settled()
                 && small
-                && let Some(bytes) = self.read.whole_now(&inode.file)
+                && let Some(cut) = self.read.whole_now(&inode.file)
                 && self.read.may_push(&inode.file)
                 && self.inodes.claim_push(ino.0)
+                && let Some(now) = self.inodes.get_to_read(ino.0)
+                && now.file.version == inode.file.version
+                && now.given.note(cut.parts.iter()) == Noted::Yes
             {
-                files.push((ino, bytes));
+                files.push((ino, cut.bytes));
             }
         }
         files
+    }
+
+    fn prunable(&self, count: usize) -> Vec<Ino> {
+        let condemned = self.inodes.condemned(count);
+        condemned.into_iter().map(Ino).collect()
+    }
+
+    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
+        let (parent, name) = self.inodes.file_entry(ino.0)?;
+        Some((Ino(parent), name))
     }
 
     // The numbers of the node, whichever mount is asked.

@@ -65,7 +65,7 @@ impl Mounts {
         runtime: Handle,
     ) -> Result<Self, NodeError> {
         let counters = Arc::new(fuse::Counters::default());
-        cluster.mounted(Arc::clone(&counters));
+        cluster.mounted(Arc::clone(&counters), Arc::clone(&front.inodes));
         let options = options(settings, counters);
         let second = data.as_ref().map(|data| {
             drop(data.front.cluster.set(cluster.clone()));
@@ -86,7 +86,12 @@ impl Mounts {
         front.connect(&software, attendant.as_ref().map(Attendant::lister));
         let data = second.zip(data).map(|(mount, data)| {
             data.front.connect(&mount, None);
-            cluster.data_mounted(Arc::clone(mount.counters()), Arc::clone(&data.files));
+            let inodes = Arc::clone(&data.front.inodes);
+            cluster.data_mounted(
+                Arc::clone(mount.counters()),
+                inodes,
+                Arc::clone(&data.files),
+            );
             (mount, data.files)
         });
         Ok(Self {
@@ -141,7 +146,9 @@ fn attend(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Attendan
 /// What the kernel may be promised.
 pub(super) fn promises(settings: &Settings) -> Promises {
     let push = settings.push;
+    let mounts = if settings.data_mount.is_some() { 2 } else { 1 };
     Promises {
+        inodes_bytes_max: settings.cache.inodes_bytes / mounts,
         ttl: settings.ttl,
         negative_ttl: settings.negative_ttl,
         lease: settings.freshness.lease(),

@@ -117,6 +117,9 @@ pub struct OriginOptions {
     pub object_concurrency: usize,
     /// The process's environment, of which `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
     pub env: BTreeMap<String, String>,
+    /// A file's times prove its age once they are older than this: by so much the clocks of storage and
+    /// of this host may differ. Younger files are looked at twice.
+    pub clock_skew: Duration,
     /// Attributes of objects.
     pub object_attributes: ObjectAttributes,
     /// Retries of object stores.
@@ -124,6 +127,8 @@ pub struct OriginOptions {
 }
 
 impl OriginOptions {
+    /// What [`OriginOptions::clock_skew`] is by default.
+    pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
     /// What an origin `/` leaves out: kernel and node-local trees, which are no shared storage.
     pub const DEFAULT_EXCLUDE: [&'static str; 6] =
         ["/proc", "/sys", "/dev", "/run", "/tmp", "/var"];
@@ -141,6 +146,7 @@ impl Default for OriginOptions {
             posix_concurrency: 32,
             object_concurrency: 64,
             env: BTreeMap::new(),
+            clock_skew: Self::CLOCK_SKEW,
             object_attributes: ObjectAttributes::default(),
             retries: Retries::default(),
         }

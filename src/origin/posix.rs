@@ -13,8 +13,10 @@
 
 mod attributes;
 mod bundle;
+mod filesystem;
 mod listing;
 mod read;
+mod root;
 mod stat;
 mod xattrs;
 
@@ -22,6 +24,7 @@ use super::error::OriginError;
 use super::exclusion::Exclusion;
 use super::failure::{failure_of_errno, worded};
 use super::options::OriginOptions;
+use super::sightings::Sightings;
 use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -29,7 +32,9 @@ use copperfs_overlay::{
     XattrList,
 };
 use dashmap::DashSet;
+use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
+use root::Root;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
@@ -57,7 +62,9 @@ pub struct PosixOrigin {
 
 #[derive(Debug)]
 struct Shared {
-    root: OwnedFd,
+    root: Root,
+    /// What is known of the mounts below the root.
+    filesystems: Filesystems,
     /// The URI, for messages.
     label: Arc<str>,
     exclusion: Arc<Exclusion>,
@@ -73,6 +80,8 @@ struct Shared {
     /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
     /// has under way.
     bundled: DashSet<ItemPath>,
+    /// Which states of young files have settled.
+    sightings: Sightings,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -100,12 +109,7 @@ impl PosixOrigin {
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
         // Links in the root's own path are the administrator's business: plain open.
-        let fd = open(
-            root,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|errno| cannot_open(&label, errno))?;
+        let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
         check_kernel(&label, &fd)?;
         rustix::fs::accessat(
             &fd,
@@ -116,7 +120,8 @@ impl PosixOrigin {
         .map_err(|errno| cannot_open(&label, errno))?;
         Ok(Self {
             shared: Arc::new(Shared {
-                root: fd,
+                root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
+                filesystems: Filesystems::of_origin(uri_of(root)),
                 label,
                 exclusion,
                 permits: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
@@ -124,6 +129,7 @@ impl PosixOrigin {
                 hanging: Mutex::new(HashSet::new()),
                 released: Notify::new(),
                 bundled: DashSet::new(),
+                sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
@@ -185,14 +191,21 @@ impl Shared {
             path.as_bytes()
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let root = self.root.now();
         let mut result = Err(Errno::AGAIN);
         for _ in 0..RESOLVE_ATTEMPTS {
-            result = openat2(&self.root, name, flags, Mode::empty(), CONFINED);
+            result = openat2(&root, name, flags, Mode::empty(), CONFINED);
             if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
                 break;
             }
         }
         result
+    }
+
+    /// Goes on with the directory that the root's path leads to now, if another filesystem was mounted
+    /// there.
+    fn follow_root(&self) {
+        self.root.follow(&self.label);
     }
 
     fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
@@ -378,6 +391,12 @@ impl Origin for PosixOrigin {
             })
         }))
     }
+}
+
+/// The one form of a directory's URI: components only, whatever slashes and dots the user wrote.
+pub(crate) fn uri_of(root: &Path) -> String {
+    let plain: PathBuf = root.components().collect();
+    format!("file://{}", plain.display())
 }
 
 /// The directory's real path, for matching link targets and mount points.

@@ -48,6 +48,8 @@ struct Shared {
 struct Mount {
     prefix: ItemPath,
     uri: String,
+    /// The one form of `uri`, whatever form each root was given.
+    place: String,
     origin: Arc<dyn Origin>,
     exclusion: Arc<Exclusion>,
     /// For the request at start that shows whether a store answers.
@@ -86,7 +88,9 @@ impl Origins {
     }
 
     /// What lies at the top of every origin, in short: two nodes that see the same storage get the
-    /// same, those that see directories of their own under the same name (a local disk) do not.
+    /// same, those that see directories of their own under the same name (a local disk) do not. Versions
+    /// are part of it, and so is the identity of the filesystem that holds them. Where a filesystem has
+    /// none, names, inode numbers, sizes and times are compared, and nothing else.
     ///
     /// # Errors
     /// Storage does not answer.
@@ -127,7 +131,7 @@ impl Mount {
     /// two looks does; whoever compares looks again.
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(self.uri.as_bytes());
+        hasher.update(self.place.as_bytes());
         let listed = self
             .origin
             .list(ItemPath::root(), None, COMPARED_ENTRIES)
@@ -602,7 +606,6 @@ fn synthetic_attributes() -> Attributes {
         mtime: epoch,
         ctime: epoch,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

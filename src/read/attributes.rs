@@ -3,11 +3,11 @@
 use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
 use super::lease::{Lease, least_for_child};
 use super::listings::ListingKey;
-use super::single_flight::{Joined, Lead, answer_of};
-use super::{Inner, PROVISIONAL_TTL, ReadPath};
+use super::single_flight::{Joined, Lead, Pending, answer_of};
+use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, XattrList,
+    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -22,17 +22,33 @@ pub enum Found {
     Absent,
 }
 
+type PendingAttributes = Pending<Result<Known, Failure>>;
 type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
 
 /// What is known of one name, and until when.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    found: Found,
+    pub(super) found: Found,
     lease: Lease,
 }
 
+/// For whom names are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Demand {
+    /// Somebody wants to know. What has not settled is looked at again.
+    Reader,
+    /// This is that second look.
+    Second,
+    /// Somebody wants to know, after storage has denied this version.
+    Denied(Version),
+}
+
 impl Known {
-    fn leased(self) -> Leased<Found> {
+    pub(super) fn into_found(self) -> Found {
+        self.found
+    }
+
+    pub(super) fn leased(self) -> Leased<Found> {
         Leased {
             value: self.found,
             lease: self.lease.remaining(),
@@ -64,8 +80,10 @@ pub(super) struct KnownXattrs {
     lease: Lease,
 }
 
+/// Whether attributes that came at `since` may be used: those of a version that has not settled only
+/// until another look would settle it.
 pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
-    !attributes.provisional || since.elapsed() < PROVISIONAL_TTL
+    attributes.version.is_settled() || since.elapsed() < attributes.granularity()
 }
 
 impl ReadPath {
@@ -179,7 +197,7 @@ impl ReadPath {
     /// What is known of `name` without a message, for the attributes of a directory page.
     pub fn peek_attributes(&self, parent: &ItemPath, entry: &Entry) -> Option<Attributes> {
         if let Some(attributes) = &entry.attributes
-            && !attributes.provisional
+            && attributes.version.is_settled()
         {
             return Some(attributes.clone());
         }
@@ -198,7 +216,7 @@ impl ReadPath {
         entry: &Entry,
     ) -> Option<Leased<Attributes>> {
         if let Some(attributes) = &entry.attributes
-            && !attributes.provisional
+            && attributes.version.is_settled()
         {
             return Some(Leased {
                 value: attributes.clone(),
@@ -248,6 +266,28 @@ impl ReadPath {
         names: Vec<Bytes>,
         least: Duration,
     ) -> Vec<Result<Known, Failure>> {
+        let answers = self.ask_names(parent, names, least, Demand::Reader);
+        let mut found = Vec::with_capacity(answers.len());
+        for answer in answers {
+            found.push(match answer {
+                Err(answered) => answered,
+                Ok(pending) => answer_of(pending)
+                    .await
+                    .unwrap_or_else(|| Err(given_up(parent))),
+            });
+        }
+        found
+    }
+
+    /// Begins to ask for `names` in `parent`, as far as nobody has. Gives what is known, or is on its way,
+    /// in the order of `names`.
+    pub(super) fn ask_names(
+        &self,
+        parent: &ItemPath,
+        names: Vec<Bytes>,
+        least: Duration,
+        demand: Demand,
+    ) -> Vec<Result<PendingAttributes, Result<Known, Failure>>> {
         let inner = &self.0;
         let mut answers = Vec::with_capacity(names.len());
         let mut leads = Vec::new();
@@ -271,19 +311,10 @@ impl ReadPath {
             drop(
                 inner
                     .runtime
-                    .spawn(Arc::clone(inner).stat(parent.clone(), leads)),
+                    .spawn(Arc::clone(inner).stat(parent.clone(), leads, demand)),
             );
         }
-        let mut found = Vec::with_capacity(answers.len());
-        for answer in answers {
-            found.push(match answer {
-                Err(answered) => answered,
-                Ok(pending) => answer_of(pending)
-                    .await
-                    .unwrap_or_else(|| Err(given_up(parent))),
-            });
-        }
-        found
+        answers
     }
 
     /// All extended attributes of `path`, if they are here (or known to be unsupported).
@@ -343,6 +374,19 @@ impl Inner {
         }
     }
 
+    /// As [`Inner::forget_attributes`], of a file whose version has not settled: what its directory's listing
+    /// says of it ends by itself.
+    pub(super) fn forget_unsettled(&self, path: &ItemPath) {
+        let unsettled = |known: &KnownAttributes| matches!(&known.known.found, Found::Attributes(known) if !known.version.is_settled());
+        if self
+            .attributes
+            .peek(path)
+            .is_some_and(|known| unsettled(&known))
+        {
+            self.attributes.remove(path);
+        }
+    }
+
     /// Metadata that is on its way answers those who wait for it already, but is neither kept nor given
     /// to those who ask from now on.
     pub(super) fn forget_metadata_flights(&self) {
@@ -361,7 +405,7 @@ impl Inner {
     }
 
     /// What the attributes cache knows of `path`, with more than `least` of its lease left.
-    fn known(&self, path: &ItemPath, least: Duration) -> Option<Known> {
+    pub(super) fn known(&self, path: &ItemPath, least: Duration) -> Option<Known> {
         let known = self.attributes.peek(path)?;
         known.holds_for(least).then_some(known.known)
     }
@@ -372,7 +416,12 @@ impl Inner {
     }
 
     /// What is known of a name: from its directory's listing, or from an earlier look-up by name.
-    fn peek_name(&self, parent: &ItemPath, name: &[u8], least: Duration) -> Option<Known> {
+    pub(super) fn peek_name(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        least: Duration,
+    ) -> Option<Known> {
         let directory = self.listings.get(&ListingKey {
             path: parent.clone(),
             page: 0,
@@ -416,6 +465,10 @@ impl Inner {
                 .collect(),
             None => Vec::new(),
         };
+        let unsettled = self.unsettled_with(parent, name, directory);
+        if !unsettled.is_empty() {
+            names = unsettled;
+        }
         if !names.iter().any(|other| other == name) {
             names = vec![Bytes::copy_from_slice(name)];
         }
@@ -438,30 +491,51 @@ impl Inner {
         let came_along = entry
             .attributes
             .as_ref()
-            .is_some_and(|attributes| !attributes.provisional);
+            .is_some_and(|attributes| attributes.version.is_settled());
         came_along && directory.lease().holds_for(Duration::ZERO)
             || parent
                 .join(&entry.name)
                 .is_ok_and(|path| self.known(&path, Duration::ZERO).is_some())
     }
 
-    /// Asks for the attributes of several names of one directory at once.
-    async fn stat(self: Arc<Self>, parent: ItemPath, leads: Vec<(Bytes, AttributesLead)>) {
+    /// Asks for the attributes of several names of one directory at once; of one name, after storage has
+    /// denied a version of it.
+    pub(super) async fn stat(
+        self: Arc<Self>,
+        parent: ItemPath,
+        leads: Vec<(Bytes, AttributesLead)>,
+        demand: Demand,
+    ) {
         let epoch = self.epoch.load(Ordering::Acquire);
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let asked = Instant::now();
-        let (answers, given) = match self.source.stat(parent, names).await {
+        let denied = match demand {
+            Demand::Denied(version) => Some(version),
+            Demand::Reader | Demand::Second => None,
+        };
+        let stat = self.source.stat_unlike(parent.clone(), names, denied);
+        let (answers, given) = match stat.await {
             Ok(answers) => (answers.value, answers.lease),
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
         let lease = Lease::granted(asked, self.options.lease, given);
         let keep = self.epoch.load(Ordering::Acquire) == epoch;
-        for ((_, lead), answer) in leads.into_iter().zip(answers) {
+        let mut unsettled = Vec::new();
+        for ((name, lead), answer) in leads.into_iter().zip(answers) {
             let found = match answer {
                 Ok(attributes) => Ok(Found::Attributes(attributes)),
                 Err(failure) if failure.kind == FailureKind::NotFound => Ok(Found::Absent),
                 Err(failure) => Err(failure),
             };
+            if let Ok(Found::Attributes(attributes)) = &found
+                && !attributes.version.is_settled()
+            {
+                unsettled.push(Entry {
+                    name,
+                    kind: attributes.kind,
+                    attributes: Some(attributes.clone()),
+                });
+            }
             let answer = found.map(|found| Known { found, lease });
             if let Ok(known) = &answer
                 && keep
@@ -474,6 +548,9 @@ impl Inner {
                 self.attributes.insert(lead.key().clone(), known, weight);
             }
             lead.answer(answer);
+        }
+        if demand != Demand::Second {
+            self.settle_soon(&parent, &unsettled);
         }
     }
 
@@ -514,7 +591,7 @@ impl KnownXattrs {
     }
 }
 
-fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
+pub(super) fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> {
     match found.value {
         Found::Attributes(value) => Some(Leased {
             value,

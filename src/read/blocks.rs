@@ -1,20 +1,22 @@
 //! File data: blocks from the cache, from a flight, or fetched.
 
 use super::flight::{Flight, Progress};
+use super::parts::{Cut, Part, Parts, Place};
 use super::streams::{Pattern, ReadAhead};
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath,
-    ReadRequest, ReadStream, STRIPE_BLOCKS, Version,
+    ReadRequest, ReadStream, STRIPE_BLOCKS, UNSETTLED_BYTES_MAX, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Names what a file holds in the block cache: a hash of its content and size where its content is
 /// known, so that equal files are one, and of its path and version otherwise.
@@ -32,6 +34,18 @@ impl FileId {
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
+    }
+
+    /// As [`FileId::of_place`], of a version that tells nothing about the next launch: no other process
+    /// gives this identity, so that nothing finds on a disk what an earlier one has kept under it.
+    fn of_launch(path: &ItemPath, version: Version) -> Self {
+        static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
+        let process = PROCESS.get_or_init(|| {
+            let random = RandomState::new();
+            [random.hash_one(0), random.hash_one(1)]
+        });
+        let [one, two] = process.map(u64::to_le_bytes);
+        Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
     }
 
     fn of_content(content: &ContentHash, size: u64) -> Self {
@@ -70,12 +84,22 @@ pub struct FileRef {
 }
 
 impl FileRef {
+    /// Whether what is kept of it may be found by a later process: its content is known, or its version
+    /// tells it from every later state.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.content.is_some() || self.version.outlives_launch()
+    }
+}
+
+impl FileRef {
     /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
         let id = match &content {
             Some(content) => FileId::of_content(content, size),
-            None => FileId::of_place(&path, version),
+            None if version.outlives_launch() => FileId::of_place(&path, version),
+            None => FileId::of_launch(&path, version),
         };
         Self {
             path,
@@ -135,7 +159,8 @@ impl FileRef {
         }
     }
 
-    fn block_count(&self) -> u64 {
+    /// How many blocks it has.
+    pub(super) fn block_count(&self) -> u64 {
         self.size.div_ceil(BLOCK_BYTES)
     }
 }
@@ -169,14 +194,19 @@ pub(super) enum Source {
 impl ReadPath {
     /// Up to `size` bytes of `file` from `offset`, if all of them are cached.
     pub fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Bytes> {
+        Some(self.cut_now(file, offset, size)?.bytes)
+    }
+
+    /// As [`ReadPath::read_now`], with what the bytes are cut from.
+    pub fn cut_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let range = clip(file, offset, size);
         if range.is_empty() {
-            return Some(Bytes::new());
+            return Some(Cut::default());
         }
         let blocks = blocks_of(&range);
         let data = &self.0.data;
         let part = |index| match data.get(&file.key(index)) {
-            Some(block) => Some(slice(&block, index, &range)),
+            Some(block) => Some(cut_of(&block, index, &range)),
             None if self.is_small(file) => None,
             None => self.pieces_now(file, index, &within(&range, index)),
         };
@@ -184,10 +214,14 @@ impl ReadPath {
             return part(blocks.start);
         }
         let mut bytes = BytesMut::with_capacity(to_usize(range.end - range.start));
+        let mut parts = Parts::default();
         for index in blocks {
-            bytes.extend_from_slice(&part(index)?);
+            let cut = part(index)?;
+            bytes.extend_from_slice(&cut.bytes);
+            cut.parts.iter().for_each(|part| parts.push(*part));
         }
-        Some(bytes.freeze())
+        let bytes = bytes.freeze();
+        Some(Cut { bytes, parts })
     }
 
     /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Small files are fetched
@@ -203,17 +237,38 @@ impl ReadPath {
         offset: u64,
         size: u32,
     ) -> Result<Bytes, Failure> {
+        Ok(self.cut(file, ahead, offset, size).await?.bytes)
+    }
+
+    /// As [`ReadPath::read`], with what the bytes are cut from.
+    ///
+    /// # Errors
+    /// As [`ReadPath::read`].
+    pub async fn cut(
+        &self,
+        file: &FileRef,
+        ahead: &ReadAhead,
+        offset: u64,
+        size: u32,
+    ) -> Result<Cut, Failure> {
         let range = clip(file, offset, size);
         if range.is_empty() {
-            return Ok(Bytes::new());
+            return Ok(Cut::default());
         }
         self.0.data.count_miss();
+        if !file.version.is_settled() && !self.is_read_at_once(file) {
+            return Err(must_settle(file));
+        }
         if offset == 0 {
             // A bundle brings this file first.
             self.reading(file);
         }
         if self.is_small(file) {
-            let first = range.start / BLOCK_BYTES;
+            let first = match file.version.is_settled() {
+                true => range.start / BLOCK_BYTES,
+                // By one request.
+                false => 0,
+            };
             let wanted = [first..file.block_count(), 0..first];
             let reading = self.read_blocks(file, &range, &wanted);
             let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
@@ -235,35 +290,35 @@ impl ReadPath {
         file: &FileRef,
         range: &Range<u64>,
         wanted: &[Range<u64>; 2],
-    ) -> Result<Bytes, Failure> {
-        let mut parts = Vec::with_capacity(2);
+    ) -> Result<Cut, Failure> {
+        let mut cuts = Vec::with_capacity(2);
         for index in blocks_of(range) {
             let block = self
                 .block(file, index, || wanted.clone(), Haste::Urgent)
                 .await?;
-            parts.push(slice(&block, index, range));
+            cuts.push(cut_of(&block, index, range));
         }
-        Ok(joined(parts))
+        Ok(Cut::joined(cuts))
     }
 
     /// Reads what is asked for, from the blocks that are here or under way, and no more than that of
     /// others.
-    async fn read_asked(&self, file: &FileRef, range: &Range<u64>) -> Result<Bytes, Failure> {
+    async fn read_asked(&self, file: &FileRef, range: &Range<u64>) -> Result<Cut, Failure> {
         let last = match range.end == file.size {
             true => file.block_count(),
             false => range.end / BLOCK_BYTES,
         };
         self.fetch(file, range.start.div_ceil(BLOCK_BYTES)..last);
-        let parts = blocks_of(range).map(|index| async move {
+        let cuts = blocks_of(range).map(|index| async move {
             let part = within(range, index);
             if part.end - part.start == ReadRequest::block_len(file.size, index) {
                 let wanted = || [index..index + 1, 0..0];
                 let block = self.block(file, index, wanted, Haste::InTurn).await?;
-                return Ok(slice(&block, index, range));
+                return Ok(cut_of(&block, index, range));
             }
             self.pieces(file, index, &part).await
         });
-        Ok(joined(try_join_all(parts).await?))
+        Ok(Cut::joined(try_join_all(cuts).await?))
     }
 
     /// Keeps what is fetched ahead ahead of a reader that was answered from the cache: a large file's
@@ -288,19 +343,19 @@ impl ReadPath {
         file.size <= self.0.whole_file_max || promised
     }
 
+    /// Whether one request brings all of the file: under a version that has not settled there is only one.
+    fn is_read_at_once(&self, file: &FileRef) -> bool {
+        self.is_small(file) && file.size <= UNSETTLED_BYTES_MAX
+    }
+
     /// The whole content of a small file, if it is cached. Not counted as a hit.
-    pub fn whole_now(&self, file: &FileRef) -> Option<Bytes> {
-        match file.block_count() {
-            0 => Some(Bytes::new()),
-            1 => Some(self.0.data.peek(&file.key(0))?.bytes),
-            count => {
-                let mut bytes = BytesMut::with_capacity(to_usize(file.size));
-                for index in 0..count {
-                    bytes.extend_from_slice(&self.0.data.peek(&file.key(index))?.bytes);
-                }
-                Some(bytes.freeze())
-            }
+    pub fn whole_now(&self, file: &FileRef) -> Option<Cut> {
+        let mut cuts = Vec::new();
+        for index in 0..file.block_count() {
+            let block = self.0.data.peek(&file.key(index))?;
+            cuts.push(cut_of(&block, index, &(0..file.size)));
         }
+        Some(Cut::joined(cuts))
     }
 
     /// The block, waited for. One that was under way for an equal file elsewhere, and fails there, is
@@ -435,10 +490,17 @@ impl Inner {
         }
     }
 
-    /// Where `failure` says that the metadata that led to it is wrong, whoever looks next must ask again.
-    pub(super) fn look_again_after(&self, failure: &Failure, path: &ItemPath) {
-        if matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
-            self.forget_attributes(path);
+    /// Where `failure` of a read of `file` says that the metadata that led to it is wrong, the next
+    /// look-up asks again. What is known of another version stays: after a `chmod -R` the first file
+    /// renews its directory's listing, and the others find their new versions in it.
+    pub(super) fn look_again_after(&self, failure: &Failure, file: &FileRef) {
+        let renewed = || self.known_unlike(&file.path, file.version).is_some();
+        match failure.kind {
+            FailureKind::Stale if renewed() => {}
+            // Its listing is right, and says nothing of this file any more once it could have settled.
+            FailureKind::Stale if !file.version.is_settled() => self.forget_unsettled(&file.path),
+            FailureKind::Stale | FailureKind::NotFound => self.forget_attributes(&file.path),
+            _ => {}
         }
     }
 }
@@ -471,7 +533,7 @@ impl Fetch {
             Ok(()) => return,
             Err(failure) => failure,
         };
-        self.inner.look_again_after(&failure, &self.file.path);
+        self.inner.look_again_after(&failure, &self.file);
         self.fail_rest(&failure);
     }
 
@@ -525,6 +587,12 @@ impl Drop for Fetch {
     }
 }
 
+/// The answer to a read of a file that several requests would bring, of a version that has not settled.
+fn must_settle(file: &FileRef) -> Failure {
+    let detail = format!("{}: too young to be read in parts", file.path);
+    Failure::new(FailureKind::Stale, detail)
+}
+
 pub(super) async fn landed(flight: &Flight) -> Result<Block, Failure> {
     let mut progress = flight.watch();
     let landed = progress
@@ -556,17 +624,19 @@ fn within(range: &Range<u64>, index: u64) -> Range<u64> {
     range.start.max(base)..range.end.min(base + BLOCK_BYTES)
 }
 
-fn joined(mut parts: Vec<Bytes>) -> Bytes {
-    match parts.len() {
-        1 => parts.swap_remove(0),
-        _ => parts.concat().into(),
-    }
-}
-
 /// The part of `range` that lies in `block`, the file's block number `index`.
 pub(super) fn slice(block: &Block, index: u64, range: &Range<u64>) -> Bytes {
     let base = index * BLOCK_BYTES;
     let from = range.start.saturating_sub(base);
     let to = (range.end - base).min(block.bytes.len() as u64);
     block.bytes.slice(to_usize(from)..to_usize(to))
+}
+
+/// As [`slice`], with the block that it is cut from.
+pub(super) fn cut_of(block: &Block, index: u64, range: &Range<u64>) -> Cut {
+    let part = Part {
+        place: Place::Block(index),
+        hash: block.hash,
+    };
+    Cut::of(slice(block, index, range), part)
 }

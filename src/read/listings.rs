@@ -185,7 +185,9 @@ impl ReadPath {
         if known.is_some() && known == directory.digest() {
             return Ok(Listed::Unchanged { lease });
         }
-        let mut listing: ListingStream = directory.to_listing(&path)?.into();
+        let mut listing = directory.to_listing(&path)?;
+        inner.with_settled(&path, &directory, &mut listing.entries);
+        let mut listing: ListingStream = listing.into();
         listing.head.lease = lease;
         Ok(Listed::Listing(listing))
     }
@@ -261,6 +263,9 @@ impl Inner {
         };
         if self.epoch.load(Ordering::Acquire) == epoch {
             self.keep_listing(key, held.as_ref(), &answer);
+            if let Ok(directory) = &answer {
+                self.settle_directory(&key.path, directory);
+            }
         }
         arriving.end(answer.clone());
         self.arriving

@@ -120,9 +120,10 @@ impl PersistedListings {
         }
     }
 
-    /// Writes down what is known of directory `path`, some time.
+    /// Writes down what is known of directory `path`, some time; nothing of one whose version says nothing
+    /// about a later launch.
     pub(super) fn keep(&self, path: &ItemPath, directory: &Arc<Directory>) {
-        if directory.listable {
+        if directory.listable && directory.attributes.version.outlives_launch() {
             self.queue(Job::Keep(path.clone(), Arc::clone(directory)));
         }
     }

@@ -5,8 +5,9 @@
 //! are neither here nor under way come by one request. Where the block is here, or on its way, there are
 //! no pieces.
 
-use super::blocks::{BlockKey, FileRef, Haste, Source, landed, slice};
+use super::blocks::{BlockKey, FileRef, Haste, Source, cut_of, landed};
 use super::flight::Flight;
+use super::parts::{Cut, Part as Given, Parts, Place};
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
@@ -21,6 +22,10 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of a piece; the last of a file is shorter.
 const PIECE_BYTES: u64 = RANGE_ALIGN;
+
+/// Pieces of a block.
+pub(super) const BLOCK_PIECES: usize = 256;
+const _: () = assert!(BLOCK_PIECES as u64 * PIECE_BYTES == BLOCK_BYTES);
 
 /// What holding a piece costs besides its bytes: its places in the cache's maps and queues (measured
 /// at about 300 B with glibc's allocator).
@@ -53,7 +58,19 @@ impl Part<'_> {
     }
 
     /// Puts `held`, which are all the pieces, together.
-    fn join(&self, held: &[Block]) -> Bytes {
+    fn join(&self, held: &[Block]) -> Cut {
+        let first = self.block * BLOCK_PIECES as u64;
+        let given = |(piece, held): (u64, &Block)| Given {
+            place: Place::Piece(first + piece),
+            hash: held.hash,
+        };
+        Cut {
+            bytes: self.joined(held),
+            parts: self.pieces().zip(held).map(given).collect::<Parts>(),
+        }
+    }
+
+    fn joined(&self, held: &[Block]) -> Bytes {
         let cut = |(piece, held): (u64, &Block)| {
             let whole = self.piece_range(piece);
             let from = self.range.start.max(whole.start) - whole.start;
@@ -82,12 +99,7 @@ enum Claim {
 
 impl ReadPath {
     /// The bytes of `range`, which lies within block `block`, if all its pieces are cached.
-    pub(super) fn pieces_now(
-        &self,
-        file: &FileRef,
-        block: u64,
-        range: &Range<u64>,
-    ) -> Option<Bytes> {
+    pub(super) fn pieces_now(&self, file: &FileRef, block: u64, range: &Range<u64>) -> Option<Cut> {
         let range = range.clone();
         let part = Part { file, block, range };
         let held = part.pieces().map(|piece| self.0.data.get(&part.key(piece)));
@@ -104,11 +116,11 @@ impl ReadPath {
         file: &FileRef,
         block: u64,
         range: &Range<u64>,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Cut, Failure> {
         if self.has_or_awaits(file, block) {
             let wanted = || [block..block + 1, 0..0];
             let whole = self.block(file, block, wanted, Haste::InTurn).await?;
-            return Ok(slice(&whole, block, range));
+            return Ok(cut_of(&whole, block, range));
         }
         let range = range.clone();
         let part = Part { file, block, range };
@@ -232,7 +244,7 @@ impl PiecesFetch {
             }
             Err(failure) => failure,
         };
-        self.inner.look_again_after(&failure, &self.file.path);
+        self.inner.look_again_after(&failure, &self.file);
         self.fail_rest(&failure);
     }
 

@@ -6,9 +6,9 @@ use super::lease::least_for_child;
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest, ReadRequest,
-    ReadStream, StatAnswers, XattrList,
+    Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
+    FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest,
+    ReadRequest, ReadStream, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -67,6 +67,22 @@ impl Files for ReadPath {
         .boxed()
     }
 
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        let this = self.clone();
+        async move {
+            let path = parent.join(&name).map_err(|invalid| {
+                Failure::new(FailureKind::NameTooLong, format!("{parent}: {invalid}"))
+            })?;
+            this.attributes_unlike(&path, denied).await
+        }
+        .boxed()
+    }
+
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         if request.through {
             return self.0.source.read(request);
@@ -98,8 +114,8 @@ impl Files for ReadPath {
             let block = request.block();
             let range = request.offset..request.offset + request.len;
             let file = FileRef::new(request.path, request.version, request.size, request.content);
-            let bytes = this.pieces(&file, block, &range).await?;
-            Ok(RangeAnswer::of(bytes))
+            let cut = this.pieces(&file, block, &range).await?;
+            Ok(RangeAnswer::of(cut.bytes))
         }
         .boxed()
     }

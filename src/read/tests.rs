@@ -91,7 +91,6 @@ impl Source {
             mtime: time,
             ctime: time,
             version: Version::from_data([state; 16]),
-            provisional: false,
             link_target: None,
             content: self.indexed.get(name).copied(),
         })
@@ -732,4 +731,5 @@ mod bundles;
 mod contents;
 mod leases;
 mod ranges;
+mod renewed;
 mod siblings;

@@ -72,7 +72,7 @@ impl Urgent {
     async fn run(self) {
         let outcome = self.fetch().await;
         if let Err(failure) = &outcome {
-            self.inner.look_again_after(failure, &self.file.path);
+            self.inner.look_again_after(failure, &self.file);
         }
         self.end(outcome);
     }

@@ -469,6 +469,51 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
     }
 }
 
+/// What the disk gives back is held against the hashes of what was written, before the kernel can get
+/// the file: with a byte changed while it lay in `tmp`, and with one missing.
+#[test]
+fn a_whole_file_is_read_and_checked_before_it_is_handed_over() {
+    let size = BLOCK_BYTES + 9;
+    let file = FileRef::new(path("/a"), Version::from_data([7; 16]), size, None);
+    let bytes = Bytes::from(content(1, size));
+    let blocks = [bytes.slice(..1 << 20), bytes.slice(1 << 20..)];
+    let written = |directory: &Path, store: &Store| {
+        let mut writer = store.begin_whole(size).unwrap();
+        for block in &blocks {
+            let hash = ContentHash(*blake3::hash(block).as_bytes());
+            writer.append(block, hash).unwrap();
+        }
+        let temporary = std::fs::read_dir(directory.join("tmp")).unwrap();
+        let temporary = temporary.map(|entry| entry.unwrap().path());
+        let temporary = temporary
+            .max_by_key(|path| path.metadata().unwrap().len())
+            .unwrap();
+        (writer, temporary)
+    };
+    for torn in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path());
+        let (writer, temporary) = written(directory.path(), &store);
+        let mut damaged = std::fs::read(&temporary).unwrap();
+        assert_eq!(damaged, bytes);
+        match torn {
+            true => damaged.truncate(1 << 20),
+            false => damaged[5] ^= 1,
+        }
+        std::fs::write(&temporary, damaged).unwrap();
+        assert!(writer.finish(&file).is_err());
+        store.flush();
+        assert!(matches!(store.whole(&file), Whole::Absent));
+        assert!(!temporary.exists(), "nothing is left");
+        let (writer, _) = written(directory.path(), &store);
+        writer.finish(&file).unwrap();
+        let Whole::Ready(ready) = store.whole(&file) else {
+            panic!("written whole")
+        };
+        assert_eq!(ready.blocks.len(), 2);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
@@ -482,7 +527,9 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
     let mut writer = store.begin_whole(size).unwrap();
     for start in (0..bytes.len()).step_by(1 << 20) {
         let end = bytes.len().min(start + (1 << 20));
-        writer.append(&bytes.slice(start..end)).unwrap();
+        let block = bytes.slice(start..end);
+        let hash = ContentHash(*blake3::hash(&block).as_bytes());
+        writer.append(&block, hash).unwrap();
     }
     writer.finish(&file).unwrap();
     assert!(matches!(store.whole(&file), Whole::Ready(_)));

@@ -1,7 +1,8 @@
 //! Whole files for passthrough opens: the kernel reads the store's own file.
 //!
-//! Such a file is written from verified blocks, once, and has the hash of their hashes as its name. After
-//! a restart it is read and checked before it is handed to the kernel for the first time.
+//! Such a file is written from verified blocks, once, and has the hash of their hashes as its name. Before
+//! it is handed to the kernel for the first time all of it is read from the descriptor that the kernel will
+//! get, and each block is compared with its hash: when it has just been written, and after a restart.
 
 use super::catalog::{Held, Place};
 use super::content;
@@ -14,11 +15,20 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// A complete file of which each block was read and found right; it can only be read.
+#[derive(Clone, Debug)]
+pub struct Verified {
+    /// The file.
+    pub file: Arc<OwnedFd>,
+    /// The hashes of its blocks.
+    pub blocks: Arc<[ContentHash]>,
+}
+
 /// How a file version is held for passthrough.
 #[derive(Debug)]
 pub enum Whole {
-    /// Complete and verified; it can only be read.
-    Ready(Arc<OwnedFd>),
+    /// Complete and verified.
+    Ready(Verified),
     /// From before this process: [`Store::verify_whole`] it first.
     Unverified,
     /// Not at all.
@@ -41,7 +51,10 @@ impl Store {
     #[must_use]
     pub fn whole(&self, file: &FileRef) -> Whole {
         match self.0.shared.catalog.whole_of(file) {
-            Some((_, held)) => held.open.map_or(Whole::Unverified, Whole::Ready),
+            Some((_, held)) => match (held.open, held.blocks) {
+                (Some(file), Some(blocks)) => Whole::Ready(Verified { file, blocks }),
+                _ => Whole::Unverified,
+            },
             None => Whole::Absent,
         }
     }
@@ -116,23 +129,33 @@ fn check(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errn
 }
 
 impl WholeWriter {
-    /// Appends the next block, verified. All but the last are [`BLOCK_BYTES`] long. Blocks.
+    /// Appends the next block, whose hash is `hash`. All but the last are [`BLOCK_BYTES`] long. Blocks.
     ///
     /// # Errors
     /// The disk's.
-    pub fn append(&mut self, block: &Bytes) -> Result<(), Errno> {
+    pub fn append(&mut self, block: &Bytes, hash: ContentHash) -> Result<(), Errno> {
         content::write_pieces(&self.file, self.len, std::slice::from_ref(block))?;
         self.len += block.len() as u64;
-        self.hashes
-            .push(ContentHash(*blake3::hash(block).as_bytes()));
+        self.hashes.push(hash);
         Ok(())
     }
 
-    /// Gives the complete file its place among the content of `file`. Blocks.
+    /// Reads the complete file, checks each block, and gives it its place among the content of `file`.
+    /// Blocks.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's; `IO` if it does not give back what was written: then nothing is kept.
     pub fn finish(mut self, file: &FileRef) -> Result<Arc<OwnedFd>, Errno> {
+        let shared = &self.store.0.shared;
+        let open = match &self.temporary {
+            Some(temporary) => Arc::new(shared.directory.open_temporary(temporary)?),
+            None => return Err(Errno::INVAL),
+        };
+        if !check(&open, self.len, &self.hashes)? {
+            count(&shared.counters.damaged);
+            tracing::warn!(path = %file.path, "the disk does not give back what was written: dropped");
+            return Err(Errno::IO);
+        }
         let Some(temporary) = self.temporary.take() else {
             return Err(Errno::INVAL);
         };
@@ -141,8 +164,6 @@ impl WholeWriter {
             hasher.update(&hash.0);
         }
         let name = ContentHash(*hasher.finalize().as_bytes());
-        let shared = &self.store.0.shared;
-        let open = Arc::new(shared.directory.open_temporary(&temporary)?);
         self.store.0.writer.whole(PutWhole {
             file: file.id(),
             moment: self.moment,

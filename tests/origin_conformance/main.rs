@@ -11,6 +11,7 @@ mod capabilities;
 mod examine;
 mod faults;
 mod faulty_server;
+mod filesystems;
 mod fixtures;
 mod pages;
 mod posix;

@@ -45,7 +45,14 @@ async fn stat(files: &Origins, file: &str) -> Result<Attributes, Failure> {
         Some((parent, name)) => (parent, Bytes::copy_from_slice(name)),
         None => (path(""), Bytes::new()),
     };
-    files.stat(parent, vec![name]).await?.value.remove(0)
+    loop {
+        let looked = files.stat(parent.clone(), vec![name.clone()]).await?;
+        let found = looked.value.into_iter().next().expect("one answer")?;
+        if found.version.is_settled() {
+            return Ok(found);
+        }
+        tokio::time::sleep(found.granularity() + std::time::Duration::from_millis(10)).await;
+    }
 }
 
 async fn blocks(

@@ -178,8 +178,9 @@ fn storage_that_hangs_costs_misses_only() {
         forget_pages(&file);
         let start = Instant::now();
         assert!(fs::read(&hit).unwrap() == noise(0, 10_000));
+        // A hit that waited for storage would wait for the request time-out.
         assert!(
-            start.elapsed() < Duration::from_millis(500),
+            start.elapsed() < Duration::from_secs(3),
             "{:?}",
             start.elapsed()
         );

@@ -126,7 +126,8 @@ impl Session {
             .map_err(MountError::Handshake)
             .map_err(undo)?;
         let ended = Ended::new();
-        notifier::start(commands, device, backend, Arc::clone(&push))
+        let by_name = options.prune_by_name;
+        notifier::start(commands, device, backend, Arc::clone(&push), by_name)
             .and_then(|_thread_ends_on_stop| {
                 run(
                     session,

@@ -223,8 +223,12 @@ async fn respond(
             answer.count_request();
             answer.listing(listing).await
         }
-        Request::Stat { parent, names } => {
-            let answers = files().stat(parent, names).await;
+        Request::Stat {
+            parent,
+            names,
+            denied,
+        } => {
+            let answers = files().stat_unlike(parent, names, denied).await;
             answer.count_request();
             answer.stat(answers).await
         }

@@ -7,7 +7,7 @@ use super::{
 use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
 use crate::freshness::ListingDigest;
 use crate::homes::ItemRequest;
-use crate::item::{Attributes, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath};
+use crate::item::{Attributes, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath, Version};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -63,6 +63,8 @@ pub enum Request {
         parent: ItemPath,
         /// Names in it; the empty one is the directory itself.
         names: Vec<Bytes>,
+        /// Of one name: [`crate::Files::stat_again`], a version that storage has denied.
+        denied: Option<Version>,
     },
     /// [`crate::Files::read`]: answered by data and end frames.
     Read(ReadRequest),
@@ -287,7 +289,12 @@ impl Request {
                 }
                 Ok(())
             }
-            Self::Stat { names, .. } => check_names(names),
+            Self::Stat { names, denied, .. } => match (denied, names.len()) {
+                (Some(_), 0 | 2..) => Err(WireError::Impossible(
+                    "a version denied of no name, or of several",
+                )),
+                _ => check_names(names),
+            },
             Self::Read(request) => check_read(request),
             Self::ReadRange(request) => match request.fault() {
                 Some(fault) => Err(WireError::Impossible(fault)),

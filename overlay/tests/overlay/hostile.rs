@@ -285,10 +285,12 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
         request(&Request::Stat {
             parent: dir.clone(),
             names: vec![Bytes::new(); 5000],
+            denied: None,
         }),
         request(&Request::Stat {
             parent: dir,
             names: vec![Bytes::from_static(b"a/b")],
+            denied: None,
         }),
         request(&Request::Read(endless)),
         request(&Request::ReportsBelow { tree: 0, budget_ms }),

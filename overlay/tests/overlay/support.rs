@@ -59,7 +59,6 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::of(&size.to_le_bytes()),
-        provisional: false,
         link_target: None,
         content: None,
     }

@@ -44,7 +44,10 @@ fn the_defaults() {
     assert_eq!(settings.cache.memory_bytes, (64 << 30) / 20);
     assert_eq!(
         settings.cache.memory_bytes,
-        settings.cache.data_bytes + settings.cache.attributes_bytes + settings.cache.listings_bytes
+        settings.cache.data_bytes
+            + settings.cache.attributes_bytes
+            + settings.cache.listings_bytes
+            + settings.cache.inodes_bytes
     );
     assert_eq!(settings.whole_file_max, 64 << 20);
     assert_eq!(settings.bypass_above, None);

@@ -5,9 +5,12 @@ use super::{HELD_UNIT, Inner};
 use crate::dataset::slots::{STRIPE_BYTES, items_of, slot_of, stripe_len};
 use crate::job::{ItemOutcome, JobActivity};
 use crate::num::to_usize;
-use crate::read::{FileId, FileRef};
-use bytes::{Bytes, BytesMut};
-use copperfs_overlay::{Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN};
+use crate::read::{Cut, FileId, FileRef, Part, Place};
+use bytes::Bytes;
+use copperfs_overlay::{
+    BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN, Standing,
+    Version,
+};
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,8 +60,11 @@ struct State {
 }
 
 struct Held {
+    version: Version,
     stripe: u64,
     bytes: Bytes,
+    /// Of all the bytes.
+    part: Part,
     /// Its room.
     _room: OwnedSemaphorePermit,
 }
@@ -82,6 +88,18 @@ struct Run {
     len: u64,
 }
 
+impl Run {
+    /// It, with the hash of its bytes; the block of a file that has no other is called so.
+    fn part(self, file: &FileRef, hash: ContentHash) -> Part {
+        let Self { offset, len, .. } = self;
+        let place = match file.size <= BLOCK_BYTES && len == file.size {
+            true => Place::Block(0),
+            false => Place::Run { offset, len },
+        };
+        Part { place, hash }
+    }
+}
+
 impl fmt::Debug for OpenDatasetFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenDatasetFile")
@@ -100,38 +118,50 @@ impl OpenDatasetFile {
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, if the item was brought here whole.
+    /// `file` is the one that was opened, in the version that is wanted.
     #[must_use]
-    pub fn read_now(&self, offset: u64, size: u32) -> Option<Bytes> {
+    pub fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let mut runs = self.0.runs(offset, size);
         let run = runs.next()?;
         if runs.next().is_some() {
             return None;
         }
-        self.0.held(run)
+        self.0.held(file, run)
     }
 
-    /// Bytes from `offset`, `size` of them or up to the file's end. Waits for tokens where storage has
-    /// to be read and the job has none. May be cancelled.
+    /// Bytes from `offset`, `size` of them or up to the file's end, of the version that `file` names.
+    /// Waits for tokens where storage has to be read and the job has none. May be cancelled.
     ///
     /// # Errors
-    /// `Stale` when the file is no longer of the version that was opened; what its home failed with, or
-    /// this node itself when no home can be reached.
-    pub async fn read(&self, offset: u64, size: u32) -> Result<Bytes, Failure> {
+    /// `Stale` when the file is no longer of that version; what its home failed with, or this node itself
+    /// when no home can be reached.
+    pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
         let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
-        let mut runs = open.runs(offset, size).peekable();
-        let Some(first) = runs.next() else {
-            return Ok(Bytes::new());
+        let mut cuts = Vec::with_capacity(1);
+        for run in open.runs(offset, size) {
+            cuts.push(open.read_run(file, run).await?);
+        }
+        Ok(Cut::joined(cuts))
+    }
+
+    /// The hash of `len` bytes of `file` from `offset`, a run that [`OpenDatasetFile::read`] has given
+    /// out under another version: asked of its home, and paid, like any other.
+    ///
+    /// # Errors
+    /// As [`OpenDatasetFile::read`].
+    pub async fn hash(
+        &self,
+        file: &FileRef,
+        offset: u64,
+        len: u64,
+    ) -> Result<ContentHash, Failure> {
+        let run = Run {
+            stripe: offset / STRIPE_BYTES,
+            offset,
+            len,
         };
-        let bytes = open.read_run(first).await?;
-        if runs.peek().is_none() {
-            return Ok(bytes);
-        }
-        let mut all = BytesMut::from(bytes);
-        for run in runs {
-            all.extend_from_slice(&open.read_run(run).await?);
-        }
-        Ok(all.freeze())
+        Ok(self.0.ask(file, run).await?.1)
     }
 }
 
@@ -162,35 +192,35 @@ impl Open {
     }
 
     /// The bytes of a run out of the item that is held.
-    fn held(&self, run: Run) -> Option<Bytes> {
+    fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
         let mut state = self.state();
         let held = state
             .held
             .as_ref()
-            .filter(|held| held.stripe == run.stripe)?;
+            .filter(|held| held.stripe == run.stripe && held.version == file.version)?;
         let from = to_usize(run.offset % STRIPE_BYTES);
         let bytes = held.bytes.get(from..from + to_usize(run.len))?;
-        let bytes = held.bytes.slice_ref(bytes);
+        let cut = Cut::of(held.bytes.slice_ref(bytes), held.part);
         self.give(&mut state, run);
-        Some(bytes)
+        Some(cut)
     }
 
-    async fn read_run(&self, run: Run) -> Result<Bytes, Failure> {
-        if let Some(bytes) = self.held(run) {
-            return Ok(bytes);
+    async fn read_run(&self, file: &FileRef, run: Run) -> Result<Cut, Failure> {
+        if let Some(cut) = self.held(file, run) {
+            return Ok(cut);
         }
         if self.goes_on(run) {
             let _turn = self.turn.lock().await;
-            if let Some(bytes) = self.held(run) {
-                return Ok(bytes);
+            if let Some(cut) = self.held(file, run) {
+                return Ok(cut);
             }
-            if self.bring(run.stripe).await?
-                && let Some(bytes) = self.held(run)
+            if self.bring(file, run.stripe).await?
+                && let Some(cut) = self.held(file, run)
             {
-                return Ok(bytes);
+                return Ok(cut);
             }
         }
-        self.read_alone(run).await
+        self.read_alone(file, run).await
     }
 
     /// Whether the whole item is worth bringing for `run`: it is small, or is read from its beginning
@@ -201,7 +231,7 @@ impl Open {
     }
 
     /// Brings a whole item here; false when there is no room for it.
-    async fn bring(&self, stripe: u64) -> Result<bool, Failure> {
+    async fn bring(&self, file: &FileRef, stripe: u64) -> Result<bool, Failure> {
         let len = stripe_len(self.begun.file.size, stripe);
         let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
         // What was held makes room first.
@@ -216,42 +246,49 @@ impl Open {
             offset,
             len,
         };
-        let bytes = self.ask(run).await?;
+        let (bytes, hash) = self.ask(file, run).await?;
         self.state().held = Some(Held {
+            version: file.version,
             stripe,
             bytes,
+            part: run.part(file, hash),
             _room: room,
         });
         Ok(true)
     }
 
-    /// Reads `run` and nothing else but what aligns it.
-    async fn read_alone(&self, run: Run) -> Result<Bytes, Failure> {
-        let aligned = run.offset - run.offset % RANGE_ALIGN;
-        let end = (run.offset + run.len).next_multiple_of(RANGE_ALIGN);
-        let stripe_end = (run.stripe + 1).saturating_mul(STRIPE_BYTES);
-        let end = end.min(self.begun.file.size).min(stripe_end);
+    /// Reads `run` and nothing else but what aligns it. A file of one block comes whole: what was given
+    /// out of it is then one hash.
+    async fn read_alone(&self, file: &FileRef, run: Run) -> Result<Cut, Failure> {
+        let (mut start, mut end) = (0, file.size);
+        if file.size > BLOCK_BYTES {
+            start = run.offset - run.offset % RANGE_ALIGN;
+            let stripe_end = (run.stripe + 1).saturating_mul(STRIPE_BYTES);
+            end = (run.offset + run.len).next_multiple_of(RANGE_ALIGN);
+            end = end.min(file.size).min(stripe_end);
+        }
         let wanted = Run {
             stripe: run.stripe,
-            offset: aligned,
-            len: end - aligned,
+            offset: start,
+            len: end - start,
         };
-        let bytes = self.ask(wanted).await?;
+        let (bytes, hash) = self.ask(file, wanted).await?;
         self.give(&mut self.state(), run);
-        let from = to_usize(run.offset - aligned);
-        Ok(bytes.slice(from..from + to_usize(run.len)))
+        let from = to_usize(run.offset - start);
+        let bytes = bytes.slice(from..from + to_usize(run.len));
+        Ok(Cut::of(bytes, wanted.part(file, hash)))
     }
 
-    /// Asks for `run`, and notes what it cost.
-    async fn ask(&self, run: Run) -> Result<Bytes, Failure> {
+    /// Asks for `run`, and notes what it cost. Gives the bytes and their hash.
+    async fn ask(&self, file: &FileRef, run: Run) -> Result<(Bytes, ContentHash), Failure> {
         let started = Instant::now();
-        let (bytes, cost) = self.begun.fetch(run).await?;
+        let (bytes, hash, cost) = self.begun.fetch(file, run).await?;
         let mut state = self.state();
         let current = self.current(&mut state, run.stripe, started);
         current.outcome.cached &= cost.cached;
         current.outcome.charged += cost.charged;
         current.outcome.admitted |= cost.admitted;
-        Ok(bytes)
+        Ok((bytes, hash))
     }
 
     /// The item that is being read is that of `stripe`; another one is done with.
@@ -321,9 +358,13 @@ impl Drop for Open {
     }
 }
 
-/// What an item is called among the jobs of this node.
-fn item_hash(file: &FileRef, stripe: u64) -> u64 {
-    let id = FileId::of_place(&file.path, file.version);
+/// What an item is called among the jobs of this node: the same after a change of its status.
+pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
+    let version = file
+        .version
+        .with_change([0; 8])
+        .standing_as(Standing::Lasting);
+    let id = FileId::of_place(&file.path, version);
     let (low, _) = id.as_bytes().split_at(8);
     let low = low.try_into().map_or(0, u64::from_le_bytes);
     // Spread, so that the stripes of two files do not meet.
@@ -337,13 +378,15 @@ struct Cost {
     admitted: bool,
 }
 
+type Fetched = (Bytes, ContentHash, Cost);
+
 impl Opened {
-    /// Asks for `run`: its home first, then who comes after it, then this node itself.
-    async fn fetch(&self, run: Run) -> Result<(Bytes, Cost), Failure> {
+    /// Asks for `run` of `file`: its home first, then who comes after it, then this node itself.
+    async fn fetch(&self, file: &FileRef, run: Run) -> Result<Fetched, Failure> {
         let view = self.reader.view();
         let slot = slot_of(&self.file.path, run.stripe);
         let home = view.home(slot);
-        let mut failure = match self.fetch_from(home, run).await {
+        let mut failure = match self.fetch_from(home, file, run).await {
             Err(failure) if failure.kind == FailureKind::Unavailable => failure,
             answered => return answered,
         };
@@ -351,7 +394,7 @@ impl Opened {
             let counter = &self.reader.counters.elsewhere;
             counter.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
-            failure = match self.fetch_from(next, run).await {
+            failure = match self.fetch_from(next, file, run).await {
                 Err(failure) if failure.kind == FailureKind::Unavailable => failure,
                 answered => return answered,
             };
@@ -368,25 +411,27 @@ impl Opened {
     }
 
     /// Asks one node, first with what tokens there are, and then with what it costs.
-    async fn fetch_from(&self, rank: Option<u32>, run: Run) -> Result<(Bytes, Cost), Failure> {
+    async fn fetch_from(
+        &self,
+        rank: Option<u32>,
+        file: &FileRef,
+        run: Run,
+    ) -> Result<Fetched, Failure> {
         let tokens = self.activity.tokens();
         let mut permit = tokens.try_take(run.len);
         for _ in 0..ASKED_MAX {
             let payment = permit.as_ref().map_or(0, |permit| permit.bytes());
             let requests = &self.reader.counters.requests;
             requests.fetch_add(1, Ordering::Relaxed);
-            let answer = self
-                .reader
-                .homes
-                .ask(rank, self.request(run, payment))
-                .await;
+            let request = self.request(file, run, payment);
+            let answer = self.reader.homes.ask(rank, request).await;
             match answer {
                 Ok(ItemAnswer::Bytes {
                     bytes,
+                    hash,
                     cached,
                     charged,
                     admitted,
-                    ..
                 }) => {
                     // Without payment nothing is read from storage.
                     if let Some(permit) = permit {
@@ -397,7 +442,7 @@ impl Opened {
                         charged,
                         admitted: admitted > 0,
                     };
-                    return Ok((bytes, cost));
+                    return Ok((bytes, hash, cost));
                 }
                 Ok(ItemAnswer::Unpaid { cost }) => {
                     if let Some(permit) = permit.take() {
@@ -417,13 +462,13 @@ impl Opened {
         Err(Failure::new(FailureKind::Corrupt, detail))
     }
 
-    fn request(&self, run: Run, payment: u64) -> ItemRequest {
+    fn request(&self, file: &FileRef, run: Run, payment: u64) -> ItemRequest {
         ItemRequest {
             dataset: self.dataset,
-            path: self.file.path.clone(),
-            version: self.file.version,
-            size: self.file.size,
-            content: self.file.content,
+            path: file.path.clone(),
+            version: file.version,
+            size: file.size,
+            content: file.content,
             stripe: run.stripe,
             offset: run.offset,
             len: run.len,

@@ -26,7 +26,9 @@ fn without_time(
         .map(|(path, attributes)| {
             let mut attributes = attributes.take().unwrap();
             // What is young is only so for a moment, and looking changes when it was looked at.
-            attributes.provisional = false;
+            attributes.version = attributes
+                .version
+                .standing_as(copperfs_overlay::Standing::Lasting);
             attributes.atime = attributes.mtime;
             (path.clone(), attributes)
         })

@@ -153,6 +153,7 @@ impl Batch {
         if let Some(dir) = self.state().dir.clone() {
             return Ok(dir);
         }
+        shared.follow_root();
         let dir = shared
             .open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY)
             .map_err(|errno| shared.failure(ACTION, &self.parent, errno))?;
@@ -183,7 +184,7 @@ impl Batch {
         if shared.hangs(ACTION, &path) {
             return Err(shared.too_slow(ACTION, &path));
         }
-        attributes(dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
+        attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 }
 

@@ -30,7 +30,6 @@ prop_compose! {
         sizes: (u64, u64, u32),
         times in (timestamp(), timestamp(), timestamp()),
         version: [u8; 16],
-        provisional: bool,
         link_target in proptest::option::of(bytes()),
         content: Option<[u8; 32]>,
     ) -> Attributes {
@@ -39,7 +38,7 @@ prop_compose! {
             mode: numbers.0, uid: numbers.1, gid: numbers.2, links: numbers.3, device: numbers.4,
             size: sizes.0, blocks: sizes.1, block_size: sizes.2,
             atime: times.0, mtime: times.1, ctime: times.2,
-            version: Version::from_data(version), provisional, link_target,
+            version: Version::from_data(version), link_target,
             content: content.map(ContentHash),
         }
     }
@@ -84,8 +83,16 @@ fn of_files() -> impl Strategy<Value = Request> {
                 limit,
                 known: known.map(ListingDigest),
             }),
-        (path(), proptest::collection::vec(bytes(), 0..20))
-            .prop_map(|(parent, names)| Request::Stat { parent, names }),
+        (
+            path(),
+            proptest::collection::vec(bytes(), 0..20),
+            proptest::option::of(any::<[u8; 16]>())
+        )
+            .prop_map(|(parent, names, denied)| Request::Stat {
+                parent,
+                names,
+                denied: denied.map(Version::from_data),
+            }),
         (
             path(),
             any::<[u8; 16]>(),
@@ -226,9 +233,18 @@ fn names_and_limits_are_bounded() {
         Request::Stat {
             parent: ItemPath::root(),
             names,
+            denied: None,
         }
         .check()
     };
+    for (names, good) in [(0, false), (1, true), (2, false)] {
+        let again = Request::Stat {
+            parent: ItemPath::root(),
+            names: vec![Bytes::from_static(b"a"); names],
+            denied: Some(Version::from_data([1; 16])),
+        };
+        assert_eq!(again.check().is_ok(), good, "{names} names");
+    }
     assert!(stat(vec![Bytes::new(), Bytes::from_static(b"a\xff\n")]).is_ok());
     for bad in [&b".."[..], b".", b"a/b", b"a\0"] {
         assert!(stat(vec![Bytes::from_static(bad)]).is_err());
@@ -266,8 +282,23 @@ fn requests_have_the_bytes_of_the_specification() {
     same(list, &[&[0, 3], b"a/b", &[1, 1, b'x', 0xa0, 0x8d, 6, 0]]);
     let (parent, names) = (path(), vec![Bytes::new(), x()]);
     same(
-        Request::Stat { parent, names },
-        &[&[1, 3], b"a/b", &[2, 0, 1, b'x']],
+        Request::Stat {
+            parent,
+            names,
+            denied: None,
+        },
+        &[&[1, 3], b"a/b", &[2, 0, 1, b'x', 0]],
+    );
+    let (parent, names) = (path(), vec![x()]);
+    let denied = Some(Version::from_data([9; 16]));
+    let version = [&[9; 16][..], &[0; 9]].concat();
+    same(
+        Request::Stat {
+            parent,
+            names,
+            denied,
+        },
+        &[&[1, 3], b"a/b", &[1, 1, b'x', 1], &version],
     );
     let (path_, version, size) = (path(), Version::from_data([9; 16]), 5);
     let (first_block, block_count) = (0, 1);
@@ -428,7 +459,6 @@ fn attributes_have_the_bytes_of_the_specification() {
         mtime: time(1),
         ctime: time(0),
         version: Version::from_data([7; 16]),
-        provisional: true,
         link_target: Some(Bytes::from_static(b"t")),
         content: Some(ContentHash([8; 32])),
     };

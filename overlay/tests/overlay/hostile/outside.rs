@@ -79,6 +79,7 @@ async fn no_question_leads_out_of_the_namespace() {
         let request = Request::Stat {
             parent: path("dir"),
             names,
+            denied: None,
         };
         questions.push(asked(&request));
     }

@@ -1,0 +1,271 @@
+//! Reads that go on when only a file's status changed at the origin.
+//!
+//! `ln`, `chmod` and `chown` move a file's ctime, and so its version; so does a tool that rewrites a file
+//! and restores its mtime. Storage then denies the version that the kernel knows. This module asks for the
+//! attributes again. Where size, mtime and inode stand, it compares all bytes that were given out under the
+//! old version with those of the new one. If they agree, the inode goes on under the new version: the same
+//! number, new attributes, nothing dropped from the page cache. Otherwise the reader gets `ESTALE`, and the
+//! inode stays what it was, with what the caches still have of it.
+//!
+//! Rules
+//! - One comparison an inode at a time, for all of its readers. It ends even if they are killed.
+//! - While it runs, nothing new of the file is given out (see [`crate::read::Given`]).
+//! - A file that changes again meanwhile is compared again, [`ROUNDS_MAX`] times.
+
+use super::data::OpenItem;
+use super::front::{Front, pending};
+use crate::namespace::Inode;
+use crate::num::to_usize;
+use crate::read::{Account, Cut, FileRef, Noted, ReadAhead};
+use bytes::Bytes;
+use copperfs_fuse as fuse;
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind};
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use fuse::{Answer, FsError, Ino};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use std::sync::Arc;
+
+/// How often one comparison follows a file that changes while it is compared, and one read a file whose
+/// version changes while it is read. Then the reader gets `ESTALE`.
+const ROUNDS_MAX: usize = 8;
+
+/// Where the bytes of an open file come from.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// The node's read path.
+    Path,
+    /// Its home, through this open.
+    Item(Arc<dyn OpenItem>),
+}
+
+/// The inode under the version that it has from now on, or why it does not go on.
+type Outcome = Result<Arc<Inode>, FsError>;
+type Flight = Shared<BoxFuture<'static, Outcome>>;
+
+/// The comparisons under way, by inode. Bounded by the inodes that the kernel holds and reads.
+#[derive(Default)]
+pub(super) struct Continuing(DashMap<u64, Flight>);
+
+/// How the comparison with one version ended.
+enum Compared {
+    Equal,
+    Other,
+    /// Storage has denied that version too.
+    Gone,
+}
+
+impl Front {
+    /// Answers a READ of `inode` from `source`, under the version that the file has by then.
+    pub(super) fn read_from(
+        &self,
+        source: Source,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let cut = match &source {
+            Source::Path => self.read.cut_now(&inode.file, offset, size),
+            Source::Item(item) => item.read_now(&inode.file, offset, size),
+        };
+        if let Some(cut) = cut
+            && inode.given.note(cut.parts.iter()) == Noted::Yes
+        {
+            if matches!(source, Source::Path) {
+                self.read
+                    .read_ahead(&inode.file, &inode.ahead, offset, size);
+            }
+            return Answer::Ready(Ok(cut.bytes));
+        }
+        let this = self.clone();
+        pending(async move { this.read_on(source, inode, offset, size).await })
+    }
+
+    async fn read_on(
+        &self,
+        source: Source,
+        mut inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Result<Bytes, FsError> {
+        for _ in 0..ROUNDS_MAX {
+            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
+                // Homes keep nothing of a version that has not settled.
+                inode = self.go_on(&inode, source.clone()).await?;
+                continue;
+            }
+            let cut = match &source {
+                Source::Path => {
+                    let reading = self.read.cut(&inode.file, &inode.ahead, offset, size);
+                    reading.await
+                }
+                Source::Item(item) => item.read(&inode.file, offset, size).await,
+            };
+            match cut {
+                Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
+                    Noted::Yes => return Ok(bytes),
+                    Noted::Differs => {
+                        let detail = "other bytes than those given out before, of one version";
+                        let failure = Failure::new(FailureKind::Stale, detail);
+                        tracing::warn!(path = %inode.path(), %failure, "a file changed without a trace");
+                        return Err(self.refuse(&inode, &failure).await);
+                    }
+                    Noted::Frozen => {}
+                },
+                Err(failure) if is_denied(&failure) => {}
+                Err(failure) => return Err(self.refuse(&inode, &failure).await),
+            }
+            inode = self.go_on(&inode, source.clone()).await?;
+        }
+        Err(self.stale(&inode).await)
+    }
+
+    /// The inode under the version that storage has now: waits for the comparison, which it begins if none
+    /// is under way.
+    async fn go_on(&self, inode: &Arc<Inode>, source: Source) -> Outcome {
+        let number = inode.number;
+        let flight = match self.continuing.0.entry(number) {
+            Entry::Occupied(flight) => flight.get().clone(),
+            Entry::Vacant(vacant) => {
+                let (this, inode) = (self.clone(), Arc::clone(inode));
+                let flight = async move {
+                    let outcome = this.compare(inode, source).await;
+                    drop(this.continuing.0.remove(&number));
+                    outcome
+                };
+                let flight = flight.boxed().shared();
+                drop(vacant.insert(flight.clone()));
+                // It ends whatever becomes of its readers: a frozen inode must not stay one.
+                drop(tokio::spawn(flight.clone()));
+                flight
+            }
+        };
+        flight.await
+    }
+
+    /// The flight itself: at its end the ledger of the inode's number is not frozen, or the inode is dead.
+    async fn compare(&self, inode: Arc<Inode>, source: Source) -> Outcome {
+        let now = self.inode(Ino(inode.number))?;
+        if !now.given.is(&inode.given) {
+            // It has gone on since this reader looked.
+            return Ok(now);
+        }
+        let inode = now;
+        if inode.given.is_dead() {
+            return Err(self.stale(&inode).await);
+        }
+        let account = inode.given.freeze();
+        let mut denied = inode.file.version;
+        for _ in 0..ROUNDS_MAX {
+            if account.is_full() {
+                break;
+            }
+            let now = match denied.is_settled() {
+                true => self.read.attributes_unlike(inode.path(), denied).await,
+                // Storage denies it because it is about to settle, or has.
+                false => self.read.settled_attributes_of(inode.path(), &denied).await,
+            };
+            let now = match now {
+                Ok(now) => now.value,
+                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+            };
+            if now.version == denied {
+                let detail = "storage denies the version that it names";
+                let failure = Failure::new(FailureKind::Stale, detail);
+                return Err(self.put_back(&inode, account, &failure).await);
+            }
+            if !inode.may_become(&now) {
+                break;
+            }
+            let file = FileRef::of(inode.path().clone(), &now);
+            match self.compare_with(&file, &account, &source).await {
+                Ok(Compared::Equal) => {
+                    tracing::debug!(path = %inode.path(), from = ?inode.file.version, to = ?now.version, "only its status changed");
+                    let next = self.inodes.move_on(&inode, now, account);
+                    if let Some(notifier) = self.notifier.get() {
+                        notifier.invalidate_attributes(Ino(inode.number)).await;
+                    }
+                    return next.ok_or(FsError::Stale);
+                }
+                Ok(Compared::Other) => break,
+                Ok(Compared::Gone) => denied = now.version,
+                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+            }
+        }
+        inode.given.die();
+        Err(self.stale(&inode).await)
+    }
+
+    /// Leaves the inode what it was before the comparison, which could not be made.
+    async fn put_back(&self, inode: &Inode, account: Account, failure: &Failure) -> FsError {
+        let same = self
+            .inodes
+            .move_on(inode, inode.attributes.clone(), account);
+        drop(same);
+        self.refuse(inode, failure).await
+    }
+
+    async fn compare_with(
+        &self,
+        file: &FileRef,
+        account: &Account,
+        source: &Source,
+    ) -> Result<Compared, Failure> {
+        let agrees = async {
+            let blocks = match source {
+                // All of it was given out as one item.
+                Source::Item(item) if file.size <= BLOCK_BYTES => {
+                    let first = account.blocks().next();
+                    match first {
+                        Some(index) => {
+                            let hash = item.hash(file, 0, file.size).await?;
+                            account.agrees(index, &hash)
+                        }
+                        None => true,
+                    }
+                }
+                _ => self.read.has_given(file, account).await?,
+            };
+            Ok(blocks && self.runs_agree(file, account, source).await?)
+        };
+        match agrees.await {
+            Ok(true) => Ok(Compared::Equal),
+            Ok(false) => Ok(Compared::Other),
+            Err(failure) if is_denied(&failure) => Ok(Compared::Gone),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn runs_agree(
+        &self,
+        file: &FileRef,
+        account: &Account,
+        source: &Source,
+    ) -> Result<bool, Failure> {
+        let runs: Vec<_> = account.runs().collect();
+        for (offset, len) in runs {
+            let hash = match source {
+                Source::Item(item) => item.hash(file, offset, len).await?,
+                Source::Path => {
+                    let size = u32::try_from(len).unwrap_or(u32::MAX);
+                    let ahead = ReadAhead::default();
+                    let cut = self.read.cut(file, &ahead, offset, size).await?;
+                    if cut.bytes.len() != to_usize(len) {
+                        return Ok(false);
+                    }
+                    ContentHash(*blake3::hash(&cut.bytes).as_bytes())
+                }
+            };
+            if !account.run_agrees((offset, len), &hash) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Whether storage says that the file has no longer the version that was asked for.
+fn is_denied(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
+}

@@ -1,0 +1,488 @@
+//! What of a file was given out: the hashes of the bytes that readers and the kernel hold.
+//!
+//! Purpose: when the origin's records show that only the file's status changed, the bytes given out so far
+//! are compared with those of the new version. If they agree, readers go on under the new version and can
+//! never hold a mixture. [`Given`] is the ledger of one inode, [`Account`] its content at one moment.
+//!
+//! Rules
+//! - Bytes are noted before they are given out.
+//! - A comparison begins with [`Given::freeze`]. From then on the ledger takes nothing new, so that nothing
+//!   is given out that the comparison does not cover. What is in it already may be given out again.
+//! - A ledger that is full says so: then nothing can be compared, and the file does not go on.
+//! - One block or run never has two hashes: bytes that differ from those given out before, under the same
+//!   version, are not given out.
+//!
+//! Memory: what a ledger takes is counted in the [`Meter`] that it was made with, until it is dropped.
+//!
+//! Pure: no I/O, no clock. A second read of a one-block file takes no lock and allocates nothing.
+
+use super::parts::{Part, Place};
+use super::pieces::BLOCK_PIECES;
+use copperfs_overlay::ContentHash;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Blocks noted for one file: 8 GiB, in 192 KiB of memory. With more the ledger is full.
+pub const BLOCKS_MAX: usize = 8192;
+/// Blocks of one file of which pieces are noted, in 224 KiB of memory. With more the ledger is full.
+pub const SCATTERED_MAX: usize = 4096;
+/// Runs noted for one file, in 128 KiB of memory: 16 GiB of whole stripes. With more the ledger is full.
+pub const RUNS_MAX: usize = 4096;
+
+/// What a ledger takes while at most one block was given out, with the allocator's share.
+const STATE_BYTES: u64 = 112;
+/// What more than that begins with.
+const LEDGER_BYTES: u64 = 144;
+
+/// 128 bits of a hash. They only have to tell bytes apart that an origin has served under one name.
+type Short = [u8; 16];
+
+fn short(hash: &ContentHash) -> Short {
+    let mut short = [0; 16];
+    short.copy_from_slice(&hash.0[..16]);
+    short
+}
+
+/// What becomes of bytes that are about to be given out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Noted {
+    /// They may be.
+    Yes,
+    /// A comparison has begun, and they are not part of it.
+    Frozen,
+    /// Others were given out in their place before.
+    Differs,
+}
+
+/// Bytes that ledgers take, all together, and whatever else is counted there.
+pub type Meter = Arc<AtomicU64>;
+
+/// The ledger of one inode: see the module. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Given(Option<Arc<State>>);
+
+#[derive(Debug)]
+struct State {
+    meter: Meter,
+    /// What of the meter is its own.
+    bytes: AtomicU64,
+    /// The file has at most one block.
+    single: bool,
+    /// The file turned out to be another one: it never goes on.
+    dead: AtomicBool,
+    /// The block of a file that has only one; `None`: frozen before it was given out.
+    one: OnceLock<Option<Short>>,
+    /// Everything else.
+    more: OnceLock<Box<Mutex<Ledger>>>,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    account: Account,
+    frozen: bool,
+}
+
+/// What was given out of one file, at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Account {
+    /// Blocks by their index, in order.
+    blocks: Vec<(u64, Short)>,
+    /// Blocks of which pieces were given out, in order.
+    scattered: Vec<Scattered>,
+    /// Runs by offset and length, in order.
+    runs: Vec<((u64, u64), Short)>,
+    /// All blocks of the file, handed over at once. `blocks` is empty then.
+    whole: Option<Arc<[ContentHash]>>,
+    /// More was given out than can be noted.
+    full: bool,
+}
+
+/// Pieces of one block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scattered {
+    /// Which block.
+    pub block: u64,
+    /// Which of its pieces, one bit each.
+    pieces: [u64; BLOCK_PIECES / 64],
+    /// The sum of their hashes, each times an odd number that belongs to its place. An odd factor can be
+    /// divided by, so another piece in one place changes the sum like a random number.
+    sum: [u64; 2],
+}
+
+impl Scattered {
+    fn new(block: u64) -> Self {
+        Self {
+            block,
+            pieces: [0; BLOCK_PIECES / 64],
+            sum: [0; 2],
+        }
+    }
+
+    fn has(&self, piece: usize) -> bool {
+        self.pieces[piece / 64] & (1 << (piece % 64)) != 0
+    }
+
+    fn add(&mut self, piece: usize, hash: &ContentHash) {
+        self.pieces[piece / 64] |= 1 << (piece % 64);
+        let factor = 2 * piece as u128 + 1;
+        let hash = u128::from_le_bytes(short(hash)).wrapping_mul(factor);
+        let sum = self.total().wrapping_add(hash);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let halves = [sum as u64, (sum >> 64) as u64];
+        self.sum = halves;
+    }
+
+    fn total(&self) -> u128 {
+        u128::from(self.sum[0]) | u128::from(self.sum[1]) << 64
+    }
+
+    /// The pieces of the block, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = u64> {
+        (0..BLOCK_PIECES)
+            .filter(|piece| self.has(*piece))
+            .map(|piece| piece as u64)
+    }
+
+    /// Whether these are the hashes of [`Scattered::pieces`], in the same order.
+    #[must_use]
+    pub fn agrees(&self, hashes: &[ContentHash]) -> bool {
+        let mut other = Self::new(self.block);
+        for (piece, hash) in (0..BLOCK_PIECES)
+            .filter(|piece| self.has(*piece))
+            .zip(hashes)
+        {
+            other.add(piece, hash);
+        }
+        other == *self
+    }
+}
+
+impl Account {
+    /// Whether nothing was given out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether more was given out than is noted.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// The blocks that were given out, in order.
+    pub fn blocks(&self) -> impl Iterator<Item = u64> {
+        let whole = self.whole.iter().flat_map(|whole| 0..whole.len() as u64);
+        self.blocks.iter().map(|(index, _)| *index).chain(whole)
+    }
+
+    /// Whether block `index`, which was given out, has this hash.
+    #[must_use]
+    pub fn agrees(&self, index: u64, hash: &ContentHash) -> bool {
+        self.block(index) == Some(short(hash))
+    }
+
+    /// The blocks of which pieces were given out.
+    #[must_use]
+    pub fn scattered(&self) -> &[Scattered] {
+        &self.scattered
+    }
+
+    /// The runs that were given out, by offset and length.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.runs.iter().map(|(run, _)| *run)
+    }
+
+    /// Whether the run, which was given out, has this hash.
+    #[must_use]
+    pub fn run_agrees(&self, run: (u64, u64), hash: &ContentHash) -> bool {
+        let at = self.runs.binary_search_by_key(&run, |(run, _)| *run);
+        at.is_ok_and(|at| self.runs[at].1 == short(hash))
+    }
+
+    /// Bytes of memory that it takes besides itself. What [`Given::note_whole`] was given is shared with
+    /// others, and not counted.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.blocks.capacity() * size_of::<(u64, Short)>()
+            + self.scattered.capacity() * size_of::<Scattered>()
+            + self.runs.capacity() * size_of::<((u64, u64), Short)>()
+    }
+
+    fn block(&self, index: u64) -> Option<Short> {
+        if let Some(whole) = &self.whole {
+            return whole.get(usize::try_from(index).ok()?).map(short);
+        }
+        let at = self
+            .blocks
+            .binary_search_by_key(&index, |(index, _)| *index);
+        at.ok().map(|at| self.blocks[at].1)
+    }
+
+    /// What it says of `part`; `None`: nothing.
+    fn says(&self, part: &Part) -> Option<Noted> {
+        let noted = |known: Short| match known == short(&part.hash) {
+            true => Noted::Yes,
+            false => Noted::Differs,
+        };
+        match part.place {
+            Place::Block(index) => self.block(index).map(noted),
+            Place::Piece(piece) => {
+                let (block, piece) = split(piece);
+                let at = self.scattered.binary_search_by_key(&block, |row| row.block);
+                at.is_ok_and(|at| self.scattered[at].has(piece))
+                    .then_some(Noted::Yes)
+            }
+            Place::Run { offset, len } => {
+                let run = (offset, len);
+                let at = self.runs.binary_search_by_key(&run, |(run, _)| *run);
+                at.ok().map(|at| noted(self.runs[at].1))
+            }
+        }
+    }
+
+    /// Notes `part`, of which it says nothing yet.
+    fn add(&mut self, part: &Part) {
+        match part.place {
+            Place::Block(index) => {
+                let at = self.blocks.partition_point(|(other, _)| *other < index);
+                match self.blocks.len() < BLOCKS_MAX {
+                    true => self.blocks.insert(at, (index, short(&part.hash))),
+                    false => self.full = true,
+                }
+            }
+            Place::Piece(piece) => {
+                let (block, piece) = split(piece);
+                let at = self.scattered.partition_point(|row| row.block < block);
+                if self.scattered.get(at).is_none_or(|row| row.block != block) {
+                    if self.scattered.len() >= SCATTERED_MAX {
+                        self.full = true;
+                        return;
+                    }
+                    self.scattered.insert(at, Scattered::new(block));
+                }
+                self.scattered[at].add(piece, &part.hash);
+            }
+            Place::Run { offset, len } => {
+                let run = (offset, len);
+                let at = self.runs.partition_point(|(other, _)| *other < run);
+                match self.runs.len() < RUNS_MAX {
+                    true => self.runs.insert(at, (run, short(&part.hash))),
+                    false => self.full = true,
+                }
+            }
+        }
+    }
+}
+
+/// The block of a piece, and which of the block's pieces it is.
+fn split(piece: u64) -> (u64, usize) {
+    let pieces = BLOCK_PIECES as u64;
+    let within = usize::try_from(piece % pieces).unwrap_or_default();
+    (piece / pieces, within)
+}
+
+impl Given {
+    /// Of a file from which `account` was given out; `single`: of at most one block.
+    #[must_use]
+    pub fn of(mut account: Account, single: bool, meter: &Meter) -> Self {
+        let state = State {
+            meter: Arc::clone(meter),
+            bytes: AtomicU64::new(0),
+            single,
+            dead: AtomicBool::new(false),
+            one: OnceLock::new(),
+            more: OnceLock::new(),
+        };
+        state.charge(STATE_BYTES);
+        if single
+            && account.whole.is_none()
+            && account.blocks.first().is_some_and(|(index, _)| *index == 0)
+        {
+            let (_, hash) = account.blocks.remove(0);
+            state.one.get_or_init(|| Some(hash));
+        }
+        if !account.is_empty() {
+            state.charge(LEDGER_BYTES + account.heap_bytes() as u64);
+            let ledger = Ledger {
+                account,
+                frozen: false,
+            };
+            state.more.get_or_init(|| Box::new(Mutex::new(ledger)));
+        }
+        Self(Some(Arc::new(state)))
+    }
+
+    /// Of something from which nothing can be given out: it takes nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Notes that bytes cut from `parts` are about to be given out.
+    pub fn note<'a>(&self, parts: impl IntoIterator<Item = &'a Part>) -> Noted {
+        let Some(state) = &self.0 else {
+            return Noted::Frozen;
+        };
+        for part in parts {
+            let noted = match part.place {
+                Place::Block(0) if state.single => state.note_one(part),
+                _ => state.note_more(part),
+            };
+            if noted != Noted::Yes {
+                return noted;
+            }
+        }
+        Noted::Yes
+    }
+
+    /// Notes that all `blocks` of the file are about to be given out.
+    pub fn note_whole(&self, blocks: &Arc<[ContentHash]>) -> Noted {
+        match &self.0 {
+            Some(state) => state.note_whole(blocks),
+            None => Noted::Frozen,
+        }
+    }
+
+    /// Whether nothing was given out, as far as can be seen without stopping anybody.
+    #[must_use]
+    pub fn looks_unread(&self) -> bool {
+        let unread = |state: &Arc<State>| state.one.get().is_none() && state.more.get().is_none();
+        self.0.as_ref().is_none_or(unread)
+    }
+
+    /// Takes nothing new from now on, for good, and says what was given out. To go on, put a new ledger
+    /// in its place.
+    #[must_use]
+    pub fn freeze(&self) -> Account {
+        let Some(state) = &self.0 else {
+            return Account::default();
+        };
+        let one = *state.one.get_or_init(|| None);
+        let mut account = {
+            let mut ledger = state.ledger();
+            ledger.frozen = true;
+            ledger.account.clone()
+        };
+        if let Some(hash) = one {
+            account.blocks.insert(0, (0, hash));
+        }
+        account
+    }
+
+    /// The file turned out to be another one: it never goes on.
+    pub fn die(&self) {
+        if let Some(state) = &self.0 {
+            state.dead.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether it never goes on.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.0.as_ref().is_some_and(|state| state.is_dead())
+    }
+
+    /// Whether `other` is the same ledger.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+impl State {
+    fn note_one(&self, part: &Part) -> Noted {
+        let hash = short(&part.hash);
+        match self.one.get_or_init(|| Some(hash)) {
+            Some(known) if *known == hash => Noted::Yes,
+            Some(_) => Noted::Differs,
+            None => self.frozen(),
+        }
+    }
+
+    /// The answer to bytes that a frozen ledger does not have. A dead file keeps its version for good, so
+    /// its bytes are compared with nothing.
+    fn frozen(&self) -> Noted {
+        match self.is_dead() {
+            true => Noted::Yes,
+            false => Noted::Frozen,
+        }
+    }
+
+    fn note_more(&self, part: &Part) -> Noted {
+        let mut ledger = self.ledger();
+        match ledger.account.says(part) {
+            Some(noted) => noted,
+            None if ledger.frozen => self.frozen(),
+            None if ledger.account.full => Noted::Yes,
+            None => {
+                let before = ledger.account.heap_bytes();
+                ledger.account.add(part);
+                self.charge((ledger.account.heap_bytes() - before) as u64);
+                Noted::Yes
+            }
+        }
+    }
+
+    fn note_whole(&self, blocks: &Arc<[ContentHash]>) -> Noted {
+        if self.single
+            && let Some(hash) = blocks.first()
+        {
+            let (place, hash) = (Place::Block(0), *hash);
+            return self.note_one(&Part { place, hash });
+        }
+        let mut ledger = self.ledger();
+        if let Some(known) = &ledger.account.whole {
+            return match known == blocks {
+                true => Noted::Yes,
+                false => Noted::Differs,
+            };
+        }
+        if ledger.frozen {
+            return self.frozen();
+        }
+        let hash_of = |index: u64| blocks.get(usize::try_from(index).ok()?).map(short);
+        let mut before = ledger.account.blocks.iter();
+        if before.any(|(index, hash)| hash_of(*index) != Some(*hash)) {
+            return Noted::Differs;
+        }
+        ledger.account.blocks = Vec::new();
+        ledger.account.whole = Some(Arc::clone(blocks));
+        Noted::Yes
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    fn charge(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.meter.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Guards the account. Held for one look-up or insertion in sorted lists, never across an await.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        let ledger = self.more.get_or_init(|| {
+            self.charge(LEDGER_BYTES);
+            Box::default()
+        });
+        locked(ledger)
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        self.meter.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Files of which storage has denied the version.
+
+use super::*;
+
+/// A child's read path, its parent's, and storage.
+fn chain(files: &[(&str, usize)]) -> (ReadPath, Arc<Source>) {
+    let (parent, source) = read_path(Source::new(files), options());
+    (alone(&options(), Arc::new(parent)), source)
+}
+
+#[tokio::test]
+async fn no_cache_on_the_way_answers_with_a_version_that_was_denied() {
+    let (child, source) = chain(&[("a", 10), ("b", 10), ("c", 10)]);
+    let (a, b) = (file(&child, "a").await, file(&child, "b").await);
+    source.change("a", b"other text".to_vec());
+    source.change("b", b"other text".to_vec());
+    let now = child.attributes_unlike(&a.path, a.version).await.unwrap();
+    assert_ne!(now.value.version, a.version);
+    assert_eq!(source.stats.lock().unwrap().len(), 1);
+    let again = child.attributes_unlike(&a.path, a.version).await.unwrap();
+    assert_eq!(again.value, now.value);
+    assert_eq!(source.stats.lock().unwrap().len(), 1, "it is known");
+    // A listing that was renewed since answers for the next file, and stays when that one is denied.
+    file(&child, "c").await;
+    let lists = source.lists.load(Ordering::Relaxed);
+    let read = child.read(&b, &ReadAhead::default(), 0, 10).await;
+    assert_eq!(read.unwrap_err().kind, FailureKind::Stale);
+    let now = child.attributes_unlike(&b.path, b.version).await.unwrap();
+    assert_ne!(now.value.version, b.version);
+    assert_eq!(source.stats.lock().unwrap().len(), 1);
+    file(&child, "c").await;
+    assert_eq!(source.lists.load(Ordering::Relaxed), lists);
+}
+
+#[tokio::test]
+async fn one_question_is_asked_for_all_that_were_denied() {
+    let (child, source) = chain(&[("a", 10)]);
+    let a = file(&child, "a").await;
+    source.change("a", b"other text".to_vec());
+    let ask = || child.attributes_unlike(&a.path, a.version);
+    let all = futures_util::future::join_all((0..20).map(|_| ask())).await;
+    assert!(all.iter().all(Result::is_ok));
+    assert_eq!(source.stats.lock().unwrap().len(), 1);
+    source.files.lock().unwrap().clear();
+    let now = all[0].as_ref().unwrap().value.version;
+    let gone = child.attributes_unlike(&a.path, now).await.unwrap_err();
+    assert_eq!(gone.kind, FailureKind::NotFound);
+}
+
+/// What was given out of one version, in blocks, in pieces, and as they come, is compared with another.
+#[tokio::test]
+async fn a_version_has_what_was_given_out_of_another_or_not() {
+    const SIZE: usize = 5 << 20;
+    for whole_file_max in [0, u64::MAX] {
+        let options = ReadOptions {
+            whole_file_max,
+            ..options()
+        };
+        let (path, source) = read_path(Source::new(&[("f", SIZE)]), options);
+        let old = file(&path, "f").await;
+        let given = Given::of(Account::default(), false, &Meter::default());
+        for (offset, len) in [(5_000, 100), (1 << 20, 1 << 20), ((3 << 20) - 10, 20)] {
+            let cut = path.cut(&old, &ReadAhead::default(), offset, len).await;
+            let cut = cut.unwrap();
+            assert_eq!(cut.bytes.len(), usize::try_from(len).unwrap());
+            assert_eq!(given.note(cut.parts.iter()), Noted::Yes);
+            let again = path.cut_now(&old, offset, len).unwrap();
+            assert_eq!(given.note(again.parts.iter()), Noted::Yes);
+        }
+        let account = given.freeze();
+        let same = source.content("f");
+        for (at, agrees) in [
+            (None, true),
+            (Some((2 << 20) - 1), false),
+            (Some(5_050), false),
+            (Some(3 << 20), false),
+            (Some((4 << 20) + 9), true),
+        ] {
+            let mut content = same.clone();
+            if let Some(at) = at {
+                content[at] ^= 1;
+            }
+            source.change("f", content);
+            path.clear(&old.path);
+            let new = file(&path, "f").await;
+            let has = path.has_given(&new, &account).await.unwrap();
+            assert_eq!(has, agrees, "{whole_file_max}, changed at {at:?}");
+        }
+        // A version that is gone is no answer.
+        assert!(path.has_given(&old, &account).await.is_err());
+    }
+}
