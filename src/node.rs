@@ -21,6 +21,7 @@ mod mounts;
 mod opened;
 mod record;
 mod service;
+mod sweeps;
 pub(crate) mod warm;
 
 use crate::api::ApiServer;
@@ -239,9 +240,9 @@ impl Node {
         drop(front.set(this));
         warmer.mounted();
 
-        let control = serve_commands(&settings, parts)?;
+        let control = serve_commands(&settings, parts.clone())?;
         Ok(Self {
-            _api: api::serve(&settings, &datasets).await?,
+            _api: api::serve(&settings, &datasets, &parts.front).await?,
             mounts,
             overlay,
             warmer,
@@ -318,6 +319,8 @@ async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()
             });
             talk.say(&value).await
         }
+        Command::Record => record::session(&parts.front, &mut talk).await,
+        Command::RecordDiscard => record::discard(&parts.front, &mut talk).await,
         Command::RecordStart => record::start(&parts.front, &mut talk).await,
         Command::RecordStop => record::stop(&parts.front, &mut talk).await,
         Command::Warm => warm::ask::ask(&parts.overlay, &parts.front.read, &mut talk).await,

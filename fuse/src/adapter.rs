@@ -4,7 +4,7 @@
 //! along to the runtime ([`Pending`]). No handler blocks, so two threads serve any number of readers.
 //! What would change the filesystem is answered EROFS here and never reaches the backend.
 
-use crate::backend::{Answer, Backend, FsError, Ino, Reader};
+use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
 use crate::counters::{Counters, Op};
 use crate::device::Device;
 use crate::dirplus;
@@ -120,6 +120,11 @@ impl Adapter {
 }
 
 impl Adapter {
+    /// Whether the mount's owner or root asks.
+    fn is_owner(&self, request: &Request) -> bool {
+        request.uid() == 0 || request.uid() == self.shared.owner
+    }
+
     fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
         match command {
             ioctl::NODE_STATS => {
@@ -127,11 +132,15 @@ impl Adapter {
                 reply::stats(reply, Ok(stats));
             }
             ioctl::CLUSTER_STATS => {
-                let answer = self.backend().cluster_stats();
+                let age = match self.is_owner(request) {
+                    true => StatsAge::New,
+                    false => StatsAge::Recent,
+                };
+                let answer = self.backend().cluster_stats(age);
                 self.send(request, answer, reply, reply::stats);
             }
             ioctl::CLEAR => {
-                if request.uid() != 0 && request.uid() != self.shared.owner {
+                if !self.is_owner(request) {
                     return reply.error(errno(FsError::NotOwner));
                 }
                 let Some((path, cluster)) = ioctl::decode_clear(argument) else {

@@ -230,6 +230,16 @@ pub struct Reader {
     pub gid: u32,
 }
 
+/// How old the cluster's counters may be. Asking every node costs the whole cluster a message, and any user
+/// of the mount may ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatsAge {
+    /// Counted after the question: for the mount's owner and root.
+    New,
+    /// About a second old: for everybody else.
+    Recent,
+}
+
 /// A real file that holds the whole content of an inode, for passthrough.
 pub type Backing = Arc<OwnedFd>;
 
@@ -338,9 +348,9 @@ pub trait Backend: Send + Sync + 'static {
     /// ([`Counters::fill`](crate::Counters::fill)).
     fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;
 
-    /// The cluster's summed counters, for ioctl. This node's own
+    /// The cluster's summed counters, no older than `age` says, for ioctl. This node's own
     /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
-    fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
+    fn cluster_stats(&self, age: StatsAge) -> Answer<crate::ioctl::StatsBody>;
 
     /// Path of the control socket.
     fn control_socket(&self) -> Bytes;

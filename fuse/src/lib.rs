@@ -31,7 +31,7 @@ mod reply;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,
-    Opened, Reader, Timestamp, Usage,
+    Opened, Reader, StatsAge, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
 pub use mount::{

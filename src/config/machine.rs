@@ -71,6 +71,16 @@ impl Machine {
             .collect()
     }
 
+    /// The variables that origins look at: those for object stores, and the home directory, in which other
+    /// tools keep credentials.
+    #[must_use]
+    pub fn origin_environment(&self) -> BTreeMap<String, String> {
+        let mut environment = self.storage_environment();
+        let home = self.variables.get_key_value("HOME");
+        environment.extend(home.map(|(name, value)| (name.clone(), value.clone())));
+        environment
+    }
+
     /// Whether a terminal may be written to in colours: `NO_COLOR` is not set, and it is no dumb one.
     #[must_use]
     pub fn wants_colours(&self) -> bool {

@@ -91,7 +91,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         api_listen: reader.optional("api_listen", socket_address)?,
         api_socket: runtime_dir.join("api.sock"),
         origins: served.origins,
-        environment: machine.storage_environment(),
+        environment: machine.origin_environment(),
         exclude: reader.exclude()?,
         members: network.members,
         seat: network.seat,

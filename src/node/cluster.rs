@@ -2,6 +2,7 @@
 
 use super::data::DataFiles;
 use super::datasets::Datasets;
+use super::sweeps::{Sweeps, Wanted};
 use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
@@ -75,7 +76,7 @@ impl Place {
 
 /// See the module. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Cluster(Arc<Inner>);
+pub(super) struct Cluster(Arc<Inner>, Arc<Sweeps<StatsBody>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -132,7 +133,7 @@ impl Cluster {
         origins: Option<Arc<Origins>>,
         store: Option<Store>,
     ) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             identity,
             read,
             origins,
@@ -141,7 +142,8 @@ impl Cluster {
             data_mount: OnceLock::new(),
             datasets: OnceLock::new(),
             overlay: OnceLock::new(),
-        }))
+        });
+        Self(inner, Arc::new(Sweeps::new()))
     }
 
     /// Counts the data mount's requests too, from now on.
@@ -297,7 +299,11 @@ impl Cluster {
     }
 
     /// The counters of all nodes, summed.
-    pub(super) async fn sum(&self) -> StatsBody {
+    pub(super) async fn sum(&self, wanted: Wanted) -> StatsBody {
+        self.1.get(wanted, self.sweep()).await
+    }
+
+    async fn sweep(&self) -> StatsBody {
         let mut sum = StatsBody::default();
         for report in self.reports().await.nodes {
             sum.add(&report.to_stats());

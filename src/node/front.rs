@@ -6,10 +6,11 @@
 use super::arrivals::PushArrivals;
 use super::attendant::Lister;
 use super::continued::{Continuing, Source};
-use super::data::DataFiles;
+use super::data::{DataFiles, Opening};
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
+use super::sweeps::Wanted;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
@@ -455,11 +456,22 @@ impl fuse::Backend for Front {
     }
 
     fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
-        Answer::Ready(self.inode(ino).and_then(|inode| {
-            check_readable(&inode)?;
-            let data = self.data.as_ref();
-            Ok(data.map_or_else(fuse::Opened::default, |data| data.open(reader, &inode.file)))
-        }))
+        let inode = match self.inode(ino) {
+            Ok(inode) => inode,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        if let Err(error) = check_readable(&inode) {
+            return Answer::Ready(Err(error));
+        }
+        match self
+            .data
+            .as_ref()
+            .map(|data| data.open(reader, &inode.file))
+        {
+            None => Answer::Ready(Ok(fuse::Opened::default())),
+            Some(Opening::Ready(opened)) => Answer::Ready(Ok(opened)),
+            Some(Opening::Later(opening)) => pending(async move { Ok(opening.await) }),
+        }
     }
 
     fn release(&self, _ino: Ino, handle: u64) {
@@ -650,11 +662,15 @@ impl fuse::Backend for Front {
             .unwrap_or_default()
     }
 
-    fn cluster_stats(&self) -> Answer<fuse::ioctl::StatsBody> {
+    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<fuse::ioctl::StatsBody> {
         let Some(cluster) = self.cluster.get().cloned() else {
             return Answer::Ready(Err(FsError::Unsupported));
         };
-        pending(async move { Ok(cluster.sum().await) })
+        let wanted = match age {
+            fuse::StatsAge::New => Wanted::New,
+            fuse::StatsAge::Recent => Wanted::Kept,
+        };
+        pending(async move { Ok(cluster.sum(wanted).await) })
     }
 
     fn control_socket(&self) -> Bytes {

@@ -110,7 +110,7 @@ impl PosixOrigin {
         let label: Arc<str> = format!("file://{}", root.display()).into();
         // Links in the root's own path are the administrator's business: plain open.
         let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
-        check_kernel(&fd)?;
+        check_kernel(&label, &fd)?;
         rustix::fs::accessat(
             &fd,
             ".",
@@ -156,19 +156,30 @@ fn cannot_open(label: &str, errno: Errno) -> OriginError {
 }
 
 /// Tries what every later resolution relies on.
-fn check_kernel(root: &OwnedFd) -> Result<(), OriginError> {
+fn check_kernel(label: &str, root: &OwnedFd) -> Result<(), OriginError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    openat2(root, ".", flags, Mode::empty(), CONFINED).map_err(|errno| OriginError::Kernel {
-        call: "openat2",
-        source: errno.into(),
-        hint: "Linux 5.6 or newer is needed; in a container, its seccomp profile must allow openat2",
-    })?;
+    openat2(root, ".", flags, Mode::empty(), CONFINED)
+        .map_err(|errno| openat2_refused(label, errno))?;
     open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
         call: "/proc/self/fd",
         source: errno.into(),
         hint: "mount /proc",
     })?;
     Ok(())
+}
+
+/// Why `openat2` refused the origin's own directory. Three errors are about the call: the kernel does not
+/// have it, a seccomp filter forbids it, the kernel does not know its flags. Every other one is about
+/// the directory.
+fn openat2_refused(label: &str, errno: Errno) -> OriginError {
+    match errno {
+        Errno::NOSYS | Errno::PERM | Errno::INVAL => OriginError::Kernel {
+            call: "openat2",
+            source: errno.into(),
+            hint: "Linux 5.6 or newer is needed; in a container, its seccomp profile must allow openat2",
+        },
+        _ => cannot_open(label, errno),
+    }
 }
 
 impl Shared {
@@ -391,4 +402,29 @@ pub(crate) fn uri_of(root: &Path) -> String {
 /// The directory's real path, for matching link targets and mount points.
 pub(crate) fn real_path(root: &Path) -> PathBuf {
     std::fs::canonicalize(root).unwrap_or_else(|_| root.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What refuses the directory is not taken for a kernel that is too old.
+    #[test]
+    fn only_errors_of_the_call_itself_blame_the_kernel() {
+        for errno in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {
+            let error = openat2_refused("file:///a", errno);
+            assert!(matches!(error, OriginError::Kernel { .. }), "{errno:?}");
+        }
+        for errno in [
+            Errno::ACCESS,
+            Errno::NOTCONN,
+            Errno::STALE,
+            Errno::IO,
+            Errno::MFILE,
+            Errno::NOMEM,
+        ] {
+            let error = openat2_refused("file:///a", errno);
+            assert!(matches!(error, OriginError::Directory { .. }), "{errno:?}");
+        }
+    }
 }

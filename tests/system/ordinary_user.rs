@@ -6,7 +6,7 @@ use crate::support::kernel::mount_at_of;
 use crate::support::{Scratch, copperfs, is_root};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -240,6 +240,11 @@ fn what_an_ordinary_user_may_not() {
         refuse(&["--allow-other"], "user_allow_other");
     }
     refuse(&["--open", "passthrough"], "CAP_SYS_ADMIN");
+    // A directory of root's: the kernel is not to blame.
+    let closed = account.home.dir("closed");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let origin = format!("--origin=/r={}", closed.display());
+    refuse(&[&origin], "cannot open the directory: Permission denied");
 }
 
 /// A user whose place in `/tmp` another one has taken launches all the same, and later commands find

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use copperfs_fuse::ioctl::{NodeName, ROLE_SINGLE, StatsBody};
 use copperfs_fuse::{
     Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
-    Opened, Reader, Timestamp, Usage,
+    Opened, Reader, StatsAge, Timestamp, Usage,
 };
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -435,7 +435,7 @@ impl Backend for Memory {
         stats
     }
 
-    fn cluster_stats(&self) -> Answer<StatsBody> {
+    fn cluster_stats(&self, _age: StatsAge) -> Answer<StatsBody> {
         let mut sum = self.node_stats(&Counters::default());
         sum.add(&self.node_stats(&Counters::default()));
         Answer::Pending(Box::pin(async move { Ok(sum) }))
