@@ -12,6 +12,7 @@ mod examine;
 mod faults;
 mod faulty_server;
 mod fixtures;
+mod hanging;
 mod pages;
 mod posix;
 mod pressure;
@@ -19,3 +20,6 @@ mod refusals;
 mod router;
 mod servers;
 mod suite;
+
+#[path = "../fixtures/silent_files.rs"]
+mod silent_files;
