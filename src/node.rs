@@ -359,8 +359,9 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .chain([&settings.mountpoint])
         .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
-    // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
-    let patience = settings.request_timeout.mul_f64(0.8);
+    // Storage gives up before those who wait for it do, so that its reason still reaches them.
+    let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
+    let usual = Retries::default();
     OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
@@ -372,7 +373,9 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,
-            ..Retries::default()
+            connect_timeout: usual.connect_timeout.min(patience),
+            read_timeout: usual.read_timeout.min(patience),
+            ..usual
         },
         ..OriginOptions::default()
     }

@@ -26,6 +26,7 @@ pub mod notifier;
 mod passthrough;
 pub mod policy;
 pub mod push;
+mod repeats;
 mod reply;
 
 pub use backend::{

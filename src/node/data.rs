@@ -6,7 +6,7 @@
 //! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
 //! file; the kernel's read-ahead does, and its READs are READs like any other.
 
-use super::front::{Front, pending};
+use super::front::Front;
 use crate::namespace::Inode;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -157,12 +157,13 @@ impl Front {
             return Answer::Ready(Ok(bytes));
         }
         let (this, reading) = (self.clone(), item.read(offset, size));
-        pending(async move {
+        // Its job's tokens are waited for, as long as it takes. Each other step has its own time-out.
+        Answer::Unbounded(Box::pin(async move {
             match reading.await {
                 Ok(bytes) => Ok(bytes),
                 Err(failure) => Err(this.refuse(&inode, &failure).await),
             }
-        })
+        }))
     }
 }
 
