@@ -28,7 +28,7 @@ use crate::config::Settings;
 use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
-use crate::origin::{OriginError, OriginOptions, Origins, Retries};
+use crate::origin::{HangingBound, OriginError, OriginOptions, Origins, Retries};
 use crate::read::ReadPath;
 use crate::report::Report;
 use crate::store::StoreError;
@@ -362,6 +362,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
     // Storage gives up before those who wait for it do, so that its reason still reaches them.
     let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
     let usual = Retries::default();
+    let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
     OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
@@ -369,6 +370,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
         posix_concurrency: settings.posix_concurrency,
+        hanging: Arc::new(HangingBound::new(hanging_max)),
         object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {

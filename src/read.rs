@@ -34,6 +34,7 @@ mod single_flight;
 mod streams;
 mod touched;
 mod urgent;
+mod usage;
 mod walk;
 
 pub use attributes::Found;
@@ -158,6 +159,7 @@ struct Inner {
     attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
     xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
     xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
+    usages: usage::Usages,
     /// Listings of earlier launches.
     persisted: Option<PersistedListings>,
     /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
@@ -223,6 +225,7 @@ impl ReadPath {
                 attribute_flights: SingleFlight::new(),
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
+                usages: usage::Usages::new(),
                 epoch: Arc::clone(&epoch),
                 persisted: persisted.clone(),
                 bundles: bundle::Account::default(),
@@ -245,6 +248,7 @@ impl ReadPath {
         let inner = &self.0;
         inner.source.forget(path);
         inner.forget_metadata_flights();
+        inner.usages.clear();
         let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
         inner.data.remove_where(|_, block| below(&block.path));

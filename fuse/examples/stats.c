@@ -113,5 +113,6 @@ int main(int argc, char **argv)
     PRINT(datasets_unpaid, "datasets.unpaid");
     PRINT(datasets_elsewhere, "datasets.elsewhere");
     PRINT(datasets_unattributed_bytes, "datasets.unattributed_bytes");
+    PRINT(origin_hanging, "origin.hanging");
     return 0;
 }

@@ -116,6 +116,7 @@ struct copperfs_stats {
     uint64_t datasets_unpaid; /* datasets.unpaid */
     uint64_t datasets_elsewhere; /* datasets.elsewhere */
     uint64_t datasets_unattributed_bytes; /* datasets.unattributed_bytes */
+    uint64_t origin_hanging; /* origin.hanging */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

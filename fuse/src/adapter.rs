@@ -24,8 +24,8 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -224,7 +224,9 @@ impl Filesystem for Adapter {
         }
         let what = What::Lookup(Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
         let ask = || self.backend().lookup(reader(request), Ino(parent.0), name);
-        self.send_once(request, what, ask, move |result| reply::lookup(reply, result));
+        self.send_once(request, what, ask, move |result| {
+            reply::lookup(reply, result)
+        });
     }
 
     // fuser takes BATCH_FORGET apart and calls this for each.

@@ -289,7 +289,9 @@ mod tests {
         for ceiling in [Duration::from_secs(5), Duration::from_secs(30)] {
             let (done, outcome) = tokio::sync::oneshot::channel();
             let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-            pending.wait(0, Some(ceiling), future, move |result| done.send(result).unwrap());
+            pending.wait(0, Some(ceiling), future, move |result| {
+                done.send(result).unwrap()
+            });
             assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
         }
         assert_eq!(begun.elapsed().as_secs(), 35);

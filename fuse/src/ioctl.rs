@@ -323,6 +323,8 @@ stats! {
     datasets_elsewhere "datasets.elsewhere",
     /// Bytes of datasets that were read through the software mount: on no job's account.
     datasets_unattributed_bytes "datasets.unattributed_bytes",
+    /// Calls into POSIX storage that hang, as things stand.
+    origin_hanging "origin.hanging",
 }
 
 impl StatsBody {

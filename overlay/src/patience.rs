@@ -19,7 +19,9 @@ const LOWEST_MARGIN: Duration = Duration::from_millis(1500);
 #[must_use]
 pub fn of_storage(whole: Duration) -> Duration {
     let (least, most) = STORAGE_SHARE;
-    let patience = whole.saturating_sub(STORAGE_MARGIN).min(whole.mul_f64(most));
+    let patience = whole
+        .saturating_sub(STORAGE_MARGIN)
+        .min(whole.mul_f64(most));
     patience.max(whole.mul_f64(least))
 }
 
@@ -74,7 +76,10 @@ mod tests {
     #[test]
     fn a_tree_is_as_deep_as_its_arity_makes_it() {
         let depths = [(1, 2), (2, 2), (3, 2), (4, 2), (7, 2), (8, 2), (4, 1)];
-        let found: Vec<usize> = depths.iter().map(|(n, arity)| deepest(*n, *arity)).collect();
+        let found: Vec<usize> = depths
+            .iter()
+            .map(|(n, arity)| deepest(*n, *arity))
+            .collect();
         assert_eq!(found, [0, 1, 1, 2, 2, 3, 3]);
     }
 }

@@ -6,9 +6,7 @@ use super::listings::ListingKey;
 use super::single_flight::{Joined, Lead, answer_of};
 use super::{Inner, PROVISIONAL_TTL, ReadPath};
 use bytes::Bytes;
-use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, XattrList,
-};
+use copperfs_overlay::{Attributes, Entry, Failure, FailureKind, ItemPath, Leased, XattrList};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -322,14 +320,6 @@ impl ReadPath {
             Some(known) => known.leased(),
             None => Err(given_up(path)),
         }
-    }
-
-    /// Usage of the filesystem behind `path`. Not cached.
-    ///
-    /// # Errors
-    /// Faults.
-    pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
-        self.0.source.usage(path.clone()).await
     }
 }
 

@@ -8,6 +8,7 @@
 //! - While [`HANGING_MAX`] calls hang, a filesystem that some of them hang in is not asked anything more:
 //!   its questions fail at once. Other filesystems are asked as ever.
 
+use super::threads::THREAD_BYTES;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_overlay::ItemPath;
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +25,9 @@ use tokio::time::Instant;
 /// Calls of one process that may hang, all origins together. With more, the filesystems that they hang in
 /// fail fast. A filesystem that begins to hang only then adds its calls that are under way, which are
 /// `posix_concurrency` at most.
-pub(crate) const HANGING_MAX: usize = 2048;
+pub(super) const HANGING_MAX: usize = 2048;
+/// Calls that hang may take one part in so many of a node's memory.
+const MEMORY_SHARE: u64 = 32;
 /// How long the mount table is used after it was read.
 const MOUNTS_AGE_MAX: Duration = Duration::from_secs(1);
 
@@ -46,6 +49,17 @@ impl HangingBound {
             max,
             now: AtomicUsize::new(0),
         }
+    }
+}
+
+impl HangingBound {
+    /// The bound of a node that is given `memory_bytes`, and the memory that so many calls take, which is
+    /// to be left free for them.
+    #[must_use]
+    pub fn of_memory(memory_bytes: u64) -> (usize, u64) {
+        let fits = usize::try_from(memory_bytes / MEMORY_SHARE / THREAD_BYTES);
+        let max = fits.unwrap_or(HANGING_MAX).clamp(1, HANGING_MAX);
+        (max, u64::try_from(max).unwrap_or(u64::MAX) * THREAD_BYTES)
     }
 }
 

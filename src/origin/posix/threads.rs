@@ -14,7 +14,7 @@ use std::time::Duration;
 /// 16 KiB, and as much for the kernel's own stack.
 const STACK_BYTES: usize = 256 << 10;
 /// Memory that a thread with a call that hangs takes, in bytes, as it is charged to `--memory`.
-pub(crate) const THREAD_BYTES: u64 = 32 << 10;
+pub(super) const THREAD_BYTES: u64 = 32 << 10;
 /// How long a thread without work waits for some.
 const IDLE: Duration = Duration::from_secs(10);
 
