@@ -27,7 +27,7 @@ use tokio::time::Instant;
 /// `posix_concurrency` at most.
 pub(super) const HANGING_MAX: usize = 2048;
 /// Calls that hang may take one part in so many of a node's memory.
-const MEMORY_SHARE: u64 = 32;
+const MEMORY_SHARE: u64 = 8;
 /// How long the mount table is used after it was read.
 const MOUNTS_AGE_MAX: Duration = Duration::from_secs(1);
 
