@@ -283,7 +283,7 @@ mod tests {
             atime: time,
             mtime: time,
             ctime: time,
-            version: Version([state; 16]),
+            version: Version::from_data([state; 16]),
             provisional: false,
             link_target: None,
             content: None,
@@ -306,7 +306,7 @@ mod tests {
         assert_ne!(old.number, other.number);
         assert_eq!(table.number_at(&path("a/b")), Some(new.number));
         assert_eq!(
-            InodeTable::number_of(&path("a/b"), Version([1; 16])),
+            InodeTable::number_of(&path("a/b"), Version::from_data([1; 16])),
             old.number
         );
     }

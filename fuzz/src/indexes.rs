@@ -77,7 +77,7 @@ fn header(tail: &[u8]) -> Header {
         tail_sum: checksum(tail),
         made_at: 0,
         totals: Totals::default(),
-        top: Version([0; 16]),
+        top: Version::from_data([0; 16]),
     }
 }
 

@@ -172,7 +172,7 @@ impl Child {
     /// Never more bytes than the file has, and nothing behind a failure.
     async fn read(&self) {
         let size = BLOCK.len() as u64;
-        let (path, version) = (path("file"), Version([7; 16]));
+        let (path, version) = (path("file"), Version::from_data([7; 16]));
         let request = ReadRequest {
             path,
             version,

@@ -82,7 +82,7 @@ fn requests() -> Vec<Request> {
         },
         Request::Read(ReadRequest {
             path: path(),
-            version: Version([7; 16]),
+            version: Version::from_data([7; 16]),
             size: 3 << 20,
             first_block: 1,
             block_count: 2,
@@ -92,7 +92,7 @@ fn requests() -> Vec<Request> {
         Request::Item(ItemRequest {
             dataset: 1,
             path: path(),
-            version: Version([7; 16]),
+            version: Version::from_data([7; 16]),
             size: 9 << 20,
             content: None,
             stripe: 1,

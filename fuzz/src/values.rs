@@ -6,7 +6,7 @@ use copperfs_overlay::wire::message::{Cleared, NodeId, Reported};
 use copperfs_overlay::wire::{Head, Hello, Question, Request};
 use copperfs_overlay::{
     Attributes, BundleFile, BundleRequest, ContentHash, Cursor, Entry, Failure, FailureKind,
-    FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Timestamp,
+    FileKind, FilesystemUsage, ITEM_BYTES_MAX, ItemPath, ItemRequest, ListingDigest, RangeRequest, ReadRequest, Standing, Timestamp,
     Version,
 };
 
@@ -20,6 +20,19 @@ pub fn bytes(from: &mut Unstructured<'_>, max: usize) -> Result<Bytes> {
 pub fn path(from: &mut Unstructured<'_>) -> Result<ItemPath> {
     let text = bytes(from, 300)?;
     Ok(ItemPath::parse(&text).unwrap_or_else(|_| ItemPath::root()))
+}
+
+/// A version of any standing.
+pub fn version(from: &mut Unstructured<'_>) -> Result<Version> {
+    let standing = match from.int_in_range(0..=2)? {
+        0 => Standing::Lasting,
+        1 => Standing::Launch,
+        _ => Standing::Unsettled(u64::arbitrary(from)?),
+    };
+    let version = Version::from_data(<[u8; 16]>::arbitrary(from)?);
+    Ok(version
+        .with_change(<[u8; 8]>::arbitrary(from)?)
+        .standing_as(standing))
 }
 
 fn time(from: &mut Unstructured<'_>) -> Result<Timestamp> {
@@ -58,7 +71,7 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         atime: time(from)?,
         mtime: time(from)?,
         ctime: time(from)?,
-        version: Version(<[u8; 16]>::arbitrary(from)?),
+        version: version(from)?,
         provisional: bool::arbitrary(from)?,
         link_target: if bool::arbitrary(from)? {
             Some(bytes(from, 100)?)
@@ -143,7 +156,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
         }
         2 => Request::Read(ReadRequest {
             path,
-            version: Version(<[u8; 16]>::arbitrary(from)?),
+            version: version(from)?,
             size: u64::arbitrary(from)?,
             first_block: u64::arbitrary(from)?,
             block_count: u64::arbitrary(from)?,
@@ -171,7 +184,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
             while !from.is_empty() && files.len() < 3000 {
                 files.push(BundleFile {
                     name: bytes(from, 300)?,
-                    version: Version(<[u8; 16]>::arbitrary(from)?),
+                    version: version(from)?,
                     size: u64::arbitrary(from)?,
                     content: content(from)?,
                 });
@@ -182,7 +195,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
         10 => Request::WarmBelow { tree },
         11 => Request::ReadRange(RangeRequest {
             path,
-            version: Version(<[u8; 16]>::arbitrary(from)?),
+            version: version(from)?,
             size: u64::arbitrary(from)?,
             offset: u64::arbitrary(from)?,
             len: u64::arbitrary(from)?,
@@ -210,7 +223,7 @@ fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
     Ok(ItemRequest {
         dataset: u64::arbitrary(from)?,
         path,
-        version: Version(<[u8; 16]>::arbitrary(from)?),
+        version: version(from)?,
         size: u64::arbitrary(from)?,
         content: content(from)?,
         stripe: match bool::arbitrary(from)? {

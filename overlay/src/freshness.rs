@@ -126,7 +126,7 @@ mod tests {
             atime: time(atime),
             mtime: time(7),
             ctime: time(7),
-            version: Version([version; 16]),
+            version: Version::from_data([version; 16]),
             provisional: false,
             link_target: None,
             content: None,

@@ -4,6 +4,7 @@
 //! no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
 
 use crate::freshness::ListingDigest;
+pub use crate::version::{Standing, Version};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -182,29 +183,6 @@ impl fmt::Display for ItemPath {
             }
         }
         Ok(())
-    }
-}
-
-/// What identifies one state of a file at its origin: for POSIX a hash of size, mtime, ctime (both
-/// in ns) and inode number, for an object a hash of its `ETag`. Opaque: only equality means anything.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Version(pub [u8; 16]);
-
-impl Version {
-    /// A version from whatever identifies the state at the origin.
-    #[must_use]
-    pub fn of(identity: &[u8]) -> Self {
-        let mut version = [0; 16];
-        version.copy_from_slice(&blake3::hash(identity).as_bytes()[..16]);
-        Self(version)
-    }
-}
-
-impl fmt::Debug for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..6]
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

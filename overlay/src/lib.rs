@@ -28,6 +28,7 @@ pub mod tls;
 pub mod transport;
 pub mod tree;
 pub mod upstream;
+pub mod version;
 pub mod wire;
 
 pub use cluster::warm::{Laggard, Plan, PlanReader, Tally, WarmOutcome, WarmProgress};
@@ -45,7 +46,7 @@ pub use homes::{Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
 pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, InvalidPath, ItemPath, Listing, Timestamp, Version, XattrList,
+    FilesystemUsage, InvalidPath, ItemPath, Listing, Standing, Timestamp, Version, XattrList,
 };
 pub use overlay::{OriginFingerprint, Overlay, OverlayConfig, OverlayError, Service};
 pub use placement::Placement;

@@ -18,7 +18,7 @@ pub use page::{PageReader, PageWriter};
 
 /// The protocol's name and version, as agreed on by TLS (ALPN). A change that an older peer would
 /// misread gets another version.
-pub const ALPN: &[u8] = b"copperfs/4";
+pub const ALPN: &[u8] = b"copperfs/5";
 
 /// Names in one stat request.
 pub const STAT_NAMES_MAX: usize = 4096;

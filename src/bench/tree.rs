@@ -143,7 +143,7 @@ async fn round_trips(
 pub(super) async fn fetch(files: &impl Files, bytes: u64) -> Result<(), BenchError> {
     let request = ReadRequest {
         path: ItemPath::root(),
-        version: Version([0; 16]),
+        version: Version::from_data([0; 16]),
         size: bytes,
         first_block: 0,
         block_count: bytes.div_ceil(BLOCK_BYTES).max(1),

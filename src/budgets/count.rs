@@ -153,7 +153,7 @@ impl DatasetCounter {
                     name: index.to_owned(),
                     failure,
                 })?;
-                Ok(digest(&found.version.0))
+                Ok(digest(&found.version.to_bytes()))
             }
         }
     }

@@ -87,8 +87,8 @@ mod tests {
     fn an_item_tells_its_slot_its_blocks_and_its_version() {
         let path = ItemPath::parse(b"lus/data/large.bin").unwrap();
         let size = (9 << 20) + 5;
-        let old = FileRef::new(path.clone(), Version([1; 16]), size, None);
-        let new = FileRef::new(path.clone(), Version([2; 16]), size, None);
+        let old = FileRef::new(path.clone(), Version::from_data([1; 16]), size, None);
+        let new = FileRef::new(path.clone(), Version::from_data([2; 16]), size, None);
         for stripe in 0..items_of(size) {
             let item = ItemId::of(&old, stripe);
             assert_eq!(item.slot(), slot_of(&path, stripe));
@@ -97,7 +97,7 @@ mod tests {
             let later = ItemId::of(&new, stripe);
             assert!(later.place() == item.place() && later != item);
         }
-        let longer = FileRef::new(path, Version([1; 16]), size + 1, None);
+        let longer = FileRef::new(path, Version::from_data([1; 16]), size + 1, None);
         assert_ne!(ItemId::of(&old, 0), ItemId::of(&longer, 0));
         assert_eq!(ItemId::from_file(FileId::of([0; 16])), None);
         assert_eq!(ItemId::from_file(FileId::of([0xff; 16])), None);

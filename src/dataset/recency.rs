@@ -55,7 +55,10 @@ mod tests {
 
     fn item(name: &str) -> ItemId {
         let path = ItemPath::parse(name.as_bytes()).unwrap();
-        ItemId::of(&FileRef::new(path, Version([1; 16]), 10, None), 0)
+        ItemId::of(
+            &FileRef::new(path, Version::from_data([1; 16]), 10, None),
+            0,
+        )
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use layout::{BlockPlace, DirectoryRecord, HEADER_BYTES, Header, Place, Tail,
 /// What every index begins with.
 pub const MAGIC: [u8; 8] = *b"CPFSIDX\n";
 /// The version of the format that is written and read.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// A block is closed once it holds so many bytes: what one look-up reads and unpacks.
 pub const BLOCK_RAW_TARGET: usize = 64 << 10;
 /// As [`BLOCK_RAW_TARGET`], of directory records: a look-up goes through them one by one.

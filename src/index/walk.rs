@@ -395,7 +395,7 @@ fn nobody_knows() -> Attributes {
         atime: time,
         mtime: time,
         ctime: time,
-        version: Version([0; 16]),
+        version: Version::from_data([0; 16]),
         provisional: false,
         link_target: None,
         content: None,

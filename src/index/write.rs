@@ -53,7 +53,7 @@ impl IndexWriter {
             directory_encoder: DirectoryEncoder::default(),
             first: None,
             totals: Totals::default(),
-            top: Version([0; 16]),
+            top: Version::from_data([0; 16]),
         };
         this.put(&[0; HEADER_BYTES])?;
         Ok(this)

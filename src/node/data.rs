@@ -199,7 +199,7 @@ mod tests {
 
     fn file(name: &str) -> FileRef {
         let path = ItemPath::parse(name.as_bytes()).unwrap();
-        FileRef::new(path, Version([1; 16]), 100, None)
+        FileRef::new(path, Version::from_data([1; 16]), 100, None)
     }
 
     const READER: Reader = Reader {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Makes a `d_ino` for a name whose attributes are not here yet.
-const UNKNOWN_VERSION: Version = Version([0; 16]);
+const UNKNOWN_VERSION: Version = Version::from_data([0; 16]);
 /// `.` and `..` come before the entries.
 const DOTS: u64 = 2;
 

@@ -156,7 +156,7 @@ impl Mount {
             }
             Err(failure) => return Err(failure),
         };
-        hasher.update(&listing.directory.version.0);
+        hasher.update(&listing.directory.version.to_bytes());
         let hidden = self.exclusion.now();
         let mut entries: Vec<&Entry> = listing.entries.iter().collect();
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -167,7 +167,7 @@ impl Mount {
             }
             hasher.update(&entry.name).update(b"/");
             if let Some(attributes) = &entry.attributes {
-                hasher.update(&attributes.version.0);
+                hasher.update(&attributes.version.to_bytes());
             }
         }
         Ok(truncated(&hasher))
@@ -616,7 +616,7 @@ fn synthetic_attributes() -> Attributes {
         atime: epoch,
         mtime: epoch,
         ctime: epoch,
-        version: Version([0; 16]),
+        version: Version::from_data([0; 16]),
         provisional: false,
         link_target: None,
         content: None,

@@ -31,7 +31,7 @@ impl FileId {
     /// Of one version of the file at `path`.
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
-        Self::hashed(&[&version.0, path.as_bytes()])
+        Self::hashed(&[&version.to_bytes(), path.as_bytes()])
     }
 
     fn of_content(content: &ContentHash, size: u64) -> Self {

@@ -92,7 +92,7 @@ impl Source {
             atime: time,
             mtime: time,
             ctime: time,
-            version: Version([state; 16]),
+            version: Version::from_data([state; 16]),
             provisional: false,
             link_target: None,
             content: self.indexed.get(name).copied(),
@@ -252,7 +252,8 @@ impl Files for Shared {
                     if index as u64 >= source.bundle_hangs.load(Ordering::Relaxed) {
                         std::future::pending::<()>().await;
                     }
-                    let state = Version([source.files.lock().unwrap()[&file.name[..]].1; 16]);
+                    let state =
+                        Version::from_data([source.files.lock().unwrap()[&file.name[..]].1; 16]);
                     if state != file.version {
                         return None;
                     }

@@ -521,7 +521,7 @@ mod tests {
 
     fn file(path: &str) -> FileRef {
         let path = ItemPath::parse(path.as_bytes()).unwrap();
-        FileRef::new(path, Version([0; 16]), 100, None)
+        FileRef::new(path, Version::from_data([0; 16]), 100, None)
     }
 
     fn catalog() -> Catalog {
@@ -562,7 +562,7 @@ mod tests {
     fn blocks_of_before_a_clear_do_not_come_back_with_one_of_after_it() {
         let catalog = catalog();
         let path = ItemPath::parse(b"/x/a").unwrap();
-        let a = FileRef::new(path.clone(), Version([0; 16]), 2 << 20, None);
+        let a = FileRef::new(path.clone(), Version::from_data([0; 16]), 2 << 20, None);
         for (index, byte) in [(0, 1), (1, 2)] {
             catalog.hold(Unit::block(hash(byte)), Held::block(1 << 20));
             catalog.note(a.id(), catalog.moment(), index, hash(byte));

@@ -155,7 +155,7 @@ fn layer(store: &Store, source: &Arc<Source>) -> Stored {
 fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
     ReadRequest {
         path: path(name),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size,
         first_block: blocks.start,
         block_count: blocks.end - blocks.start,
@@ -288,7 +288,7 @@ async fn a_range_is_cut_from_a_block_that_is_here() {
     for (offset, asked) in [(BLOCK_BYTES + 8192, 1), (8192, 2)] {
         let range = RangeRequest {
             path: path("/a"),
-            version: Version([7; 16]),
+            version: Version::from_data([7; 16]),
             size,
             offset,
             len: 4096,
@@ -447,7 +447,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
     store.flush();
     let wanted = names.map(|name| BundleFile {
         name: Bytes::copy_from_slice(&name.as_bytes()[3..]),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size: 1000,
         content: None,
     });
@@ -474,7 +474,7 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
     let directory = tempfile::tempdir().unwrap();
     let size = 4 * BLOCK_BYTES + 9;
     let source = Source::of(&[("/a", 1, size)]);
-    let file = FileRef::new(path("/a"), Version([7; 16]), size, None);
+    let file = FileRef::new(path("/a"), Version::from_data([7; 16]), size, None);
     let bytes = Bytes::from(source.files[&path("/a")].clone());
     let store = open(directory.path());
     whole(&layer(&store, &source), &source, "/a").await;

@@ -52,7 +52,7 @@ pub(crate) async fn gives_bundles(backend: &dyn Backend) {
     backend.put("bundle/f3", b"changed".to_vec()).await;
     backend.remove("bundle/f4").await;
     files[5].size += 1;
-    files[6].version = Version([9; 16]);
+    files[6].version = Version::from_data([9; 16]);
     let request = BundleRequest {
         directory: path("bundle"),
         files,

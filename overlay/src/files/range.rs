@@ -134,7 +134,7 @@ mod tests {
     fn range(offset: u64, len: u64, size: u64) -> RangeRequest {
         RangeRequest {
             path: ItemPath::root(),
-            version: Version([0; 16]),
+            version: Version::from_data([0; 16]),
             size,
             offset,
             len,

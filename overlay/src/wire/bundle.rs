@@ -132,7 +132,7 @@ mod tests {
     fn request(sizes: &[usize]) -> BundleRequest {
         let files = sizes.iter().enumerate().map(|(at, &size)| BundleFile {
             name: format!("f{at}").into(),
-            version: Version([1; 16]),
+            version: Version::from_data([1; 16]),
             size: size as u64,
             content: (at % 2 == 0).then_some(ContentHash([7; 32])),
         });

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 fn request(files: &[(&str, u64)]) -> BundleRequest {
     let files = files.iter().map(|&(name, size)| BundleFile {
         name: name.to_owned().into(),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size,
         content: None,
     });

@@ -17,7 +17,7 @@ pub(crate) fn request(name: &str, offset: u64, len: u64, size: u64) -> ItemReque
     ItemRequest {
         dataset: 1,
         path: path(name),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size,
         content: None,
         stripe: offset / ITEM_BYTES_MAX,

@@ -10,7 +10,7 @@ use copperfs_overlay::{
 fn request(offset: u64, len: u64, size: u64) -> RangeRequest {
     RangeRequest {
         path: path("file"),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size,
         offset,
         len,

@@ -64,7 +64,7 @@ fn path(text: &str) -> ItemPath {
 }
 
 fn file(name: &str, size: u64) -> FileRef {
-    FileRef::new(path(name), Version([7; 16]), size, None)
+    FileRef::new(path(name), Version::from_data([7; 16]), size, None)
 }
 
 /// Dataset `d` at `/d`, homes of ranks 1 to 3, and readers of no job that may read `rate` bytes per

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 
 fn item(number: u32, version: u8) -> ItemId {
     let path = ItemPath::parse(format!("data/{number}").as_bytes()).unwrap();
-    ItemId::of(&FileRef::new(path, Version([version; 16]), 100, None), 0)
+    ItemId::of(
+        &FileRef::new(path, Version::from_data([version; 16]), 100, None),
+        0,
+    )
 }
 
 fn admitted(cache: &mut Uniform, item: ItemId, len: u32) -> bool {

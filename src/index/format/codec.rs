@@ -3,7 +3,9 @@
 use super::layout::{DirectoryRecord, Place};
 use super::{FormatError, TARGET_BYTES_MAX};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, Version};
+use copperfs_overlay::{
+    Attributes, ContentHash, Entry, FileKind, ItemPath, Standing, Timestamp, Version,
+};
 
 const KINDS: [FileKind; 7] = [
     FileKind::File,
@@ -224,7 +226,8 @@ fn put_attributes(
 ) {
     let number = KINDS.iter().position(|known| *known == kind);
     let mut flags = u8::try_from(number.unwrap_or(0)).unwrap_or(0);
-    let Some(attributes) = attributes else {
+    // What was read under an unsettled version is never found again, so the index does not tell it.
+    let Some(attributes) = attributes.filter(|known| known.version.is_settled()) else {
         out.push(flags);
         return;
     };
@@ -270,7 +273,7 @@ fn put_attributes(
             put(out, time.nanoseconds.into());
         }
     }
-    out.extend_from_slice(&attributes.version.0);
+    put_version(out, &attributes.version);
     match kind {
         FileKind::Symlink => {
             let target = attributes.link_target.as_deref().unwrap_or_default();
@@ -318,7 +321,7 @@ fn take_attributes(
         }
     };
     let (ctime, atime) = (time(CTIME_IS_MTIME)?, time(ATIME_IS_MTIME)?);
-    let version = Version(take_array(rest)?);
+    let version = take_version(rest)?;
     let link_target = match kind {
         FileKind::Symlink => {
             let len = take(rest)?;
@@ -448,6 +451,41 @@ fn signed(value: u64) -> i64 {
 /// The same bits.
 fn unsigned(value: i64) -> u64 {
     u64::from_le_bytes(value.to_le_bytes())
+}
+
+/// [`put_version`]'s flag: what is kept under the version does not outlive a launch.
+const ONE_LAUNCH: u8 = 1;
+/// [`put_version`]'s flag: the part that tells status changes apart follows.
+const HAS_CHANGE: u8 = 2;
+
+/// Writes a settled version.
+pub(super) fn put_version(out: &mut Vec<u8>, version: &Version) {
+    let has_change = *version.change() != [0; 8];
+    let launch = if version.outlives_launch() {
+        0
+    } else {
+        ONE_LAUNCH
+    };
+    out.push(launch | if has_change { HAS_CHANGE } else { 0 });
+    out.extend_from_slice(version.data());
+    if has_change {
+        out.extend_from_slice(version.change());
+    }
+}
+
+pub(super) fn take_version(rest: &mut &[u8]) -> Result<Version, FormatError> {
+    let [flags] = take_array(rest)?;
+    if flags & !(ONE_LAUNCH | HAS_CHANGE) != 0 {
+        return Err(damaged("a version"));
+    }
+    let mut version = Version::from_data(take_array(rest)?);
+    if flags & HAS_CHANGE != 0 {
+        version = version.with_change(take_array(rest)?);
+    }
+    Ok(match flags & ONE_LAUNCH {
+        0 => version,
+        _ => version.standing_as(Standing::Launch),
+    })
 }
 
 pub(super) fn take_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], FormatError> {

@@ -1,6 +1,8 @@
 //! The header, the tail, and what a directory's record says.
 
-use super::codec::{damaged, put, take, take_array, take_bytes, take_u32};
+use super::codec::{
+    damaged, put, put_version, take, take_array, take_bytes, take_u32, take_version,
+};
 use super::{
     BLOCK_RAW_MAX, Checksum, FORMAT, FormatError, MAGIC, TAIL_RAW_MAX, URI_BYTES_MAX, checksum,
     pack, unpack,
@@ -87,7 +89,7 @@ impl Header {
         for number in totals.numbers() {
             out.extend_from_slice(&number.to_le_bytes());
         }
-        out.extend_from_slice(&self.top.0);
+        put_version(&mut out, &self.top);
         out.resize(HEADER_SUM_AT, 0);
         let sum = checksum(&out);
         out.extend_from_slice(&sum);
@@ -128,12 +130,12 @@ impl Header {
             tail_sum: take_array(&mut rest)?,
             made_at: i64::from_le_bytes(take_array(&mut rest)?),
             totals: Totals::default(),
-            top: Version([0; 16]),
+            top: Version::from_data([0; 16]),
         };
         for number in header.totals.numbers() {
             *number = u64::from_le_bytes(take_array(&mut rest)?);
         }
-        header.top = Version(take_array(&mut rest)?);
+        header.top = take_version(&mut rest)?;
         if header.file_bytes != file_bytes {
             return Err(FormatError::Torn {
                 expected: header.file_bytes,

@@ -45,7 +45,7 @@ prop_compose! {
             atime: others.map_or(mtime, |(atime, _)| atime),
             mtime,
             ctime: others.map_or(mtime, |(_, ctime)| ctime),
-            version: Version(version),
+            version: Version::from_data(version),
             provisional: false,
             link_target: (kind == FileKind::Symlink).then(|| Bytes::from(target)),
             content: content.map(ContentHash),
@@ -105,7 +105,7 @@ fn header() -> Header {
             bytes: 1 << 40,
             unlisted: 1,
         },
-        top: Version([4; 16]),
+        top: Version::from_data([4; 16]),
     }
 }
 
@@ -144,7 +144,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
         atime: time,
         mtime: time,
         ctime: time,
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         provisional: false,
         link_target: None,
         content: None,

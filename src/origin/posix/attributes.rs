@@ -76,8 +76,8 @@ pub(super) fn version(status: &Statx) -> Version {
         identity.push(b'f');
         identity.extend_from_slice(&status.stx_size.to_le_bytes());
         push_time(&mut identity, &status.stx_mtime);
-        push_time(&mut identity, &status.stx_ctime);
         identity.extend_from_slice(&status.stx_ino.to_le_bytes());
+        return Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime));
     }
     Version::of(&identity)
 }
@@ -90,8 +90,14 @@ fn link_version(status: &Statx, target: &[u8]) -> Version {
 }
 
 fn push_time(identity: &mut Vec<u8>, time: &StatxTimestamp) {
-    identity.extend_from_slice(&time.tv_sec.to_le_bytes());
-    identity.extend_from_slice(&time.tv_nsec.to_le_bytes());
+    identity.extend_from_slice(&time_bytes(time));
+}
+
+fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&time.tv_sec.to_le_bytes());
+    bytes[8..].copy_from_slice(&time.tv_nsec.to_le_bytes());
+    bytes
 }
 
 fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<Attributes> {

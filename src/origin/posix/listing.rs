@@ -145,13 +145,13 @@ fn read_page(
 
 /// The filesystem's own cookie, and the directory that it belongs to.
 fn cursor_at(offset: u64, directory: Version) -> Cursor {
-    let mut bytes = Vec::with_capacity(24);
+    let mut bytes = Vec::with_capacity(8 + Version::BYTES);
     bytes.extend_from_slice(&offset.to_le_bytes());
-    bytes.extend_from_slice(&directory.0);
+    bytes.extend_from_slice(&directory.to_bytes());
     Cursor(bytes.into())
 }
 
 fn offset_of(cursor: &Cursor, directory: Version) -> Option<u64> {
     let (offset, version) = cursor.0.split_first_chunk::<8>()?;
-    (version == directory.0).then_some(u64::from_le_bytes(*offset))
+    (version == directory.to_bytes()).then_some(u64::from_le_bytes(*offset))
 }

@@ -240,7 +240,7 @@ mod tests {
     fn ranges_end_at_the_end_of_the_file() {
         let request = |first_block, block_count, size| ReadRequest {
             path: ItemPath::root(),
-            version: copperfs_overlay::Version([0; 16]),
+            version: copperfs_overlay::Version::from_data([0; 16]),
             size,
             first_block,
             block_count,

@@ -24,7 +24,7 @@ fn attributes(kind: FileKind) -> Attributes {
         atime: time,
         mtime: time,
         ctime: time,
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         provisional: false,
         link_target: None,
         content: None,

@@ -74,7 +74,7 @@ async fn evicted(directory: &Path, tree: &Arc<Replaced>) -> (Store, Stored) {
     whole(&files, &tree.source, "a").await;
     whole(&files, &tree.source, "other").await;
     store.flush();
-    let known = FileRef::new(path("a"), Version([7; 16]), SIZE, None);
+    let known = FileRef::new(path("a"), Version::from_data([7; 16]), SIZE, None);
     for index in 0..3 {
         assert!(store.find(&known, index).is_none(), "{index} is still here");
     }
@@ -153,7 +153,7 @@ async fn what_nobody_has_fails_as_the_source_says() {
         // Nor is a version whose hashes this node never knew one that could be asked for.
         *tree.gone.lock().unwrap() = Some((gone, FailureKind::Stale));
         let mut never = request("a", SIZE, 1..3);
-        never.version = Version([8; 16]);
+        never.version = Version::from_data([8; 16]);
         assert_eq!(failure_of(&files, never).await, (0, FailureKind::Stale));
         assert_eq!(tree.asked.load(Ordering::SeqCst), asked, "{gone:?}");
     }
@@ -167,7 +167,7 @@ async fn a_range_of_an_old_version_comes_from_others_by_hash() {
     *tree.gone.lock().unwrap() = Some((Gone::AtOnce, FailureKind::Stale));
     let range = RangeRequest {
         path: path("a"),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size: SIZE,
         offset: BLOCK_BYTES + 8192,
         len: 4096,

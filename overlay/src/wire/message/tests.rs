@@ -39,7 +39,7 @@ prop_compose! {
             mode: numbers.0, uid: numbers.1, gid: numbers.2, links: numbers.3, device: numbers.4,
             size: sizes.0, blocks: sizes.1, block_size: sizes.2,
             atime: times.0, mtime: times.1, ctime: times.2,
-            version: Version(version), provisional, link_target,
+            version: Version::from_data(version), provisional, link_target,
             content: content.map(ContentHash),
         }
     }
@@ -55,7 +55,7 @@ prop_compose! {
     ) -> ItemRequest {
         let [dataset, size, stripe, offset, len, payment] = numbers;
         ItemRequest {
-            dataset, path, version: Version(version), size, content: content.map(ContentHash),
+            dataset, path, version: Version::from_data(version), size, content: content.map(ContentHash),
             stripe, offset, len, job, payment,
         }
     }
@@ -98,7 +98,7 @@ fn of_files() -> impl Strategy<Value = Request> {
                 let (content, through) = rest;
                 Request::Read(ReadRequest {
                     path,
-                    version: Version(version),
+                    version: Version::from_data(version),
                     size,
                     first_block,
                     block_count,
@@ -116,7 +116,7 @@ fn of_files() -> impl Strategy<Value = Request> {
             .prop_map(|(path, version, size, offset, len)| Request::ReadRange(
                 RangeRequest {
                     path,
-                    version: Version(version),
+                    version: Version::from_data(version),
                     size,
                     offset,
                     len,
@@ -198,7 +198,7 @@ fn a_body_that_announces_an_exabyte_is_refused() {
 #[test]
 fn reads_are_bounded_by_the_file() {
     let read = |size, first_block, block_count| {
-        let (path, version) = (ItemPath::root(), Version([0; 16]));
+        let (path, version) = (ItemPath::root(), Version::from_data([0; 16]));
         Request::Read(ReadRequest {
             path,
             version,
@@ -269,7 +269,7 @@ fn requests_have_the_bytes_of_the_specification() {
         Request::Stat { parent, names },
         &[&[1, 3], b"a/b", &[2, 0, 1, b'x']],
     );
-    let (path_, version, size) = (path(), Version([9; 16]), 5);
+    let (path_, version, size) = (path(), Version::from_data([9; 16]), 5);
     let (first_block, block_count) = (0, 1);
     let read = ReadRequest {
         path: path_,
@@ -427,7 +427,7 @@ fn attributes_have_the_bytes_of_the_specification() {
         atime: time(-1),
         mtime: time(1),
         ctime: time(0),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         provisional: true,
         link_target: Some(Bytes::from_static(b"t")),
         content: Some(ContentHash([8; 32])),
@@ -467,7 +467,7 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
     let item = ItemRequest {
         dataset: 300,
         path: ItemPath::parse(b"a/b").unwrap(),
-        version: Version([9; 16]),
+        version: Version::from_data([9; 16]),
         size: 5,
         content: Some(ContentHash([4; 32])),
         stripe: 0,
@@ -513,7 +513,7 @@ fn items_are_bounded_by_their_stripe_and_their_file() {
         Request::Item(ItemRequest {
             dataset: 0,
             path: ItemPath::root(),
-            version: Version([0; 16]),
+            version: Version::from_data([0; 16]),
             size,
             content: None,
             stripe,

@@ -74,7 +74,7 @@ async fn a_wrong_range_comes_from_elsewhere() {
     let (cabled, asked, _liar) = chain_with(Duration::from_secs(60), 4096).await;
     let request = RangeRequest {
         path: path("file"),
-        version: Version([7; 16]),
+        version: Version::from_data([7; 16]),
         size: BLOCK_BYTES,
         offset: 8192,
         len: 4096,

@@ -33,7 +33,7 @@ fn content(name: &str, version: u8, len: u64) -> (Version, Bytes) {
     hasher.update(name.as_bytes());
     hasher.update(&[version]);
     hasher.finalize_xof().fill(&mut bytes);
-    (Version([version; 16]), bytes.into())
+    (Version::from_data([version; 16]), bytes.into())
 }
 
 impl Storage {

@@ -1,0 +1,227 @@
+//! Which state of a file is meant: the identity under which bytes are cached, asked for and given out.
+//!
+//! A version has three parts, and two versions are equal only if all three are:
+//! - *data* says that the bytes are the same as far as the origin's own records tell: the origin, the
+//!   filesystem that holds the file, its inode number, size and modification time; of an object its tag.
+//! - *change* is the time of the last status change. `chmod`, `chown` and `ln` move it and leave the bytes
+//!   alone; so does a tool that rewrites a file and restores its modification time. Only a comparison of
+//!   the bytes tells the two apart.
+//! - *standing* says how far the origin's records can be trusted to tell one state from the next.
+//!
+//! Plain values: no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version {
+    data: [u8; 16],
+    change: [u8; 8],
+    standing: Standing,
+}
+
+/// How far a [`Version`] tells its state from every other one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Standing {
+    /// No other state of the file has this version, in this launch or in a later one.
+    Lasting,
+    /// No other state has it as long as the origin's roots run. Nothing outlives the launch under it,
+    /// because the origin's records would not show a change made in between.
+    Launch,
+    /// Another write might not show in the origin's times yet. The number belongs to one look at the file,
+    /// so that bytes read under it are never found under the settled version, even if all else is equal.
+    Unsettled(u64),
+}
+
+impl Version {
+    /// Bytes of [`Version::to_bytes`].
+    pub const BYTES: usize = 33;
+
+    /// A lasting version of which only `identity` is known, such as an object's tag.
+    #[must_use]
+    pub fn of(identity: &[u8]) -> Self {
+        Self {
+            data: truncated(identity),
+            change: [0; 8],
+            standing: Standing::Lasting,
+        }
+    }
+
+    /// This version after the status change at `time`, in any encoding that differs for different times.
+    #[must_use]
+    pub fn changed_at(self, time: &[u8]) -> Self {
+        Self {
+            change: truncated(time),
+            ..self
+        }
+    }
+
+    /// This version with another standing.
+    #[must_use]
+    pub fn standing_as(self, standing: Standing) -> Self {
+        Self { standing, ..self }
+    }
+
+    /// How far it can be trusted.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Whether every later write shows as another version.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        !matches!(self.standing, Standing::Unsettled(_))
+    }
+
+    /// Whether what is kept under it may be used in a later launch.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.standing == Standing::Lasting
+    }
+
+    /// Whether the origin's records of the data agree: only the time of the last status change, or the
+    /// standing, may differ. The bytes are probably the same, and must be compared before they count as such.
+    #[must_use]
+    pub fn has_data_of(&self, other: &Self) -> bool {
+        self.data == other.data
+    }
+
+    /// Whether both are one state in the origin's records, whatever their standing.
+    #[must_use]
+    pub fn is_state_of(&self, other: &Self) -> bool {
+        self.data == other.data && self.change == other.change
+    }
+
+    /// All of it in a form that differs for different versions: for hashes and for files on disk.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let (tag, look) = match self.standing {
+            Standing::Lasting => (0, 0),
+            Standing::Launch => (1, 0),
+            Standing::Unsettled(look) => (2, look),
+        };
+        let mut bytes = [0; Self::BYTES];
+        bytes[..16].copy_from_slice(&self.data);
+        bytes[16..24].copy_from_slice(&self.change);
+        bytes[24] = tag;
+        bytes[25..].copy_from_slice(&look.to_le_bytes());
+        bytes
+    }
+
+    /// The version that [`Version::to_bytes`] gave, or `None` for bytes that it never gives.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let (data, rest) = bytes.split_first_chunk::<16>()?;
+        let (change, rest) = rest.split_first_chunk::<8>()?;
+        let (tag, rest) = rest.split_first()?;
+        let look = u64::from_le_bytes(*rest.first_chunk::<8>()?);
+        let standing = match (tag, look) {
+            (0, 0) => Standing::Lasting,
+            (1, 0) => Standing::Launch,
+            (2, look) => Standing::Unsettled(look),
+            _ => return None,
+        };
+        Some(Self {
+            data: *data,
+            change: *change,
+            standing,
+        })
+    }
+
+    /// What says that the bytes are the same.
+    #[must_use]
+    pub fn data(&self) -> &[u8; 16] {
+        &self.data
+    }
+
+    /// What tells status changes apart; zeros where the origin has no such time.
+    #[must_use]
+    pub fn change(&self) -> &[u8; 8] {
+        &self.change
+    }
+
+    /// This version with the `change` of another one.
+    #[must_use]
+    pub fn with_change(self, change: [u8; 8]) -> Self {
+        Self { change, ..self }
+    }
+
+    /// A lasting version with this data and no time of a status change.
+    #[must_use]
+    pub const fn from_data(data: [u8; 16]) -> Self {
+        Self {
+            data,
+            change: [0; 8],
+            standing: Standing::Lasting,
+        }
+    }
+}
+
+fn truncated<const N: usize>(identity: &[u8]) -> [u8; N] {
+    let mut short = [0; N];
+    short.copy_from_slice(&blake3::hash(identity).as_bytes()[..N]);
+    short
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut hex = |bytes: &[u8]| bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"));
+        hex(&self.data[..6])?;
+        hex(&self.change[..2])?;
+        match self.standing {
+            Standing::Lasting => Ok(()),
+            Standing::Launch => f.write_str("~"),
+            Standing::Unsettled(look) => write!(f, "?{look:x}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_unsettled_version_equals_no_other_look_and_not_the_settled_one() {
+        let settled = Version::of(b"file").changed_at(b"noon");
+        let first = settled.standing_as(Standing::Unsettled(1));
+        let second = settled.standing_as(Standing::Unsettled(2));
+        assert_ne!(first, settled);
+        assert_ne!(first, second);
+        assert!(first.is_state_of(&settled) && !first.is_settled());
+        assert!(settled.outlives_launch());
+        assert!(!settled.standing_as(Standing::Launch).outlives_launch());
+    }
+
+    #[test]
+    fn a_status_change_alone_leaves_the_data() {
+        let before = Version::of(b"file").changed_at(b"noon");
+        let after = Version::of(b"file").changed_at(b"one");
+        assert_ne!(before, after);
+        assert!(before.has_data_of(&after) && !before.is_state_of(&after));
+        assert!(!before.has_data_of(&Version::of(b"other").changed_at(b"noon")));
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_tell_a_version_exactly(data: [u8; 16], change: [u8; 8], look: Option<Option<u64>>) {
+            let standing = match look {
+                None => Standing::Lasting,
+                Some(None) => Standing::Launch,
+                Some(Some(look)) => Standing::Unsettled(look),
+            };
+            let version = Version { data, change, standing };
+            prop_assert_eq!(Version::from_bytes(&version.to_bytes()), Some(version));
+        }
+
+        #[test]
+        fn other_bytes_are_no_version(bytes in prop::array::uniform32(any::<u8>()), tag in 3u8..) {
+            let mut all = [0; Version::BYTES];
+            all[..32].copy_from_slice(&bytes);
+            all[24] = tag;
+            prop_assert_eq!(Version::from_bytes(&all), None);
+        }
+    }
+}
