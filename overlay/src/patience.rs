@@ -66,7 +66,10 @@ mod tests {
                     above = patience;
                 }
                 let left = whole.saturating_sub(above) + Duration::from_millis(1);
-                assert!(left >= LOWEST_MARGIN.min(whole / 4), "{above:?} of {whole:?}");
+                assert!(
+                    left >= LOWEST_MARGIN.min(whole / 4),
+                    "{above:?} of {whole:?}"
+                );
             }
         }
         assert_eq!(of_storage(Duration::from_secs(30)), Duration::from_secs(24));
