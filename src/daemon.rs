@@ -87,7 +87,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     let runtime_dir = settings.runtime_dir.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
-        .max_blocking_threads(blocking_threads(&settings))
+        .max_blocking_threads(BLOCKING_THREADS)
         .thread_name("copperfs")
         .enable_all()
         .build()?;
@@ -113,15 +113,9 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     result
 }
 
-/// Threads for calls that may block: each origin's own share, so that one that hangs takes nothing from
-/// the others, and some for the daemon itself. They are started when they are needed.
-fn blocking_threads(settings: &Settings) -> usize {
-    settings
-        .posix_concurrency
-        .saturating_mul(settings.origins.len())
-        .saturating_add(8)
-        .min(4096)
-}
+/// Threads for calls that may block: far more than the stores of a node can keep by hanging (16 reads
+/// each). Origins have threads of their own. They are started when they are needed.
+const BLOCKING_THREADS: usize = 512;
 
 async fn live(
     settings: Settings,

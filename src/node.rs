@@ -30,7 +30,7 @@ use crate::config::Settings;
 use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
-use crate::origin::{OriginError, OriginOptions, Origins, Retries};
+use crate::origin::{HangingBound, OriginError, OriginOptions, Origins, Retries};
 use crate::read::ReadPath;
 use crate::report::Report;
 use crate::store::StoreError;
@@ -363,8 +363,10 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .chain([&settings.mountpoint])
         .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
-    // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
-    let patience = settings.request_timeout.mul_f64(0.8);
+    // Storage gives up before those who wait for it do, so that its reason still reaches them.
+    let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
+    let usual = Retries::default();
+    let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
     OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
@@ -373,11 +375,14 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         hang_timeout: patience,
         clock_skew: settings.clock_skew,
         posix_concurrency: settings.posix_concurrency,
+        hanging: Arc::new(HangingBound::new(hanging_max)),
         object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,
-            ..Retries::default()
+            connect_timeout: usual.connect_timeout.min(patience),
+            read_timeout: usual.read_timeout.min(patience),
+            ..usual
         },
         ..OriginOptions::default()
     }

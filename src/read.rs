@@ -40,6 +40,7 @@ mod single_flight;
 mod streams;
 mod touched;
 mod urgent;
+mod usage;
 mod walk;
 
 pub use attributes::Found;
@@ -167,6 +168,7 @@ struct Inner {
     attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
     xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
     xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
+    usages: usage::Usages,
     /// Listings of earlier launches.
     persisted: Option<PersistedListings>,
     /// Raised by `clear`, and where metadata turned out to be wrong: metadata asked for before is not
@@ -232,6 +234,7 @@ impl ReadPath {
                 attribute_flights: SingleFlight::new(),
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
+                usages: usage::Usages::new(),
                 epoch: Arc::clone(&epoch),
                 data_epoch: Arc::clone(&data_epoch),
                 persisted: persisted.clone(),
@@ -256,6 +259,7 @@ impl ReadPath {
         inner.source.forget(path);
         inner.forget_metadata_flights();
         inner.forget_data_flights(path);
+        inner.usages.clear();
         let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
         inner.data.remove_where(|_, block| below(&block.path));

@@ -116,5 +116,6 @@ int main(int argc, char **argv)
     PRINT(inodes_entries, "inodes.entries");
     PRINT(inodes_bytes, "inodes.bytes");
     PRINT(inodes_pruned, "inodes.pruned");
+    PRINT(origin_hanging, "origin.hanging");
     return 0;
 }

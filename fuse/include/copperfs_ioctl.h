@@ -120,6 +120,7 @@ struct copperfs_stats {
     uint64_t inodes_entries; /* inodes.entries */
     uint64_t inodes_bytes; /* inodes.bytes */
     uint64_t inodes_pruned; /* inodes.pruned */
+    uint64_t origin_hanging; /* origin.hanging */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

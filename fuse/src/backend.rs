@@ -25,8 +25,10 @@ impl Ino {
 pub enum Answer<T> {
     /// At hand.
     Ready(Result<T, FsError>),
-    /// To be waited for.
+    /// To be waited for, for [`crate::MountOptions::request_timeout`] at most.
     Pending(BoxFuture<'static, Result<T, FsError>>),
+    /// To be waited for as long as it takes: for what its user has asked to wait for.
+    Unbounded(BoxFuture<'static, Result<T, FsError>>),
 }
 
 impl<T> std::fmt::Debug for Answer<T> {
@@ -35,6 +37,7 @@ impl<T> std::fmt::Debug for Answer<T> {
             Self::Ready(Ok(_)) => "Ready(Ok)",
             Self::Ready(Err(_)) => "Ready(Err)",
             Self::Pending(_) => "Pending",
+            Self::Unbounded(_) => "Unbounded",
         })
     }
 }

@@ -330,6 +330,8 @@ stats! {
     inodes_bytes "inodes.bytes",
     /// Inodes that the kernel has dropped because it was told to, for lack of room.
     inodes_pruned "inodes.pruned",
+    /// Calls into POSIX storage that hang, as things stand.
+    origin_hanging "origin.hanging",
 }
 
 impl StatsBody {

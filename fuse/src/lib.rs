@@ -27,6 +27,7 @@ mod passthrough;
 pub mod policy;
 mod prune;
 pub mod push;
+mod repeats;
 mod reply;
 
 pub use backend::{

@@ -57,6 +57,9 @@ pub struct MountOptions {
     pub see_directories: bool,
     /// Background requests (read-ahead) in the daemon at most; below 1024 hanging misses slow hits.
     pub max_background: u16,
+    /// How long a request may wait for its answer: then it fails with EIO, whatever it waits for. Those
+    /// for all nodes (cluster-wide statistics, `clear`) have twice as long.
+    pub request_timeout: Duration,
     /// How much is pushed into the page cache.
     pub push: PushLimits,
     /// Have the kernel drop names where it could be told of inodes, as kernels before 6.18 must.
@@ -80,6 +83,7 @@ impl MountOptions {
             threads: 2,
             see_directories: false,
             max_background: 4096,
+            request_timeout: Duration::from_secs(30),
             push: PushLimits::default(),
             prune_by_name: false,
             counters: Arc::default(),

@@ -489,7 +489,7 @@ fn problem(jobs: usize) -> Vec<u8> {
 #[tokio::test]
 async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused() {
     let node = Node::start();
-    let api = Api::new(node.steward.clone(), served());
+    let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
     let body = problem(500);
     // Not in the poll that takes the request: that would hold the worker for as long as it takes.
     assert!(

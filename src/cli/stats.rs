@@ -180,12 +180,13 @@ fn node_table(report: &Report) -> String {
     text.push('\n');
     text.push_str(&table(&rows));
     text.push_str(&format!(
-        "\norigin: {} listings, {} stats, {} errors; coalesced {}; verified {} blocks, {} wrong\n\
+        "\norigin: {} listings, {} stats, {} errors, {} hanging; coalesced {}; verified {} blocks, {} wrong\n\
          healing: {} moves away, {} back, {} requests repeated\n\
          names known to the kernel: {}, {} here, {} dropped for want of room\n",
         count("origin.listings"),
         count("origin.stats"),
         count("origin.errors"),
+        count("origin.hanging"),
         count("coalesced"),
         count("verify.blocks"),
         count("verify.failures"),

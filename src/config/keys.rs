@@ -378,7 +378,7 @@ pub const KEYS: &[Key] = &[
         "N",
         "16",
         Group::Caches,
-        "System calls at a time on POSIX origins (root only).",
+        "System calls at a time on a POSIX origin (root only); one that hangs is not counted.",
     ),
     key(
         "object_concurrency",
@@ -401,7 +401,7 @@ pub const KEYS: &[Key] = &[
         "DURATION",
         "30s",
         Group::Caches,
-        "How long a parent or an origin may take before readers get EIO.",
+        "How long a reader's request may wait for its answer, whatever it waits for: then it gets EIO. Only waiting for a job's tokens takes longer.",
     ),
     Key {
         form: Form::Many,

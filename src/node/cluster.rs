@@ -220,6 +220,7 @@ impl Cluster {
             origin_errors: origin.errors,
             origin_throttled: origin.throttled,
             origin_concurrency: origin.concurrency,
+            origin_hanging: origin.hanging,
             verify_blocks: links.blocks_verified,
             verify_failures: links.wrong_blocks,
             healing_failovers: moves(|link| link.failovers),
@@ -258,7 +259,19 @@ impl Cluster {
     fn own_report(&self) -> Report {
         let report = Report::from(self.node_stats());
         match self.0.overlay.get() {
-            Some(overlay) => report.with_standing(&standing(overlay)),
+            Some(overlay) => {
+                let hanging = self
+                    .0
+                    .origins
+                    .as_ref()
+                    .and_then(|origins| origins.hanging());
+                let hanging = hanging.map(Into::into);
+                let standing = standing(overlay);
+                report.with_standing(&Standing {
+                    hanging,
+                    ..standing
+                })
+            }
             None => report,
         }
     }
@@ -364,6 +377,7 @@ fn standing(overlay: &Overlay) -> Standing {
                 connected: overlay.children(tree).len(),
             })
             .collect(),
+        hanging: None,
     }
 }
 

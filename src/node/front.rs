@@ -565,9 +565,14 @@ impl fuse::Backend for Front {
     }
 
     fn statfs(&self, ino: Ino) -> Answer<fuse::Usage> {
-        let path = self
-            .inode(ino)
-            .map_or_else(|_| ItemPath::root(), |inode| inode.path().clone());
+        let path = self.inode(ino).map_or_else(
+            |_| ItemPath::root(),
+            |inode| match inode.path().split() {
+                // A file is where its directory is, and one question serves all of them.
+                Some((parent, _)) if inode.attributes.kind != FileKind::Directory => parent,
+                _ => inode.path().clone(),
+            },
+        );
         let this = self.clone();
         pending(async move {
             let usage = this

@@ -4,47 +4,52 @@
 //! following any symbolic link: the reader's kernel resolves links, component by component, so a path
 //! that arrives here has none, and one that has has changed.
 //!
-//! Blocking calls run on tokio's blocking threads, at most `posix_concurrency` at a time. A call that
-//! does not come back keeps its thread and its place in that count; its path is remembered as hanging,
-//! and further questions about it wait without a thread, so that one dead mount below the origin costs
-//! a thread per path and not a thread per question.
+//! Blocking calls run on threads of their own (`threads`), at most `posix_concurrency` at a time
+//! (`calls`). One that does not come back keeps its thread and gives its place in that count back; its
+//! path is remembered as hanging (`hanging`), and further questions about it wait without a thread, so
+//! that one dead mount below the origin costs a thread per path and not a thread per question.
 //!
 //! Special files are shown and never opened.
 
 mod attributes;
 mod bundle;
+mod calls;
 mod filesystem;
+mod hanging;
 mod listing;
 mod read;
 mod root;
 mod stat;
+mod threads;
 mod xattrs;
+
+pub use hanging::{HangingBound, HangingCalls};
 
 use super::error::OriginError;
 use super::exclusion::Exclusion;
-use super::failure::{failure_of_errno, worded};
+use super::failure::failure_of_errno;
 use super::options::OriginOptions;
 use super::sightings::Sightings;
 use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
 use bytes::Bytes;
+use calls::Usual;
 use copperfs_overlay::{
-    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
-    XattrList,
+    BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
 };
 use dashmap::DashSet;
 use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
+use hanging::Hanging;
 use root::Root;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use threads::Threads;
+use tokio::sync::Semaphore;
 
 /// Never out of the origin, never through `/proc/self/fd` and its like, never along a link.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH
@@ -68,15 +73,16 @@ struct Shared {
     /// The URI, for messages.
     label: Arc<str>,
     exclusion: Arc<Exclusion>,
-    permits: Arc<Semaphore>,
+    /// Places for calls that are carried out at a time …
+    places: Arc<Semaphore>,
+    /// … and how many there are.
+    at_a_time: usize,
+    threads: Threads,
+    usual: Usual,
+    hanging: Hanging,
     /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
     /// refused open costs a second one.
     atime_only: AtomicBool,
-    /// What threads are busy with that nobody waits for any more. Guards itself; held for look-ups only,
-    /// and taken after a batch's lock where both are.
-    hanging: Mutex<HashSet<Subject>>,
-    /// Told whenever `hanging` shrinks.
-    released: Notify,
     /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
     /// has under way.
     bundled: DashSet<ItemPath>,
@@ -86,12 +92,6 @@ struct Shared {
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
 }
-
-/// An action and the path that it is about.
-type Subject = (&'static str, ItemPath);
-
-/// The action whose hanging means that nothing below the path can be reached either.
-const STAT: &str = "stat";
 
 impl PosixOrigin {
     /// Opens directory `root`.
@@ -118,16 +118,19 @@ impl PosixOrigin {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|errno| cannot_open(&label, errno))?;
+        let place = place_of(&fd, root);
         Ok(Self {
             shared: Arc::new(Shared {
                 root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
                 filesystems: Filesystems::of_origin(uri_of(root)),
                 label,
                 exclusion,
-                permits: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
+                places: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
+                at_a_time: options.posix_concurrency.max(1),
+                threads: Threads::default(),
+                usual: Usual::default(),
+                hanging: Hanging::new(Arc::clone(&options.hanging), place),
                 atime_only: AtomicBool::new(false),
-                hanging: Mutex::new(HashSet::new()),
-                released: Notify::new(),
                 bundled: DashSet::new(),
                 sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
@@ -136,6 +139,12 @@ impl PosixOrigin {
             }),
         })
     }
+}
+
+/// Where the directory is, as the mount table names it; asks no filesystem.
+fn place_of(directory: &OwnedFd, named: &Path) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    std::fs::read_link(link).unwrap_or_else(|_| named.to_owned())
 }
 
 fn cannot_open(label: &str, errno: Errno) -> OriginError {
@@ -211,122 +220,6 @@ impl Shared {
     fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
         failure_of_errno(&self.label, action, path, errno)
     }
-
-    fn too_slow(&self, action: &str, path: &ItemPath) -> Failure {
-        worded(
-            FailureKind::Unavailable,
-            &self.label,
-            action,
-            path,
-            &format_args!("no answer within {:?}", self.hang_timeout).to_string(),
-            "the storage hangs: check its servers and the network",
-        )
-    }
-
-    /// Whether somebody hangs in `action` on `path`, or on a directory on the way to it.
-    fn hangs(&self, action: &str, path: &ItemPath) -> bool {
-        let hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        hanging.iter().any(|(other, subject)| {
-            let on_the_way = *other == STAT && !subject.is_root() && path.is_within(subject);
-            on_the_way || (*other == action && subject == path)
-        })
-    }
-
-    fn set_hanging(&self, action: &'static str, path: ItemPath) {
-        self.hanging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert((action, path));
-    }
-
-    fn release(&self, action: &'static str, path: &ItemPath) {
-        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        if !hanging.is_empty() && hanging.remove(&(action, path.clone())) {
-            drop(hanging);
-            self.released.notify_waiters();
-        }
-    }
-
-    /// Waits, without a thread, until nobody hangs on `path`, and then for a place among the blocking
-    /// calls.
-    async fn admit(
-        &self,
-        action: &str,
-        path: &ItemPath,
-        deadline: Instant,
-    ) -> Result<OwnedSemaphorePermit, Failure> {
-        let admitted = async {
-            loop {
-                let mut released = std::pin::pin!(self.released.notified());
-                released.as_mut().enable();
-                if !self.hangs(action, path) {
-                    break;
-                }
-                released.await;
-            }
-            Arc::clone(&self.permits).acquire_owned().await
-        };
-        match timeout_at(deadline, admitted).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) | Err(_) => Err(self.too_slow(action, path)),
-        }
-    }
-
-    /// Runs `call` about `path` on a blocking thread.
-    async fn run<T: Send + 'static>(
-        self: Arc<Self>,
-        action: &'static str,
-        path: ItemPath,
-        call: impl FnOnce(&Arc<Self>, &ItemPath) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let deadline = Instant::now() + self.hang_timeout;
-        let permit = self.admit(action, &path, deadline).await?;
-        let returned = Arc::new(AtomicBool::new(false));
-        // Dropped when the asker has waited too long, and also when it goes away.
-        let _abandon = Abandon {
-            shared: &self,
-            action,
-            path: &path,
-            returned: Arc::clone(&returned),
-        };
-        let (shared, subject) = (Arc::clone(&self), path.clone());
-        let task = tokio::task::spawn_blocking(move || {
-            let result = call(&shared, &subject);
-            returned.store(true, Ordering::SeqCst);
-            shared.release(action, &subject);
-            drop(permit);
-            result
-        });
-        match timeout_at(deadline, task).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(join)) => {
-                let kind = FailureKind::Unavailable;
-                Err(worded(kind, &self.label, action, &path, &join, ""))
-            }
-            Err(_) => Err(self.too_slow(action, &path)),
-        }
-    }
-}
-
-/// Leaves a call to itself: while its thread is busy, it counts as hanging.
-struct Abandon<'a> {
-    shared: &'a Shared,
-    action: &'static str,
-    path: &'a ItemPath,
-    returned: Arc<AtomicBool>,
-}
-
-impl Drop for Abandon<'_> {
-    fn drop(&mut self) {
-        if self.returned.load(Ordering::SeqCst) {
-            return;
-        }
-        self.shared.set_hanging(self.action, self.path.clone());
-        // It may have returned just before, and found nothing to release.
-        if self.returned.load(Ordering::SeqCst) {
-            self.shared.release(self.action, self.path);
-        }
-    }
 }
 
 impl Origin for PosixOrigin {
@@ -345,6 +238,10 @@ impl Origin for PosixOrigin {
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<StatAnswers, Failure>> {
         Box::pin(stat::stat(Arc::clone(&self.shared), parent, names))
+    }
+
+    fn hanging(&self) -> Option<HangingCalls> {
+        self.shared.hanging.report()
     }
 
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {

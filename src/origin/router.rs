@@ -16,7 +16,7 @@ pub use examine::{Finding, Outcome};
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use super::{ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers};
+use super::{ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
@@ -114,7 +114,30 @@ impl Origins {
             now.throttled += throttled;
             now.concurrency += u64::try_from(concurrency).unwrap_or(u64::MAX);
         }
+        for hanging in self.shared.mounts.iter().filter_map(|m| m.origin.hanging()) {
+            now.hanging += u64::try_from(hanging.calls).unwrap_or(u64::MAX);
+        }
         now
+    }
+
+    /// What calls into storage hang, if any do: how many, and the oldest, by its path in the namespace.
+    #[must_use]
+    pub fn hanging(&self) -> Option<HangingCalls> {
+        let mut all: Option<HangingCalls> = None;
+        for mount in &self.shared.mounts {
+            let Some(mut here) = mount.origin.hanging() else {
+                continue;
+            };
+            let below = here.path.components();
+            let path = below.fold(mount.prefix.clone(), |path, name| {
+                path.join(name).unwrap_or(path)
+            });
+            here.path = path;
+            let calls = here.calls + all.as_ref().map_or(0, |all| all.calls);
+            let oldest = all.filter(|all| all.since >= here.since).unwrap_or(here);
+            all = Some(HangingCalls { calls, ..oldest });
+        }
+        all
     }
 }
 

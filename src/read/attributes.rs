@@ -7,7 +7,7 @@ use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
+    Attributes, Entry, Failure, FailureKind, ItemPath, Leased, Version, XattrList,
 };
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -352,14 +352,6 @@ impl ReadPath {
             Some(known) => known.leased(),
             None => Err(given_up(path)),
         }
-    }
-
-    /// Usage of the filesystem behind `path`. Not cached.
-    ///
-    /// # Errors
-    /// Faults.
-    pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
-        self.0.source.usage(path.clone()).await
     }
 }
 

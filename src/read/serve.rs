@@ -138,7 +138,8 @@ impl Files for ReadPath {
     }
 
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        self.0.source.usage(path)
+        let this = self.clone();
+        async move { this.usage(&path).await }.boxed()
     }
 }
 

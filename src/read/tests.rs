@@ -31,6 +31,7 @@ struct Source {
     stats: Mutex<Vec<Vec<Bytes>>>,
     lists: AtomicU64,
     taken_back: AtomicU64,
+    usages: AtomicU64,
     /// One permit lets one chunk or one listing through.
     gate: Semaphore,
     /// Streams of blocks that have given something and not all, and the most of them at a time.
@@ -65,6 +66,7 @@ impl Source {
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
+            usages: AtomicU64::new(0),
             gate: Semaphore::new(OPEN_GATE),
             begun: Arc::default(),
             begun_most: Arc::default(),
@@ -284,7 +286,13 @@ impl Files for Shared {
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        std::future::ready(Ok(FilesystemUsage::default())).boxed()
+        let source = Arc::clone(&self.0);
+        async move {
+            source.usages.fetch_add(1, Ordering::Relaxed);
+            let _permit = source.gate.acquire().await.unwrap();
+            Ok(FilesystemUsage::default())
+        }
+        .boxed()
     }
 }
 
@@ -749,3 +757,4 @@ mod leases;
 mod ranges;
 mod renewed;
 mod siblings;
+mod usage;

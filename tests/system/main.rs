@@ -16,6 +16,8 @@
     reason = "test code: a panic is how a test says no"
 )]
 
+#[path = "../fixtures/silent_files.rs"]
+mod silent_files;
 mod support;
 
 mod attributes;
@@ -29,6 +31,7 @@ mod data_mount;
 mod datasets;
 mod faults;
 mod freshness;
+mod hanging;
 mod healing;
 mod hosts;
 mod indexed;

@@ -9,7 +9,9 @@ use super::Shared;
 use super::read::{ACTION, Reading};
 use crate::origin::ByteRange;
 use bytes::Bytes;
-use copperfs_overlay::{BundleFile, BundleItem, BundleRequest, BundleStream, ContentHash, Failure};
+use copperfs_overlay::{
+    BundleFile, BundleItem, BundleRequest, BundleStream, ContentHash, Failure, ItemPath,
+};
 use futures_util::stream::{self, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,9 +38,10 @@ pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStrea
             let (shared, planned) = (Arc::clone(&shared), Arc::clone(&planned));
             let directory = request.directory.clone();
             async move {
-                let reading = shared.run("read files of", directory, move |shared, _| {
+                let work = move |shared: &Arc<Shared>, _: &ItemPath| {
                     Ok(read_batch(shared, &planned, batch))
-                });
+                };
+                let reading = shared.run_for(BATCH_TIME, "read files of", directory, work);
                 // A batch that hangs is left out: who needs a file of it asks for that one.
                 reading.await.unwrap_or_default()
             }
@@ -126,7 +129,7 @@ fn read_batch(shared: &Shared, planned: &Planned, batch: Range<usize>) -> Vec<Bu
 }
 
 fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
-    if shared.hangs(ACTION, &file.path) {
+    if shared.hanging.holds(ACTION, &file.path) {
         return Err(shared.too_slow(ACTION, &file.path));
     }
     let size = file.size;
