@@ -30,7 +30,7 @@ use crate::config::Settings;
 use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
-use crate::origin::{HangingBound, OriginError, OriginOptions, Origins, Retries};
+use crate::origin::{HangingBound, Once, OriginError, OriginOptions, Origins, Retries};
 use crate::read::ReadPath;
 use crate::report::Report;
 use crate::store::StoreError;
@@ -185,11 +185,15 @@ impl Node {
         let store = ladder::open_store(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
-        let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
-        let overlay = Overlay::start(overlay_config(&settings)?, storage, |upstream| {
+        let storage = origins
+            .clone()
+            .map(|origins| Once::new(origins, origin_options(&settings).hang_timeout));
+        let files = storage.clone();
+        let files = files.map(|storage| Arc::new(storage) as Arc<dyn Files>);
+        let overlay = Overlay::start(overlay_config(&settings)?, files, |upstream| {
             let indexes = Indexes::new(&settings, &origin_options(&settings), &upstream);
             let below = ladder::Below {
-                origins: origins.as_ref(),
+                storage: storage.as_ref(),
                 store: store.as_ref(),
                 upstream: &upstream,
                 indexes: &indexes,

@@ -226,7 +226,7 @@ pub struct BundleItem {
     pub hash: ContentHash,
 }
 
-/// The files of a [`BundleRequest`] in its order. What cannot be given (it changed, is gone, or could
+/// The files of a [`BundleRequest`] as they come. What cannot be given (it changed, is gone, or could
 /// not be read) is left out: whoever needs it asks for it by itself and learns why. After an error
 /// nothing more comes. Dropping the stream cancels the rest.
 pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;

@@ -27,11 +27,11 @@ use super::error::OriginError;
 use super::failure::worded;
 use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
 use super::sightings::{Moment, Sightings, Times};
-use super::{ByteRange, ByteStream, Origin, StatAnswers, now_ns};
+use super::{ByteRange, ByteStream, Origin, StatAnswers, TurnStream, Turns, now_ns};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, Listing, Standing, Timestamp, Version, XattrList, granularity,
+    Attributes, BundleRequest, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
+    Listing, Standing, Timestamp, Version, XattrList, granularity,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -70,7 +70,6 @@ struct Inner {
     concurrency: usize,
     gate: Arc<Gate>,
     reads: read::Reads,
-    bundled: bundle::Bundled,
     /// Which states of young objects without sure versions have settled.
     sightings: Sightings,
 }
@@ -155,7 +154,6 @@ impl ObjectOrigin {
         Self {
             inner: Arc::new(Inner {
                 reads: read::Reads::new(&names),
-                bundled: bundle::Bundled::default(),
                 sightings: Sightings::new(options.clock_skew),
                 names,
                 gate,
@@ -490,8 +488,8 @@ impl Origin for ObjectOrigin {
         Box::pin(Arc::clone(&self.inner).open(range))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        Arc::clone(&self.inner).bundle(request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        Arc::clone(&self.inner).bundle(request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -30,13 +30,12 @@ use super::exclusion::Exclusion;
 use super::failure::failure_of_errno;
 use super::options::OriginOptions;
 use super::sightings::Sightings;
-use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
+use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers, TurnStream, Turns};
 use bytes::Bytes;
 use calls::Usual;
 use copperfs_overlay::{
-    BundleRequest, BundleStream, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
+    BundleRequest, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
 };
-use dashmap::DashSet;
 use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
 use hanging::Hanging;
@@ -83,9 +82,6 @@ struct Shared {
     /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
     /// refused open costs a second one.
     atime_only: AtomicBool,
-    /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
-    /// has under way.
-    bundled: DashSet<ItemPath>,
     /// Which states of young files have settled.
     sightings: Sightings,
     listing_attributes_max: usize,
@@ -131,7 +127,6 @@ impl PosixOrigin {
                 usual: Usual::default(),
                 hanging: Hanging::new(Arc::clone(&options.hanging), place),
                 atime_only: AtomicBool::new(false),
-                bundled: DashSet::new(),
                 sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
@@ -256,8 +251,8 @@ impl Origin for PosixOrigin {
         Some(Box::pin(reading))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        bundle::stream(Arc::clone(&self.shared), request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        bundle::stream(Arc::clone(&self.shared), request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

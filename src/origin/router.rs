@@ -16,13 +16,17 @@ pub use examine::{Finding, Outcome};
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use super::{ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers};
+use super::{
+    Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
+    TurnStream, Turns,
+};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
     ReadRequest, ReadStream, Standing, Timestamp, Version, XattrList,
 };
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use links::Served;
 pub use rules::NamespaceRules;
@@ -545,6 +549,16 @@ impl Place {
     }
 }
 
+impl Storage for Origins {
+    fn bundle_in_turn(
+        &self,
+        request: BundleRequest,
+        turns: Arc<dyn Turns>,
+    ) -> Result<TurnStream, Failure> {
+        self.shared.bundle(request, turns)
+    }
+}
+
 impl Files for Origins {
     fn list(
         &self,
@@ -576,7 +590,9 @@ impl Files for Origins {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        Box::pin(std::future::ready(self.shared.bundle(request)))
+        let items = self.shared.bundle(request, Arc::new(Alone));
+        let items = items.map(|items| items.map(|(item, _turn)| Ok(item)).boxed());
+        Box::pin(std::future::ready(items))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {

@@ -97,13 +97,23 @@ enum Claim {
     Ours(Arc<Flight>),
 }
 
+/// The bytes of `range`, which lies within block `block`, if `held` gives all its pieces.
+pub(super) fn joined(
+    file: &FileRef,
+    block: u64,
+    range: &Range<u64>,
+    held: impl Fn(&BlockKey) -> Option<Block>,
+) -> Option<Cut> {
+    let range = range.clone();
+    let part = Part { file, block, range };
+    let held = part.pieces().map(|piece| held(&part.key(piece)));
+    Some(part.join(&held.collect::<Option<Vec<_>>>()?))
+}
+
 impl ReadPath {
     /// The bytes of `range`, which lies within block `block`, if all its pieces are cached.
     pub(super) fn pieces_now(&self, file: &FileRef, block: u64, range: &Range<u64>) -> Option<Cut> {
-        let range = range.clone();
-        let part = Part { file, block, range };
-        let held = part.pieces().map(|piece| self.0.data.get(&part.key(piece)));
-        Some(part.join(&held.collect::<Option<Vec<_>>>()?))
+        joined(file, block, range, |key| self.0.data.get(key))
     }
 
     /// The bytes of `range`, which lies within block `block`, and no others unless that block is here or

@@ -1,7 +1,8 @@
 //! Who waits for a file that a bundle is to bring does not wait for all those before it: after a moment
 //! the file is asked for by itself, and comes from whoever has it first.
 //!
-//! The moment is there because most files of a bundle come within it, and would be fetched twice.
+//! The moment is there because most files of a bundle come within it, and would travel twice. Storage
+//! reads the file once all the same (`origin::Once`).
 
 use super::blocks::{FileRef, landed};
 use super::flight::{Flight, Progress};

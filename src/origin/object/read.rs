@@ -14,7 +14,7 @@ use super::{Inner, Names, error};
 use crate::origin::failure::stale;
 use crate::origin::{ByteRange, ByteStream};
 use bytes::Bytes;
-use copperfs_overlay::{BUNDLE_FILE_BYTES_MAX, Failure, FailureKind, UNSETTLED_BYTES_MAX};
+use copperfs_overlay::{Failure, FailureKind, UNSETTLED_BYTES_MAX};
 use futures_util::StreamExt;
 use futures_util::stream;
 use object_store::{GetOptions, GetRange};
@@ -69,10 +69,6 @@ impl Inner {
             .checked_add(range.length)
             .filter(|end| *end <= range.size)
             .ok_or_else(|| self.fault(FailureKind::Io, ACTION, path, "a range beyond the end"))?;
-        if range.length == range.size && range.size <= BUNDLE_FILE_BYTES_MAX {
-            // Whoever waits for it goes ahead of the bundle that would bring it.
-            self.bundled.take_out(&key);
-        }
         if range.length <= PART_BYTES || !self.reads.ranged.load(Ordering::Relaxed) {
             let permit = self.gate.enter(Turn::Demand).await;
             return self.open_part(key, range, Turn::Demand, permit).await;

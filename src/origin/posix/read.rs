@@ -51,7 +51,6 @@ pub(super) struct Reading {
 /// Answers [`crate::origin::Origin::open`]: opens the file and reads the first piece in one go.
 pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteStream, Failure> {
     let path = range.path.clone();
-    shared.bundled.remove(&path);
     let (reading, first) = Arc::clone(&shared)
         .run(ACTION, path, move |shared, _| {
             let mut reading = Reading::begin(shared, range)?;
@@ -90,7 +89,6 @@ const ADVICE_BYTES: u64 = 4 << 20;
 /// blocking thread, and not copied after that.
 pub(super) async fn blocks(shared: Arc<Shared>, range: ByteRange) -> Result<HashedStream, Failure> {
     let path = range.path.clone();
-    shared.bundled.remove(&path);
     let (reading, first) = Arc::clone(&shared)
         .run(ACTION, path.clone(), move |shared, _| {
             let reading = Reading::begin(shared, range)?;
