@@ -37,7 +37,7 @@ pub use failure::{failure_of_errno, failure_of_status};
 pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
 pub use once::{Held, Kept, Once, Storage};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
-pub use posix::PosixOrigin;
+pub use posix::{HangingBound, HangingCalls, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome};
 pub use turns::{Alone, Turn, TurnStream, Turns};
 
@@ -118,6 +118,11 @@ pub trait Origin: Send + Sync + 'static {
         &self,
         _range: &ByteRange,
     ) -> Option<BoxFuture<'static, Result<HashedStream, Failure>>> {
+        None
+    }
+
+    /// What calls into this storage hang, for operators.
+    fn hanging(&self) -> Option<HangingCalls> {
         None
     }
 

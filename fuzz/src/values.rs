@@ -314,7 +314,7 @@ pub fn cleared(from: &mut Unstructured<'_>) -> Result<Cleared> {
     Ok(Cleared {
         node: node(from)?,
         result: match bool::arbitrary(from)? {
-            true => Ok(()),
+            true => Ok(bool::arbitrary(from)?),
             false => Err(failure(from)?),
         },
     })

@@ -19,6 +19,7 @@ pub mod homes;
 pub mod identity;
 pub mod item;
 pub mod overlay;
+pub mod patience;
 pub mod placement;
 pub mod roster;
 mod server;

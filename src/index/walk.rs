@@ -7,7 +7,7 @@
 use super::IndexError;
 use super::format::Totals;
 use super::partial::{FAILURES_MAX, Partial, Sorted};
-use super::write::{IndexWriter, io_error};
+use super::write::{Existing, IndexWriter, io_error};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Entry, Failure, FailureKind, FileKind, Files,
@@ -395,9 +395,10 @@ pub fn write_index(
     uri: &str,
     hashed: bool,
     made_at: i64,
+    existing: Existing,
 ) -> Result<Totals, IndexError> {
+    let mut writer = IndexWriter::create(target, uri, existing)?;
     let mut sorted = Sorted::new(log)?;
-    let mut writer = IndexWriter::create(target, uri)?;
     loop {
         let next = sorted.next_record();
         let Some(at) = next.map_err(|source| io_error("sort", target, source))? else {

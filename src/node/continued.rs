@@ -13,7 +13,7 @@
 //! - A file that changes again meanwhile is compared again, [`ROUNDS_MAX`] times.
 
 use super::data::OpenItem;
-use super::front::{Front, pending};
+use super::front::Front;
 use crate::namespace::Inode;
 use crate::num::to_usize;
 use crate::read::{Account, Cut, FileRef, Noted, ReadAhead};
@@ -78,8 +78,14 @@ impl Front {
             }
             return Answer::Ready(Ok(cut.bytes));
         }
-        let this = self.clone();
-        pending(async move { this.read_on(source, inode, offset, size).await })
+        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
+        let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
+        if of_item {
+            // Its job's tokens are waited for, as long as it takes. Each other step has its own time-out.
+            Answer::Unbounded(reading)
+        } else {
+            Answer::Pending(reading)
+        }
     }
 
     async fn read_on(

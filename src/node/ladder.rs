@@ -6,7 +6,7 @@ use super::indexed::Indexes;
 use crate::config::units::{Size, share};
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomePlace;
-use crate::origin::{Kept, Once};
+use crate::origin::{HangingBound, Kept, Once};
 use crate::read::{FileRef, KeptData, ReadOptions, ReadPath};
 use crate::store::{Store, StoreOptions, Stored};
 use bytes::Bytes;
@@ -118,12 +118,18 @@ pub(super) fn views(
         below.indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
+    let threads_bytes = match below.storage {
+        Some(_) => HangingBound::of_memory(settings.cache.memory_bytes).1,
+        None => 0,
+    };
     // Storage lists all of a directory to say that it is unchanged: nothing would be saved.
     let only_root = settings.is_root() && settings.roots.len() == 1;
     let views = ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
-            data_bytes_max: shared_data_bytes(settings) - passthrough_bytes,
+            data_bytes_max: shared_data_bytes(settings)
+                .saturating_sub(passthrough_bytes)
+                .saturating_sub(threads_bytes),
             attributes_bytes_max: settings.cache.attributes_bytes,
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,

@@ -12,6 +12,7 @@ mod aimd;
 mod build;
 mod bundle;
 mod codes;
+mod credentials;
 mod error;
 mod examine;
 mod gate;
@@ -57,6 +58,8 @@ struct Inner {
     /// Key prefix, without slashes at its ends.
     prefix: String,
     label: String,
+    /// The service that gives credentials where none are configured.
+    credentials: credentials::CredentialService,
     /// The one form of its address and prefix.
     place: String,
     /// A hash of `place`: part of every version.
@@ -156,6 +159,7 @@ impl ObjectOrigin {
                 gate,
                 prefix: prefix.as_ref().to_owned(),
                 label: label.to_owned(),
+                credentials: credentials::CredentialService::default(),
                 place: place.to_owned(),
                 seed: *blake3::hash(place.as_bytes()).as_bytes(),
                 attributes,
@@ -164,6 +168,14 @@ impl ObjectOrigin {
                 concurrency: options.object_concurrency.max(1),
             }),
         }
+    }
+
+    /// The same origin, whose client asks `service` for credentials. To be called before it is cloned.
+    fn asking(mut self, service: credentials::CredentialService) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.credentials = service;
+        }
+        self
     }
 
     /// What it is called in versions: its address and prefix in one form, without credentials.
@@ -241,7 +253,7 @@ impl Inner {
     }
 
     fn failure(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
-        error::failure(&self.label, action, path, error)
+        error::failure(&self.label, action, path, error, &self.credentials)
     }
 
     fn fault(&self, kind: FailureKind, action: &str, path: &ItemPath, cause: &str) -> Failure {

@@ -17,7 +17,8 @@ use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{
-    Alone, ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers, Storage, TurnStream, Turns,
+    Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
+    TurnStream, Turns,
 };
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -117,7 +118,30 @@ impl Origins {
             now.throttled += throttled;
             now.concurrency += u64::try_from(concurrency).unwrap_or(u64::MAX);
         }
+        for hanging in self.shared.mounts.iter().filter_map(|m| m.origin.hanging()) {
+            now.hanging += u64::try_from(hanging.calls).unwrap_or(u64::MAX);
+        }
         now
+    }
+
+    /// What calls into storage hang, if any do: how many, and the oldest, by its path in the namespace.
+    #[must_use]
+    pub fn hanging(&self) -> Option<HangingCalls> {
+        let mut all: Option<HangingCalls> = None;
+        for mount in &self.shared.mounts {
+            let Some(mut here) = mount.origin.hanging() else {
+                continue;
+            };
+            let below = here.path.components();
+            let path = below.fold(mount.prefix.clone(), |path, name| {
+                path.join(name).unwrap_or(path)
+            });
+            here.path = path;
+            let calls = here.calls + all.as_ref().map_or(0, |all| all.calls);
+            let oldest = all.filter(|all| all.since >= here.since).unwrap_or(here);
+            all = Some(HangingCalls { calls, ..oldest });
+        }
+        all
     }
 }
 
@@ -125,6 +149,13 @@ impl Origins {
 const COMPARED_ENTRIES: usize = 256;
 
 impl Mount {
+    /// What tells this storage from another one that goes by the same URI.
+    ///
+    /// Made of what stays while storage is in use: the URI, the identity of the top directory (its
+    /// version: inode and time of birth, nothing that changes with its entries), and the names and kinds
+    /// of its entries. No size and no time of a file is in it: another root looks a moment later, and
+    /// a log that grows would make the same storage look different. A name that comes or goes between
+    /// two looks does; whoever compares looks again.
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.place.as_bytes());
@@ -140,7 +171,9 @@ impl Mount {
             }
             Err(failure) => return Err(failure),
         };
-        hasher.update(&listing.directory.version.to_bytes());
+        // Of the version only what tells directories apart: no time of a status change, no standing.
+        let top = listing.directory.version.standing_as(Standing::Lasting);
+        hasher.update(&top.changed_at(b"").to_bytes());
         let hidden = self.exclusion.now();
         let mut entries: Vec<&Entry> = listing.entries.iter().collect();
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -149,12 +182,9 @@ impl Mount {
             if path.is_ok_and(|path| hidden.covers(&path)) {
                 continue;
             }
-            hasher.update(&entry.name).update(b"/");
-            if let Some(attributes) = &entry.attributes {
-                // How far a version is trusted is a root's own finding.
-                let state = attributes.version.standing_as(Standing::Lasting);
-                hasher.update(&state.to_bytes());
-            }
+            // No name has a slash, so no other names and kinds make the same bytes.
+            hasher.update(&entry.name);
+            hasher.update(format!("/{:?}/", entry.kind).as_bytes());
         }
         Ok(truncated(&hasher))
     }

@@ -7,9 +7,8 @@ use super::single_flight::{Joined, Lead, Pending, answer_of};
 use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
+    Attributes, Entry, Failure, FailureKind, ItemPath, Leased, Version, XattrList,
 };
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -354,14 +353,6 @@ impl ReadPath {
             None => Err(given_up(path)),
         }
     }
-
-    /// Usage of the filesystem behind `path`. Not cached.
-    ///
-    /// # Errors
-    /// Faults.
-    pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
-        self.0.source.usage(path.clone()).await
-    }
 }
 
 impl Inner {
@@ -390,18 +381,26 @@ impl Inner {
     /// Metadata that is on its way answers those who wait for it already, but is neither kept nor given
     /// to those who ask from now on.
     pub(super) fn forget_metadata_flights(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        for view in self
-            .views
-            .get()
-            .into_iter()
-            .flatten()
-            .filter_map(Weak::upgrade)
-        {
+        self.epoch.clear(&ItemPath::root());
+        for view in self.views() {
             view.listing_flights.forget_all();
             view.attribute_flights.forget_all();
             view.xattr_flights.forget_all();
+            view.arriving.clear();
         }
+    }
+
+    /// The same of blocks of `path` and below.
+    pub(super) fn forget_data_flights(&self, path: &ItemPath) {
+        self.data_epoch.clear(path);
+        for view in self.views() {
+            (view.block_flights).retain(|_, flight| !flight.path().is_within(path));
+        }
+    }
+
+    fn views(&self) -> impl Iterator<Item = Arc<Self>> {
+        let views = self.views.get().into_iter().flatten();
+        views.filter_map(Weak::upgrade)
     }
 
     /// What the attributes cache knows of `path`, with more than `least` of its lease left.
@@ -506,7 +505,7 @@ impl Inner {
         leads: Vec<(Bytes, AttributesLead)>,
         demand: Demand,
     ) {
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let asked_at = self.epoch.now();
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let asked = Instant::now();
         let denied = match demand {
@@ -519,7 +518,6 @@ impl Inner {
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
         let lease = Lease::granted(asked, self.options.lease, given);
-        let keep = self.epoch.load(Ordering::Acquire) == epoch;
         let mut unsettled = Vec::new();
         for ((name, lead), answer) in leads.into_iter().zip(answers) {
             let found = match answer {
@@ -537,15 +535,15 @@ impl Inner {
                 });
             }
             let answer = found.map(|found| Known { found, lease });
-            if let Ok(known) = &answer
-                && keep
-            {
+            if let Ok(known) = &answer {
                 let known = KnownAttributes {
                     known: known.clone(),
                     since: Instant::now(),
                 };
-                let weight = lead.key().as_bytes().len() as u64 + ENTRY_BYTES + ATTRIBUTES_BYTES;
-                self.attributes.insert(lead.key().clone(), known, weight);
+                let path = lead.key();
+                let weight = path.as_bytes().len() as u64 + ENTRY_BYTES + ATTRIBUTES_BYTES;
+                let keep = || self.attributes.insert(path.clone(), known, weight);
+                self.epoch.keep(asked_at, path, keep);
             }
             lead.answer(answer);
         }
@@ -555,7 +553,7 @@ impl Inner {
     }
 
     async fn fetch_xattrs(self: Arc<Self>, lead: Lead<ItemPath, KnownXattrs>) {
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let asked_at = self.epoch.now();
         let asked = Instant::now();
         let (answer, given) = match self.source.xattrs(lead.key().clone()).await {
             Ok(list) => (Ok(Arc::new(list.value)), list.lease),
@@ -571,12 +569,11 @@ impl Inner {
         };
         let lease = Lease::granted(asked, self.options.lease, given);
         let known = KnownXattrs { answer, lease };
-        if let Some(bytes) = bytes
-            && self.epoch.load(Ordering::Acquire) == epoch
-        {
-            let weight = (bytes + lead.key().as_bytes().len()) as u64 + ENTRY_BYTES;
-            self.xattrs
-                .insert(lead.key().clone(), known.clone(), weight);
+        if let Some(bytes) = bytes {
+            let path = lead.key();
+            let weight = (bytes + path.as_bytes().len()) as u64 + ENTRY_BYTES;
+            let keep = || self.xattrs.insert(path.clone(), known.clone(), weight);
+            self.epoch.keep(asked_at, path, keep);
         }
         lead.answer(known);
     }

@@ -2,6 +2,7 @@
 
 use super::flight::{Flight, Progress};
 use super::parts::{Cut, Part, Parts, Place};
+use super::room::{Charge, FETCH_BYTES_MAX};
 use super::streams::{Pattern, ReadAhead};
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
@@ -108,6 +109,19 @@ impl FileRef {
             content,
             id,
         }
+    }
+
+    /// The file that another node asks for. Its promise of a content counts only where it can be held
+    /// against the bytes, of a file of one block: under any other one the bytes of this file would be
+    /// given to those who ask for that content's.
+    pub(super) fn asked(
+        path: ItemPath,
+        version: Version,
+        size: u64,
+        content: Option<ContentHash>,
+    ) -> Self {
+        let content = content.filter(|_| size.div_ceil(BLOCK_BYTES) == 1);
+        Self::new(path, version, size, content)
     }
 
     /// The file at `path` that `attributes` describe.
@@ -271,6 +285,7 @@ impl ReadPath {
             };
             let wanted = [first..file.block_count(), 0..first];
             let reading = self.read_blocks(file, &range, &wanted);
+            // What is put together, or the blocks that it is a part of.
             let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
             let bytes = ReadRequest::block_len(file.size, first) * blocks;
             return self.0.room.within(bytes, reading).await;
@@ -452,7 +467,11 @@ impl ReadPath {
             Entry::Vacant(_) if inner.data.contains(&file.key(index)) => None,
             Entry::Vacant(entry) => {
                 let len = ReadRequest::block_len(file.size, index);
-                let flight = Arc::new(Flight::new(file.path.clone(), to_usize(len)));
+                let flight = Arc::new(Flight::new(
+                    file.path.clone(),
+                    inner.data_epoch.now(),
+                    to_usize(len),
+                ));
                 drop(entry.insert(Arc::clone(&flight)));
                 Some(flight)
             }
@@ -490,6 +509,20 @@ impl Inner {
         }
     }
 
+    /// Keeps what `flight` has brought, unless it was cleared meanwhile, and takes it off the list of
+    /// flights; [`Flight::finish`] follows.
+    pub(super) fn land(&self, key: BlockKey, flight: &Arc<Flight>, block: &Block, weight: u64) {
+        let keep = || self.data.insert(key, block.clone(), weight);
+        self.data_epoch.keep(flight.asked(), flight.path(), keep);
+        self.end_flight(&key, flight);
+    }
+
+    /// Takes `flight` off the list; there may be another one by now, begun after a clear.
+    pub(super) fn end_flight(&self, key: &BlockKey, flight: &Arc<Flight>) {
+        self.block_flights
+            .remove_if(key, |_, listed| Arc::ptr_eq(listed, flight));
+    }
+
     /// Where `failure` of a read of `file` says that the metadata that led to it is wrong, the next
     /// look-up asks again. What is known of another version stays: after a `chmod -R` the first file
     /// renews its directory's listing, and the others find their new versions in it.
@@ -516,17 +549,22 @@ struct Fetch {
 impl Fetch {
     async fn run(mut self) {
         let source = self.inner.source_of(&self.file);
+        let block_count = self.flights.len() as u64;
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
             size: self.file.size,
             first_block: self.next_block,
-            block_count: self.flights.len() as u64,
+            block_count,
             content: self.file.content,
             through: false,
         };
-        let outcome = match source.read(request).await {
-            Ok(stream) => self.fill(stream).await,
+        let block_bytes = ReadRequest::block_len(self.file.size, self.next_block);
+        let bytes = block_bytes.saturating_mul(block_count).min(FETCH_BYTES_MAX);
+        let room = Arc::clone(&self.inner.room);
+        let mut charge = room.fetch(bytes).await;
+        let outcome = match charge.awaiting(source.read(request)).await {
+            Ok(stream) => self.fill(stream, &mut charge).await,
             Err(failure) => Err(failure),
         };
         let failure = match outcome {
@@ -537,11 +575,16 @@ impl Fetch {
         self.fail_rest(&failure);
     }
 
-    async fn fill(&mut self, mut stream: ReadStream) -> Result<(), Failure> {
+    async fn fill(&mut self, mut stream: ReadStream, charge: &mut Charge) -> Result<(), Failure> {
         while let Some(flight) = self.flights.as_slice().first().map(Arc::clone) {
             let hash = loop {
-                match stream.next().await {
+                match charge.awaiting(stream.next()).await {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
+                        if flight.is_empty() {
+                            charge.begin().await;
+                        } else {
+                            charge.go_on();
+                        }
                         flight.push(bytes)?;
                     }
                     Some(Ok(BlockPart::Restart)) => flight.restart(),
@@ -557,8 +600,7 @@ impl Fetch {
             self.file.check(hash)?;
             let key = self.file.key(self.next_block);
             let weight = block.bytes.len() as u64;
-            self.inner.data.insert(key, block.clone(), weight);
-            self.inner.block_flights.remove(&key);
+            self.inner.land(key, &flight, &block, weight);
             flight.finish(Ok(block));
             self.next_block += 1;
             self.flights.next();
@@ -569,8 +611,7 @@ impl Fetch {
     fn fail_rest(&mut self, failure: &Failure) {
         for flight in self.flights.by_ref() {
             self.inner
-                .block_flights
-                .remove(&self.file.key(self.next_block));
+                .end_flight(&self.file.key(self.next_block), &flight);
             flight.finish(Err(failure.clone()));
             self.next_block += 1;
         }

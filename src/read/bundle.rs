@@ -437,7 +437,7 @@ impl ReadPath {
         let BundleRequest { directory, files } = request;
         let file_of = |(index, file): (usize, BundleFile)| {
             let path = directory.join(&file.name).ok()?;
-            let file = FileRef::new(path, file.version, file.size, file.content);
+            let file = FileRef::asked(path, file.version, file.size, file.content);
             Some((index, file))
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
@@ -489,6 +489,9 @@ impl Bring {
             files: self.files.iter().flatten().map(wanted).collect(),
         };
         let inner = Arc::clone(&self.path.0);
+        // One file at a time is put together, and goes into the cache.
+        let sizes = self.files.iter().flatten().map(|(file, _)| file.size);
+        let _charge = inner.room.fetch(sizes.max().unwrap_or(0)).await;
         let opening = inner.source.bundle(request);
         match self.patiently(opening).await {
             Ok(stream) => self.fill(stream).await,
@@ -564,8 +567,7 @@ impl Bring {
             path: file.path.clone(),
         };
         let key = file.key(0);
-        inner.data.insert(key, block.clone(), file.size);
-        inner.block_flights.remove(&key);
+        inner.land(key, &flight, &block, file.size);
         // The map's share is gone: whoever else holds one waits.
         let wanted = Arc::strong_count(&flight) > 1;
         flight.finish(Ok(block));
@@ -614,6 +616,8 @@ impl ReadPath {
             .block_flights
             .remove_if(&file.key(0), unwanted)
             .is_none()
+            // A clear may have taken it off the list.
+            && Arc::strong_count(&flight) > 1
         {
             self.launch(file, 0, &mut vec![flight]);
         }

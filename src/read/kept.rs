@@ -41,6 +41,7 @@ impl KeptData {
         if let Some(block) = self.0.peek(&file.key(index)) {
             return Some(slice(&block, index, range));
         }
-        pieces::joined(file, index, range, |key| self.0.peek(key)).map(|cut| cut.bytes)
+        let cut = pieces::joined(file, index, range, |key| self.0.peek(key))?;
+        Some(cut.bytes)
     }
 }

@@ -196,7 +196,7 @@ impl ReadPath {
                     let range = part.piece_range(piece);
                     let flight = Arc::new({
                         let len = to_usize(range.end - range.start);
-                        Flight::new(part.file.path.clone(), len)
+                        Flight::new(part.file.path.clone(), inner.data_epoch.now(), len)
                     });
                     drop(entry.insert(Arc::clone(&flight)));
                     Claim::Ours(flight)
@@ -246,7 +246,9 @@ impl PiecesFetch {
         };
         let due = request.len;
         let source = self.inner.source_of(&self.file);
-        let failure = match source.read_range(request).await {
+        let room = Arc::clone(&self.inner.room);
+        let mut charge = room.fetch(due).await;
+        let failure = match charge.awaiting(source.read_range(request)).await {
             Ok(answer) if answer.bytes.len() as u64 == due => return self.land(&answer),
             Ok(_) => {
                 let detail = format!("{}: a range of another length", self.file.path);
@@ -274,8 +276,7 @@ impl PiecesFetch {
             };
             let key = self.file.piece_key(self.block, self.next);
             let weight = chunk.len() as u64 + PIECE_COST_BYTES;
-            self.inner.data.insert(key, piece.clone(), weight);
-            self.inner.block_flights.remove(&key);
+            self.inner.land(key, &flight, &piece, weight);
             flight.finish(Ok(piece));
             self.next += 1;
         }
@@ -284,7 +285,7 @@ impl PiecesFetch {
     fn fail_rest(&mut self, failure: &Failure) {
         for flight in self.flights.by_ref() {
             let key = self.file.piece_key(self.block, self.next);
-            self.inner.block_flights.remove(&key);
+            self.inner.end_flight(&key, &flight);
             flight.finish(Err(failure.clone()));
             self.next += 1;
         }

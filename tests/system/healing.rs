@@ -126,7 +126,9 @@ fn an_inner_node_that_dies_costs_its_subtree_time_and_no_error() {
     job.hosts.control(&["boot", "2"]);
     job.mount(2);
     eventually("h4 asks its own parent again", || {
-        let mut clear = job.hosts.copperfs(4, &["clear"]);
+        let mut clear = job
+            .hosts
+            .copperfs(4, &["clear", "--everything", "--this-node"]);
         crate::support::run(clear.arg(&job.point));
         let read = job.run(4, "cat \"$1\"/package_00/*.py > /dev/null");
         assert!(read.status.success(), "{read:?}");

@@ -186,7 +186,7 @@ async fn a_directory_that_could_not_be_listed_is_asked_for() {
     let (record, _) = log.record_at(log.first()).unwrap().unwrap();
     log.append(path("d"), record.directory.attributes, None, true)
         .unwrap();
-    let totals = write_index(&log, &target, "x", false, 0).unwrap();
+    let totals = write_index(&log, &target, "x", false, 0, Existing::Keep).unwrap();
     assert_eq!(totals.unlisted, 1);
     let specs = [spec("/data", root.path())];
     let options = options(SymlinkPolicy::Relative);

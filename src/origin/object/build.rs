@@ -4,6 +4,7 @@
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are not ours to judge.
 
+use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
 use super::{Names, ObjectOrigin};
@@ -57,21 +58,27 @@ pub(super) fn connect(
     let url_text = spec.uri.as_str();
     let gate = Gate::new(options.object_concurrency);
     let mut address = vec![place(&redacted(&spec.uri))];
-    let names = match scheme {
+    let env = &options.env;
+    let (names, service) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
+            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, env)?;
             address.extend(addresses(&keys));
-            configured!(AmazonS3Builder, url_text, keys, options, &gate).map(Names::paged)
+            let service = CredentialService::aws(&keys, env);
+            let store = configured!(AmazonS3Builder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
+            let keys = settings::<GoogleConfigKey>("google_", spec, env)?;
             address.extend(addresses(&keys));
-            configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let store = configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), CredentialService::google())
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
+            let keys = settings::<AzureConfigKey>("azure_", spec, env)?;
             address.extend(addresses(&keys));
-            configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let service = CredentialService::azure(&keys);
+            let store = configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::Http => {
             // Whoever writes http:// has allowed it.
@@ -79,7 +86,9 @@ pub(super) fn connect(
             let mut keys = vec![allowed];
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
-            configured!(HttpBuilder, server, keys, options, &gate).map(|store| Names::probed(store))
+            let store = configured!(HttpBuilder, server, keys, options, &gate);
+            let none = CredentialService::default();
+            (store.map(|store| Names::probed(store)), none)
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
@@ -88,13 +97,8 @@ pub(super) fn connect(
         reason: reason(&error),
     })?;
     let address = address.join(" ");
-    Ok(ObjectOrigin::new(
-        names,
-        gate,
-        &prefix,
-        (&uri, &address),
-        options,
-    ))
+    let origin = ObjectOrigin::new(names, gate, &prefix, (&uri, &address), options);
+    Ok(origin.asking(service))
 }
 
 /// Settings that say which server and account a URI without them is about.
@@ -141,6 +145,12 @@ fn reason(error: &object_store::Error) -> String {
     };
     if text.starts_with("Invalid Access Key") {
         return "the access key is not base64, as the keys of an Azure account are".to_owned();
+    }
+    if text == "Missing SecretAccessKey" {
+        return "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not".to_owned();
+    }
+    if text == "Missing AccessKeyId" {
+        return "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not".to_owned();
     }
     if text == "Account must be specified" {
         return "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
@@ -247,6 +257,16 @@ mod tests {
             let error = error.expect_err("no client").to_string();
             assert!(error.contains(reason) && !error.contains("126"), "{error}");
             assert!(error.contains("az://box/a: "), "{error}");
+        }
+        for (one, missing) in [
+            ("access_key_id", "AWS_SECRET_ACCESS_KEY is not"),
+            ("secret_access_key", "AWS_ACCESS_KEY_ID is not"),
+        ] {
+            let half = spec("s3://bucket", &[(one, "half of a pair")]);
+            let error = connect(&half, &OriginOptions::default());
+            let error = error.expect_err("no client").to_string();
+            assert!(error.contains(missing), "{error}");
+            assert!(!error.contains("half of a pair"), "{error}");
         }
     }
 

@@ -11,7 +11,7 @@ use super::read::{ACTION, Reading};
 use crate::origin::bundle::{item_of, ranges};
 use crate::origin::{ByteRange, Turn, TurnStream, Turns};
 use bytes::Bytes;
-use copperfs_overlay::{BundleItem, BundleRequest, Failure};
+use copperfs_overlay::{BundleItem, BundleRequest, Failure, ItemPath};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
@@ -47,10 +47,11 @@ pub(super) fn stream(
             // Bounded by the batch.
             let (sender, items) = unbounded_channel();
             let shared = Arc::clone(&shared);
-            let reading = shared.run("read files of", directory.clone(), move |shared, _| {
+            let work = move |shared: &Arc<Shared>, _: &ItemPath| {
                 read_batch(shared, &*turns, batch, &sender);
                 Ok(())
-            });
+            };
+            let reading = shared.run_for(BATCH_TIME, "read files of", directory.clone(), work);
             let reading = Some(Box::pin(reading) as BoxFuture<'static, _>);
             stream::unfold(Batch { reading, items }, |mut batch| async move {
                 Some((batch.next().await?, batch))
@@ -120,7 +121,7 @@ fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &Unbou
 }
 
 fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
-    if shared.hangs(ACTION, &file.path) {
+    if shared.hanging.holds(ACTION, &file.path) {
         return Err(shared.too_slow(ACTION, &file.path));
     }
     let size = file.size;

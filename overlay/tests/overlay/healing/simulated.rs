@@ -157,8 +157,8 @@ impl Service for SimService {
         Bytes::new()
     }
 
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        std::future::ready(Ok(())).boxed()
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+        std::future::ready(Ok(true)).boxed()
     }
 
     fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
