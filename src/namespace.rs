@@ -391,8 +391,10 @@ impl InodeTable {
             return false;
         }
         drop(slot);
-        let unused = |_: &u64, slot: &Box<Slot>| slot.references == 0;
-        let Some((_, slot)) = self.slots.remove_if(&number, unused) else {
+        let unused = self
+            .slots
+            .remove_if(&number, |_, slot| slot.references == 0);
+        let Some((_, slot)) = unused else {
             return false;
         };
         if slot.is_directory() {

@@ -22,7 +22,7 @@ fn prune_all(by_name: bool) {
 
     memory.state().prunable = files.clone();
     fixture.mount.notifier().prune();
-    eventually(10, "the kernel forgets what nothing uses", || {
+    eventually("the kernel forgets what nothing uses", || {
         files.iter().filter(|ino| known(ino)).count() == 1
     });
     assert!(known(&files[7]), "the open file stays");
