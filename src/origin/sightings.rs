@@ -15,12 +15,10 @@
 //! may have seen different bytes are ever known by one version.
 //!
 //! Pure: every time is an argument. One lock, held for a look into a table.
-//!
-//! [`Standing::Unsettled`]: copperfs_overlay::Standing::Unsettled
 
-use copperfs_overlay::Version;
-use std::collections::HashMap;
+use copperfs_overlay::{Standing, Version};
 use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,6 +26,10 @@ use std::time::{Duration, Instant};
 /// Looks remembered in each of two generations, 7.5 MiB for both. When the newer one is full, the older
 /// one is forgotten. A look that is forgotten costs another one, and a second read of the file.
 const GENERATION: usize = 57_344;
+
+/// Looks of other processes under which files were read here, 1 MiB. When it is full, files are read under
+/// this process's own looks only: readers of others wait until the version has settled.
+const FOREIGN_MAX: usize = 1 << 16;
 
 /// What a file's times tell about its age.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +60,11 @@ pub(super) struct Sightings {
 struct Table {
     /// Looks in one generation at most.
     generation: usize,
+    /// The number of the first look, and of the next one: those between are this process's own.
+    first_look: u64,
     next_look: u64,
+    /// Looks of other processes under which a file was read.
+    foreign: HashSet<u64>,
     newer: HashMap<u64, Sighting>,
     older: HashMap<u64, Sighting>,
 }
@@ -89,7 +95,9 @@ impl Sightings {
             hasher: RandomState::new(),
             table: Mutex::new(Table {
                 generation,
+                first_look: next_look,
                 next_look,
+                foreign: HashSet::new(),
                 newer: HashMap::new(),
                 older: HashMap::new(),
             }),
@@ -124,7 +132,7 @@ impl Sightings {
 
     /// Whether the whole file at `path`, which is not old, may be read now under `version`, which has not
     /// settled: once for each state, and not after it could have settled. The look that the version has
-    /// the number of may be another process's.
+    /// the number of may be another process's, but none of this one's that was forgotten.
     pub(super) fn admits(
         &self,
         path: &[u8],
@@ -134,9 +142,21 @@ impl Sightings {
     ) -> bool {
         let (key, state) = (self.hasher.hash_one(path), state_of(version));
         let mut table = self.lock();
-        if table.find(key, &state).is_none() {
-            // Another process's look, or one that was forgotten: a window of its own opens here.
-            table.insert(key, state, now);
+        let Standing::Unsettled(look) = version.standing() else {
+            return false;
+        };
+        let seen = table.find(key, &state);
+        if table.is_own(look) {
+            if seen.is_none_or(|seen| seen.look != look) {
+                return false;
+            }
+        } else {
+            if table.foreign.len() >= FOREIGN_MAX || !table.foreign.insert(look) {
+                return false;
+            }
+            if seen.is_none() {
+                table.insert(key, state, now);
+            }
         }
         let Some(sighting) = table.newer.get_mut(&key) else {
             return false;
@@ -169,6 +189,10 @@ impl Table {
             self.older = std::mem::take(&mut self.newer);
         }
         self.newer.insert(key, sighting);
+    }
+
+    fn is_own(&self, look: u64) -> bool {
+        look.wrapping_sub(self.first_look) < self.next_look.wrapping_sub(self.first_look)
     }
 
     /// Remembers the first look at a state; returns its number.
