@@ -8,15 +8,18 @@
 //! It decides nothing: checks are the registry's ([`crate::budgets::registry`]).
 
 use crate::allocator::{Policy, Problem, UnknownPolicy};
-use crate::budgets::{Command, CommandError, Decision, Overview, Reply, Steward};
+use crate::budgets::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Steward};
 use crate::config::datasets::Served;
+use copperfs_overlay::FailureKind;
 use error::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 pub mod client;
 mod error;
+mod names;
 pub mod requests;
 pub mod routes;
 pub mod serve;
@@ -24,17 +27,50 @@ pub mod serve;
 mod tests;
 pub mod views;
 
+pub use names::Names;
 pub use serve::ApiServer;
 
 /// How long the answer to `dataset add` waits for the count. One from an index is there by then; a
 /// long walk goes on, and `dataset show` tells how far it is.
 const COUNT_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Plans in work and waiting for their turn, of all clients of one [`Api`]; one more is refused (503).
+const PLANS_MAX: usize = 16;
+
 /// The API of one node. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Api {
     steward: Steward,
     served: Arc<Served>,
+    plans: Plans,
+    names: Arc<dyn Names>,
+    /// The ordinary user whose requests these are, if that is known: whose the jobs are that it declares.
+    user: Option<u32>,
+}
+
+/// Plans that are worked out: one at a time, beside all else that the node does.
+#[derive(Clone, Debug)]
+struct Plans {
+    /// One for each plan in work or waiting.
+    places: Arc<Semaphore>,
+    turn: Arc<Semaphore>,
+}
+
+impl Default for Plans {
+    fn default() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(PLANS_MAX)),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api")
+            .field("served", &self.served)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What is answered.
@@ -47,12 +83,24 @@ pub struct Answer {
 }
 
 impl Api {
-    /// The API of the node with `steward`, which serves `served`.
+    /// The API of the node with `steward`, which serves `served`; `names` are those that lie there.
     #[must_use]
-    pub fn new(steward: Steward, served: Served) -> Self {
+    pub fn new(steward: Steward, served: Served, names: Arc<dyn Names>) -> Self {
         Self {
             steward,
             served: Arc::new(served),
+            plans: Plans::default(),
+            names,
+            user: None,
+        }
+    }
+
+    /// The API for requests of the user `uid`. Root declares jobs for others: theirs belong to nobody.
+    #[must_use]
+    pub fn for_user(&self, uid: u32) -> Self {
+        Self {
+            user: (uid != 0).then_some(uid),
+            ..self.clone()
         }
     }
 
@@ -95,7 +143,7 @@ impl Api {
                 read.await.map_err(|error| error.named("job", &name))
             }
             Route::AddJob => {
-                let spec = requests::JobRequest::parse(body)?.into_spec();
+                let spec = requests::JobRequest::parse(body)?.into_spec(self.user);
                 let name = spec.name.clone();
                 self.act(Command::AddJob(spec)).await?;
                 let read = self.read(|all| views::job(all, &name)).await?;
@@ -116,9 +164,34 @@ impl Api {
             }
             Route::Allocation => self.read(|all| Some(views::allocation(all))).await,
             Route::Nodes => self.read(|all| Some(views::nodes(all))).await,
-            Route::Plan => plan(body),
+            Route::Plan => self.plan(body).await,
             Route::Document => Ok(Answer::of(routes::document())),
         }
+    }
+
+    /// What a policy would give. It is worked out on a thread of its own: a large problem takes a core
+    /// for as long as a second, and the reads of this node must not wait for it.
+    async fn plan(&self, body: &[u8]) -> Result<Answer, ApiError> {
+        let busy = || {
+            let why = format!("{PLANS_MAX} plans are being worked out or wait for their turn");
+            ApiError::new(503, why, "Ask again in a moment, or use copperfs plan")
+        };
+        let place = Arc::clone(&self.plans.places).try_acquire_owned();
+        let place = place.map_err(|_full| busy())?;
+        // Never closed.
+        let turn = Arc::clone(&self.plans.turn).acquire_owned().await.ok();
+        // Not before its turn: those that wait hold no second copy.
+        let body = body.to_vec();
+        let working = tokio::task::spawn_blocking(move || {
+            let answer = plan(&body);
+            // A client that has gone away gives up its place when the work is done, not before.
+            drop((place, turn));
+            answer
+        });
+        working.await.unwrap_or_else(|error| {
+            let why = format!("the plan was not worked out: {error}");
+            Err(ApiError::new(500, why, "Ask again"))
+        })
     }
 
     /// What the allocator knows.
@@ -152,14 +225,31 @@ impl Api {
         }
     }
 
-    /// Declares a dataset, and waits a little for its size. One that turns out to be empty is taken back.
+    /// Declares a dataset, and waits a little for its size. Nothing is declared where nothing is, and one
+    /// that turns out to be empty is taken back: the declaration that it has replaced stands again.
     async fn add_dataset(&self, body: &[u8]) -> Result<Answer, ApiError> {
-        let spec = requests::DatasetRequest::parse(body)?.into_spec(&self.served)?;
+        let request = requests::DatasetRequest::parse(body)?;
+        let replace = request.replace.unwrap_or(false);
+        let spec = request.into_spec(&self.served)?;
         let (name, path) = (spec.name.clone(), spec.path.clone());
+        let before = self.declared(&name).await?;
+        // A name that is taken is the more telling reason to refuse.
+        if replace || before.is_none() {
+            self.check_place(&spec).await?;
+        }
         let mut decisions = self.steward.watch();
-        self.act(Command::AddDataset(spec)).await?;
+        let declared = self.steward.command(match replace {
+            true => Command::ReplaceDataset(spec),
+            false => Command::AddDataset(spec),
+        });
+        let serial = match declared.await? {
+            Reply::Done(serial) => serial,
+            Reply::Overview(overview) => overview.decision.serial,
+        };
         let known = |decision: &Arc<Decision>| {
+            // An earlier decision tells of the declaration that was replaced.
             let dataset = decision.dataset(&name);
+            let dataset = dataset.filter(|_| decision.serial >= serial);
             dataset.is_some_and(|one| one.size > 0 || one.trouble.is_some())
         };
         let counted = tokio::time::timeout(COUNT_PATIENCE, decisions.wait_for(known)).await;
@@ -170,7 +260,11 @@ impl Api {
         let trouble = counted.and_then(|decision| decision.dataset(&name)?.trouble.clone());
         let empty = trouble.is_some_and(|why| why.contains(requests::EMPTY));
         if empty {
-            self.act(Command::RemoveDataset(name.clone())).await?;
+            self.act(match before {
+                Some(before) => Command::ReplaceDataset(before),
+                None => Command::RemoveDataset(name.clone()),
+            })
+            .await?;
             return Err(ApiError::empty(&name, &path));
         }
         let read = self.read(|all| views::dataset(all, &name)).await?;
@@ -178,6 +272,30 @@ impl Api {
             status: 201,
             ..read
         })
+    }
+}
+
+impl Api {
+    /// Checks that something lies where a dataset is to begin. Storage that does not answer now is no
+    /// reason to refuse: the dataset says what troubles it, and is counted later.
+    async fn check_place(&self, spec: &DatasetSpec) -> Result<(), ApiError> {
+        match self.names.look(spec.path.clone()).await {
+            Err(failure)
+                if matches!(
+                    failure.kind,
+                    FailureKind::NotFound | FailureKind::NotADirectory
+                ) =>
+            {
+                Err(ApiError::nothing_there(&spec.name, &spec.path))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The declaration of the dataset `name`, if there is one.
+    async fn declared(&self, name: &str) -> Result<Option<DatasetSpec>, ApiError> {
+        let overview = self.overview().await?;
+        Ok(overview.decision.dataset(name).map(DatasetSpec::of))
     }
 }
 

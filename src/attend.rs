@@ -13,7 +13,7 @@
 //! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
 //! that has started the attendant: that has to be the daemon's first.
 
-use crate::daemon::process::is_dead;
+use crate::daemon::process::parent_is_dead;
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};
@@ -66,7 +66,8 @@ async fn attend(args: AttendArgs) -> io::Result<()> {
     ];
     set_parent_process_death_signal(Some(Signal::USR1))?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let died_before = parent != Some(args.of) || is_dead(args.of);
+    // Both numbers are of this pid namespace; `/proc` may show another one.
+    let died_before = parent != Some(args.of) || parent_is_dead();
     let means: Vec<Abort> = args
         .connection
         .iter()

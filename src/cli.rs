@@ -7,6 +7,7 @@ pub mod allocate;
 mod api;
 pub mod bench;
 mod child;
+pub mod clear;
 pub mod dataset;
 pub mod doctor;
 pub mod flags;
@@ -15,6 +16,7 @@ pub mod job;
 pub mod job_table;
 pub mod launch;
 pub mod mount;
+mod place;
 pub mod plan;
 pub mod record;
 pub mod recording;
@@ -29,7 +31,6 @@ pub mod unmount;
 pub mod warm;
 
 use crate::attend::{self, AttendArgs};
-use crate::config::Machine;
 use crate::warm::touch;
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
@@ -84,26 +85,17 @@ enum Command {
             Makes the job secret and hands it over a pipe. If one node fails, all are taken down.")]
     Launch(LaunchArgs),
     /// Take a mount away and end its daemon
-    #[command(after_help = "Examples:\n  \
+    #[command(
+        visible_alias = "umount",
+        after_help = "Examples:\n  \
             copperfs unmount /copper_mnt\n  \
-            copperfs unmount --all /tmp/mnt    # every node of the launch at /tmp/mnt\n\n\
-            A daemon that does not answer is killed; the mount of a dead one is removed.")]
-    Unmount {
-        /// The mount point, or with --all that of a launch
-        mountpoint: PathBuf,
-        /// Every node of the launch at MOUNTPOINT
-        #[arg(long)]
-        all: bool,
-        /// Succeed if nothing is there: one node of a launch that is taken down
-        #[arg(long, hide = true)]
-        if_mounted: bool,
-        /// Say what was done as a line of JSON, for a launch
-        #[arg(long, hide = true)]
-        report: bool,
-        /// Only what the launch with this id has started, if it has: a launch that gives up
-        #[arg(long, hide = true, value_name = "ID")]
-        of_launch: Option<String>,
-    },
+            copperfs unmount --all /tmp/mnt     # every node of the launch at /tmp/mnt\n  \
+            copperfs unmount --force /copper_mnt\n\n\
+            A mount that is in use stays: what uses it is named, and --force takes it away all the same.\n\
+            So does a root alone, while other nodes read through it. A daemon that does not answer is\n\
+            killed; the mount of a dead one is removed."
+    )]
+    Unmount(unmount::UnmountArgs),
     /// Make the secret of a job, for nodes that are started one by one
     #[command(after_help = "Examples:\n  \
             copperfs secret ~/.job-secret                      # a new one: --secret-file of every node\n  \
@@ -144,20 +136,13 @@ enum Command {
             q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
             copperfs stats /copper_mnt --cluster --json")]
     Top(TopArgs),
-    /// Forget what is cached, so that changes at the origin are seen
+    /// Forget what is cached, on all nodes, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
-            copperfs clear /copper_mnt\n  \
-            copperfs clear /copper_mnt /lus/project/venv --cluster\n\n\
+            copperfs clear /copper_mnt/lus/project/venv\n  \
+            copperfs clear -m /copper_mnt /lus/project/venv   # as seen within the mount\n  \
+            copperfs clear --everything /copper_mnt\n\n\
             Files that are open go on with the bytes they were opened with.")]
-    Clear {
-        /// The mount point
-        mountpoint: PathBuf,
-        /// Only this path and what is below it, as seen in the mount (/lus/x or MOUNTPOINT/lus/x)
-        path: Option<PathBuf>,
-        /// On all nodes of the tree, not only on this one
-        #[arg(long)]
-        cluster: bool,
-    },
+    Clear(clear::ClearArgs),
     /// Write down what a program touches on a mount, for `copperfs warm`
     #[command(after_help = "Examples:\n  \
             copperfs record /copper_mnt -o start.profile -- python train.py --steps 0\n  \
@@ -306,28 +291,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Daemon { mountpoint } => return Ok(answer(start::daemon(&mountpoint).is_ok())),
         Command::Mount(flags) => mount::mount(flags),
         Command::Launch(args) => launch::launch(args),
-        Command::Unmount {
-            mountpoint,
-            all,
-            if_mounted,
-            report,
-            of_launch,
-        } => match of_launch {
-            _ if report => unmount::report(&mountpoint, of_launch.as_deref()),
-            Some(id) => unmount::of_launch(&mountpoint, &id, &Machine::inspect()).map(drop),
-            None => unmount::unmount(&mountpoint, all, if_mounted),
-        },
+        Command::Unmount(args) => unmount::unmount(&args),
         Command::Stats {
             mountpoint,
             cluster,
             json,
         } => stats::stats(&mountpoint, cluster, json),
         Command::Top(args) => top::top(&args),
-        Command::Clear {
-            mountpoint,
-            path,
-            cluster,
-        } => stats::clear(&mountpoint, path.as_deref(), cluster),
+        Command::Clear(args) => clear::clear(&args),
         Command::Attend(args) => attend::serve(args).map_err(anyhow::Error::from),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());

@@ -16,6 +16,7 @@ pub mod machine;
 pub mod network;
 pub mod origins;
 pub mod resolve;
+mod runtime_base;
 mod settings;
 pub mod topology;
 pub mod units;

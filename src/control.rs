@@ -28,10 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Command {
     /// The reports of all nodes.
     Reports,
-    /// Begin to record what programs touch here.
+    /// Record what programs touch here until the client says that it has enough, and tell it; when the
+    /// client goes away before that, the recording goes with it.
+    Record,
+    /// Begin to record, until [`Command::RecordStop`] or [`Command::RecordDiscard`].
     RecordStart,
-    /// End that, and tell it.
+    /// End the recording, and tell it.
     RecordStop,
+    /// End the recording, and forget it.
+    RecordDiscard,
     /// Have all nodes bring into their kernels what the following lines name.
     Warm,
 }
@@ -80,11 +85,19 @@ impl Lines {
     /// # Errors
     /// None comes in time, or it does not end.
     pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        tokio::time::timeout(PATIENCE, self.wait()).await?
+    }
+
+    /// The next line, for as long as the client is there: a program that is recorded may run for days.
+    /// `None` when the client has closed its end.
+    ///
+    /// # Errors
+    /// The line does not end.
+    pub async fn wait(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let bound = u64::try_from(LINE_BYTES_MAX + 1).unwrap_or(u64::MAX);
         let mut bounded = (&mut self.0).take(bound);
-        let reading = bounded.read_until(b'\n', &mut line);
-        tokio::time::timeout(PATIENCE, reading).await??;
+        bounded.read_until(b'\n', &mut line).await?;
         if line.len() > LINE_BYTES_MAX {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

@@ -4,6 +4,7 @@
 //! takes its pid file, cleans a stale mount, runs the async runtime, and turns SIGTERM and SIGINT
 //! into an orderly end that has a bound. An idle daemon has no timer of its own.
 
+pub mod busy;
 pub mod mountpoint;
 pub mod process;
 pub mod runtime_dir;
@@ -81,11 +82,12 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     let mount = settings.mountpoint.clone();
     let left = left_by_launch(&settings);
     let data_mount = settings.data_mount.clone();
+    runtime_dir::note_mount(&settings.runtime_dir, &mount)?;
     runtime_dir::note_data_mount(&settings.runtime_dir, data_mount.as_deref())?;
     let runtime_dir = settings.runtime_dir.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.worker_threads)
-        .max_blocking_threads(blocking_threads(&settings))
+        .max_blocking_threads(BLOCKING_THREADS)
         .thread_name("copperfs")
         .enable_all()
         .build()?;
@@ -111,15 +113,9 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     result
 }
 
-/// Threads for calls that may block: each origin's own share, so that one that hangs takes nothing from
-/// the others, and some for the daemon itself. They are started when they are needed.
-fn blocking_threads(settings: &Settings) -> usize {
-    settings
-        .posix_concurrency
-        .saturating_mul(settings.origins.len())
-        .saturating_add(8)
-        .min(4096)
-}
+/// Threads for calls that may block: far more than the stores of a node can keep by hanging (16 reads
+/// each). Origins have threads of their own. They are started when they are needed.
+const BLOCKING_THREADS: usize = 512;
 
 async fn live(
     settings: Settings,
@@ -172,11 +168,15 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lets the daemon of `runtime_dir`, mounted at `mount`, die if it was killed and cannot: a thread of it
 /// hangs in the kernel, on its own mount, and keeps its files and its lock.
 pub fn free_killed(runtime_dir: &Path, mount: &Path) {
-    let Some(pid) = runtime_dir::running(runtime_dir).filter(|&pid| process::is_dead(pid)) else {
+    // One that cannot be seen holds its lock, and so is alive: it is in another pid namespace.
+    let Some(process) = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process()) else {
         return;
     };
+    if !process.is_dead() {
+        return;
+    }
     tracing::warn!(
-        pid,
+        pid = process.pid,
         "a killed daemon hangs in the kernel: its mounts are cut off"
     );
     let noted = runtime_dir::noted_data_mount(runtime_dir);
@@ -185,10 +185,8 @@ pub fn free_killed(runtime_dir: &Path, mount: &Path) {
             tracing::warn!(%error, mount = %mount.display(), "cannot be cut off");
         }
     }
-    if let Ok(Some(process)) = process::Process::open(pid) {
-        // What then is still there is told by whoever is in its way.
-        let _ended = process.wait(DEATH_TIMEOUT);
-    }
+    // What is still there then is told by the command that it is in the way of.
+    let _ended = process.wait(DEATH_TIMEOUT);
 }
 
 /// Checks that the mounts of `settings` can be made, and takes away what a killed daemon left there.

@@ -55,6 +55,12 @@ pub enum IndexError {
         /// What happened.
         failure: Failure,
     },
+    /// A file of this name is there, and is not to be replaced.
+    #[error(
+        "{} is there already: give another name, or --force to replace it when the new index is complete",
+        .0.display()
+    )]
+    Exists(PathBuf),
     /// An index was begun here before.
     #[error(
         "{} is left of an index that was not finished: go on with --resume, or remove it to begin anew",

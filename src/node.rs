@@ -21,6 +21,7 @@ mod mounts;
 mod opened;
 mod record;
 mod service;
+mod sweeps;
 pub(crate) mod warm;
 
 use crate::api::ApiServer;
@@ -29,7 +30,7 @@ use crate::config::Settings;
 use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
-use crate::origin::{OriginError, OriginOptions, Origins, Retries};
+use crate::origin::{HangingBound, Once, OriginError, OriginOptions, Origins, Retries};
 use crate::read::ReadPath;
 use crate::report::Report;
 use crate::store::StoreError;
@@ -184,11 +185,15 @@ impl Node {
         let store = ladder::open_store(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
-        let storage = origins.clone().map(|origins| origins as Arc<dyn Files>);
-        let overlay = Overlay::start(overlay_config(&settings)?, storage, |upstream| {
+        let storage = origins
+            .clone()
+            .map(|origins| Once::new(origins, origin_options(&settings).hang_timeout));
+        let files = storage.clone();
+        let files = files.map(|storage| Arc::new(storage) as Arc<dyn Files>);
+        let overlay = Overlay::start(overlay_config(&settings)?, files, |upstream| {
             let indexes = Indexes::new(&settings, &origin_options(&settings), &upstream);
             let below = ladder::Below {
-                origins: origins.as_ref(),
+                storage: storage.as_ref(),
                 store: store.as_ref(),
                 upstream: &upstream,
                 indexes: &indexes,
@@ -239,9 +244,9 @@ impl Node {
         drop(front.set(this));
         warmer.mounted();
 
-        let control = serve_commands(&settings, parts)?;
+        let control = serve_commands(&settings, parts.clone())?;
         Ok(Self {
-            _api: api::serve(&settings, &datasets).await?,
+            _api: api::serve(&settings, &datasets, &parts.front).await?,
             mounts,
             overlay,
             warmer,
@@ -318,6 +323,8 @@ async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()
             });
             talk.say(&value).await
         }
+        Command::Record => record::session(&parts.front, &mut talk).await,
+        Command::RecordDiscard => record::discard(&parts.front, &mut talk).await,
         Command::RecordStart => record::start(&parts.front, &mut talk).await,
         Command::RecordStop => record::stop(&parts.front, &mut talk).await,
         Command::Warm => warm::ask::ask(&parts.overlay, &parts.front.read, &mut talk).await,
@@ -360,20 +367,26 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .chain([&settings.mountpoint])
         .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
-    // Storage gives up a little before those who wait for it do, so that its reason still reaches them.
-    let patience = settings.request_timeout.mul_f64(0.8);
+    // Storage gives up before those who wait for it do, so that its reason still reaches them.
+    let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
+    let usual = Retries::default();
+    let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
     OriginOptions {
         exclude,
         default_exclude: settings.exclude.is_none(),
         symlinks: settings.symlinks,
         listing_attributes_max: settings.listing_attributes_max,
         hang_timeout: patience,
+        clock_skew: settings.clock_skew,
         posix_concurrency: settings.posix_concurrency,
+        hanging: Arc::new(HangingBound::new(hanging_max)),
         object_concurrency: settings.object_concurrency,
         env: settings.environment.clone(),
         retries: Retries {
             timeout: patience,
-            ..Retries::default()
+            connect_timeout: usual.connect_timeout.min(patience),
+            read_timeout: usual.read_timeout.min(patience),
+            ..usual
         },
         ..OriginOptions::default()
     }
@@ -419,6 +432,11 @@ fn identity(settings: &Settings, started: Instant) -> Identity {
     Identity {
         started,
         control_socket: settings.control_socket.clone(),
+        prefixes: settings
+            .origins
+            .iter()
+            .map(|origin| origin.prefix.clone())
+            .collect(),
         crossings: settings.crossings,
     }
 }

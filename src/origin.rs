@@ -4,8 +4,10 @@
 //! them side by side under path prefixes and answers for all of them as
 //! [`copperfs_overlay::Files`].
 //!
-//! What it does not do: it caches nothing, coalesces nothing and retries no more than one request to
-//! one store; all that is the read path's.
+//! [`Once`] stands in front of them and sees to it that nothing is read twice that the node keeps.
+//!
+//! What it does not do: it caches nothing and retries no more than one request to one store; that is
+//! the read path's.
 //!
 //! Invariants
 //! - Bytes of two versions never mix: each piece of a [`ByteStream`] was verified, after it was read,
@@ -21,26 +23,33 @@ mod error;
 mod exclusion;
 mod failure;
 mod object;
+mod once;
 mod options;
 mod posix;
 mod router;
+mod sightings;
+mod turns;
 
 pub use counters::{OriginCounters, OriginSnapshot};
 pub use error::OriginError;
 pub use error::redacted;
 pub use failure::{failure_of_errno, failure_of_status};
 pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
+pub use once::{Held, Kept, Once, Storage};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
-pub use posix::PosixOrigin;
+pub use posix::{HangingBound, HangingCalls, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome};
+pub use turns::{Alone, Turn, TurnStream, Turns};
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Failure, FilesystemUsage,
-    ItemPath, Listing, Version, XattrList,
+    Attributes, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
+    Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 /// A run of bytes of one version of one file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -112,10 +121,15 @@ pub trait Origin: Send + Sync + 'static {
         None
     }
 
-    /// The whole content of small files of one directory, in the order of the request; what is of
-    /// another version than wanted, or cannot be read, is left out.
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        bundle::one_by_one(self, request)
+    /// What calls into this storage hang, for operators.
+    fn hanging(&self) -> Option<HangingCalls> {
+        None
+    }
+
+    /// The whole content of small files of one directory, as they come; what is of another version than
+    /// wanted, or cannot be read, is left out, and so is a file whose turn it is not.
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        bundle::one_by_one(self, request, &turns)
     }
 
     /// All extended attributes of `path`.
@@ -129,4 +143,12 @@ pub trait Origin: Send + Sync + 'static {
     /// # Errors
     /// Faults.
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>>;
+}
+
+/// The time of this host's clock, in nanoseconds since 1970.
+fn now_ns() -> i128 {
+    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
+        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
+    }
 }

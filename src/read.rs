@@ -21,8 +21,11 @@ mod attributes;
 mod blocks;
 mod bundle;
 mod directory;
+mod epoch;
 mod flight;
 mod given;
+mod held;
+mod kept;
 mod lease;
 mod listings;
 mod parts;
@@ -32,11 +35,13 @@ mod renew;
 mod room;
 mod scattered;
 mod serve;
+mod settling;
 mod siblings;
 mod single_flight;
 mod streams;
 mod touched;
 mod urgent;
+mod usage;
 mod walk;
 
 pub use attributes::Found;
@@ -44,6 +49,7 @@ pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
 pub use directory::{Directory, Edition};
 pub use given::{Account, BLOCKS_MAX, Given, Meter, Noted, RUNS_MAX, SCATTERED_MAX, Scattered};
+pub use kept::KeptData;
 pub use parts::{Cut, Part, Parts, Place};
 pub use persisted::{PersistedListings, PersistedStats};
 pub use streams::ReadAhead;
@@ -54,6 +60,7 @@ use blocks::BlockKey;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, Files, ItemPath};
 use dashmap::DashMap;
+use epoch::Epoch;
 use listings::ListingKey;
 use room::Room;
 use single_flight::SingleFlight;
@@ -163,18 +170,19 @@ struct Inner {
     attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
     xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
     xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
+    usages: usage::Usages,
     /// Listings of earlier launches.
     persisted: Option<PersistedListings>,
-    /// Raised by `clear`: metadata asked for before it is not kept when it arrives after it.
-    epoch: Arc<AtomicU64>,
+    /// Raised by `clear`, and where metadata turned out to be wrong: metadata asked for before is not
+    /// kept when it arrives after it.
+    epoch: Arc<Epoch>,
+    /// The same of file data; raised by `clear` only.
+    data_epoch: Arc<Epoch>,
 
     bundles: bundle::Account,
 
     coalesced: AtomicU64,
 }
-
-/// How long attributes that might change without a trace are trusted.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(2);
 
 /// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
 /// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was
@@ -208,7 +216,7 @@ impl ReadPath {
         let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
         let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
         let xattrs = Arc::new(Cache::new(policy, xattr_bytes_max));
-        let epoch = Arc::new(AtomicU64::new(0));
+        let (epoch, data_epoch) = (Arc::default(), Arc::default());
         let metadata_dir = options.metadata_dir.as_deref();
         let persisted = metadata_dir.and_then(PersistedListings::open);
         let views = Arc::new(OnceLock::new());
@@ -228,7 +236,9 @@ impl ReadPath {
                 attribute_flights: SingleFlight::new(),
                 xattrs: Arc::clone(&xattrs),
                 xattr_flights: SingleFlight::new(),
+                usages: usage::Usages::new(),
                 epoch: Arc::clone(&epoch),
+                data_epoch: Arc::clone(&data_epoch),
                 persisted: persisted.clone(),
                 bundles: bundle::Account::default(),
                 coalesced: AtomicU64::new(0),
@@ -250,6 +260,8 @@ impl ReadPath {
         let inner = &self.0;
         inner.source.forget(path);
         inner.forget_metadata_flights();
+        inner.forget_data_flights(path);
+        inner.usages.clear();
         let below = |candidate: &ItemPath| candidate.is_within(path);
         let parent = path.split().map(|(parent, _)| parent);
         inner.data.remove_where(|_, block| below(&block.path));

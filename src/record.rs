@@ -10,7 +10,7 @@
 use crate::profile::{ACCESSES_MAX, Access, Profile};
 use copperfs_overlay::ItemPath;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that a recording may take, by estimate.
@@ -24,7 +24,13 @@ pub struct Recorder {
     on: AtomicBool,
     /// Held for a few map operations; no other lock is taken under it.
     log: Mutex<Option<Log>>,
+    /// Recordings that were begun.
+    begun: AtomicU64,
 }
+
+/// One recording among those of a recorder: who began it ends it, and no later one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordingId(u64);
 
 /// What was recorded.
 #[derive(Debug)]
@@ -37,6 +43,7 @@ pub struct Recording {
 
 #[derive(Debug, Default)]
 struct Log {
+    id: u64,
     accesses: Vec<Access>,
     listed: HashSet<ItemPath>,
     /// Names that were looked up, found or not.
@@ -55,21 +62,38 @@ impl Recorder {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Begins a recording; `false` if one is under way.
-    pub fn start(&self) -> bool {
+    /// Begins a recording; `None` if one is under way.
+    pub fn start(&self) -> Option<RecordingId> {
         let mut log = self.lock();
         if log.is_some() {
-            return false;
+            return None;
         }
-        *log = Some(Log::default());
+        let id = self.begun.fetch_add(1, Ordering::Relaxed);
+        *log = Some(Log {
+            id,
+            ..Log::default()
+        });
         self.on.store(true, Ordering::Relaxed);
-        true
+        Some(RecordingId(id))
     }
 
     /// Ends the recording that is under way, if one is.
     pub fn stop(&self) -> Option<Recording> {
+        self.end(|_| true)
+    }
+
+    /// Ends the recording `own`, if it is under way.
+    pub fn stop_own(&self, own: RecordingId) -> Option<Recording> {
+        self.end(|log| log.id == own.0)
+    }
+
+    fn end(&self, wanted: impl FnOnce(&Log) -> bool) -> Option<Recording> {
+        let mut log = self.lock();
+        if !log.as_ref().is_some_and(wanted) {
+            return None;
+        }
         self.on.store(false, Ordering::Relaxed);
-        let log = self.lock().take()?;
+        let log = log.take()?;
         Some(Recording {
             profile: Profile {
                 accesses: log.accesses,
@@ -186,9 +210,21 @@ mod tests {
         let recorder = Recorder::default();
         recorder.looked_up(&path("a"), true);
         assert!(recorder.stop().is_none());
-        assert!(recorder.start() && !recorder.start());
+        assert!(recorder.start().is_some() && recorder.start().is_none());
         let recording = recorder.stop().unwrap();
         assert!(recording.profile.accesses.is_empty() && !recording.full);
+    }
+
+    #[test]
+    fn a_recording_is_ended_by_its_own_name_only() {
+        let recorder = Recorder::default();
+        let first = recorder.start().unwrap();
+        assert!(recorder.stop().is_some());
+        let second = recorder.start().unwrap();
+        assert!(recorder.stop_own(first).is_none());
+        assert!(recorder.is_on());
+        assert!(recorder.stop_own(second).is_some());
+        assert!(!recorder.is_on());
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! | `downstream.{requests,bytes_sent}` | asked by children |
 //! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
 //! | `origin.{throttled,concurrency}` | refused by object stores for want of room; requests that they may be sent at a time now |
+//! | `origin.hanging` | calls into POSIX storage that hang, as things stand |
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
 //! | `data_mount.{mounted,lost}` | whether there is a data mount that answers (1), or one that was taken away alone |
@@ -36,14 +37,16 @@
 //! | `links[].{state,reason,since_ms}` | `connected`, `connecting`, `stranded` or `stopped`; why, or null; for how long |
 //! | `links[].{round_trip_us,failovers,returns}` | smoothed round trip, or null; moves away and back in this tree |
 //! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--cluster`, not in a sum |
+//! | `hanging.{calls,action,path,since_ms}` | where calls into storage hang: how many; what the oldest does, on what path, for how long; only with `--cluster`, not in a sum |
 
 mod place;
 
-pub use place::{Children, Link, LinkState, Standing, printable};
+pub use place::{Children, Hanging, Link, LinkState, Standing, printable};
 
 use copperfs_fuse::ioctl::{
     NO_PARENT, NO_RANK, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
 };
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -127,6 +130,8 @@ impl Report {
             guest: self.object.get("guest").and_then(Value::as_bool) == Some(true),
             links: self.list("links"),
             children: self.list("children"),
+            hanging: (self.object.get("hanging"))
+                .and_then(|hanging| Hanging::deserialize(hanging).ok()),
         }
     }
 
@@ -370,6 +375,12 @@ mod tests {
                 tree: 0,
                 connected: 3,
             }],
+            hanging: Some(Hanging {
+                calls: 3,
+                action: "read".into(),
+                path: "/lus/a".into(),
+                since_ms: 4000,
+            }),
         };
         let report = Report::from(body(1, 5)).with_standing(&standing);
         let json = report.clone().into_json();

@@ -47,6 +47,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use writer::{Put, Writer};
 
@@ -133,6 +134,9 @@ struct Shared {
 
 /// Reads from the disk at a time.
 const READS_MAX: usize = 16;
+/// How long a reader waits for the disk: then it asks the source. Longer than any disk takes that does
+/// not hang.
+const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -185,11 +189,21 @@ impl Store {
         self.0.shared.directory.metadata()
     }
 
-    /// What the store holds under this name is not found any more, at once and after a restart.
-    /// Content that is in use stays valid where it is in use. Blocks: call it on a blocking thread.
-    pub fn clear(&self, path: &ItemPath) {
+    /// What the store holds under this name is not found any more: at once, and after a restart from the
+    /// moment at which the disk has taken note of it. Waits for that as long as any disk takes that does
+    /// not hang, and says whether it is so; otherwise it is noted once the disk answers. Content that is in
+    /// use stays valid where it is in use. Blocks: call it on a blocking thread.
+    pub fn clear(&self, path: &ItemPath) -> bool {
         let seq = self.0.shared.catalog.clear(path);
-        self.0.writer.cleared(path.clone(), seq);
+        let noted = self.0.writer.cleared(path.clone(), seq);
+        if !noted {
+            tracing::warn!(
+                %path,
+                "the store's disk does not answer: what was cleared is not used any more; should this \
+                 daemon end before the disk answers, it is looked at again by the next one"
+            );
+        }
+        noted
     }
 
     /// What is queued is written, the index is complete. Blocks.
@@ -228,25 +242,36 @@ impl Store {
         self.0.shared.catalog.find(file, index)
     }
 
-    /// The bytes at `place`, checked; `None` when they are gone or damaged, which is taken note of.
+    /// The bytes at `place`, checked; `None` when they are gone or damaged, which is taken note of, and
+    /// when the disk does not give them within [`READ_PATIENCE`]. A read that hangs keeps its place among
+    /// [`READS_MAX`] and its thread: a disk that hangs costs no more of them.
     async fn load(&self, place: Place) -> Option<Bytes> {
-        let shared = Arc::clone(&self.0.shared);
-        if !shared.health.may_read() {
+        let shared = &self.0.shared;
+        if !shared.health.begin_read() {
             return None;
         }
-        let permit = Arc::clone(&shared.reads).acquire_owned().await.ok()?;
-        let read = tokio::task::spawn_blocking(move || {
-            let loaded = shared.load(&place);
-            drop(permit);
-            loaded
-        });
-        match read.await.ok()? {
-            Ok(bytes) => Some(bytes),
-            Err(lost) => {
-                self.0.writer.forget(lost);
-                None
+        let store = self.clone();
+        let reading = async move {
+            let shared = Arc::clone(&store.0.shared);
+            let permit = Arc::clone(&shared.reads).acquire_owned().await.ok()?;
+            let read = tokio::task::spawn_blocking(move || {
+                let loaded = shared.load(&place);
+                drop(permit);
+                loaded
+            });
+            match read.await.ok()? {
+                Ok(bytes) => Some(bytes),
+                Err(lost) => {
+                    store.0.writer.forget(lost);
+                    None
+                }
             }
-        }
+        };
+        let read = tokio::time::timeout(READ_PATIENCE, reading).await;
+        read.unwrap_or_else(|_elapsed| {
+            shared.health.read_hangs(READ_PATIENCE);
+            None
+        })
     }
 
     /// Takes a verified block to be written, if the disk keeps up. `moment` is when it was asked for.
@@ -273,6 +298,7 @@ impl Shared {
                 Ok(bytes)
             }
             Ok(None) => {
+                self.health.read_well();
                 // Evicted between the look and the read, or torn.
                 if self.catalog.holds_unit(&place.unit) {
                     count(&self.counters.damaged);

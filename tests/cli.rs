@@ -287,8 +287,18 @@ fn nothing_to_unmount_ask_or_clear() {
     assert!(said.contains("no copperfs is mounted at"), "{said}");
     let said = refused(scene.dir.path(), &["unmount", "--all", &scene.mount]);
     assert!(said.contains("no copperfs is mounted at"), "{said}");
-    for command in ["stats", "clear"] {
-        let said = refused(scene.dir.path(), &[command, &scene.mount]);
+    let said = refused(scene.dir.path(), &["stats", &scene.mount]);
+    assert!(said.contains("is not on a copperfs mount"), "{said}");
+    for flags in [&["clear"][..], &["clear", "--everything"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_copperfs"))
+            .args(flags)
+            .arg(&scene.mount)
+            // Not the only mount of this user, which another test may have.
+            .env("COPPERFS_MOUNTPOINT", &scene.mount)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("is not on a copperfs mount"), "{said}");
     }
 }

@@ -93,7 +93,9 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _already_gone = self.command(&["unmount", "--all", &self.mnt()]).output();
+        let _already_gone = self
+            .command(&["unmount", "--all", "--force", &self.mnt()])
+            .output();
     }
 }
 
@@ -208,7 +210,7 @@ fn a_daemon_that_hangs_is_ended() {
 }
 
 #[test]
-fn readers_inside_do_not_keep_a_daemon() {
+fn a_mount_in_use_stays_unless_force_is_given() {
     let scene = Scene::new();
     let pid = scene.mount(&[]);
     let mut inside = Command::new("sh");
@@ -222,8 +224,13 @@ fn readers_inside_do_not_keep_a_daemon() {
         .read_line(&mut line)
         .unwrap();
     assert_eq!(line, "in\n");
+    let said = scene.refused(&["unmount", &scene.mnt()]);
+    let user = format!("in use by {} (sleep: working directory)", inside.0.id());
+    assert!(said.contains(&user) && said.contains("--force"), "{said}");
+    assert!(runs(pid) && scene.mounts().len() == 1);
+    assert_eq!(fs::read(scene.path("mnt/data/file")).unwrap(), CONTENT);
     let start = Instant::now();
-    let said = scene.run(&["unmount", &scene.mnt()]);
+    let said = scene.run(&["unmount", "--force", &scene.mnt()]);
     assert!(said.contains(&format!("daemon {pid} ended")), "{said}");
     assert!(start.elapsed() < Duration::from_secs(8));
     assert!(!runs(pid) && scene.mounts().is_empty());

@@ -113,5 +113,9 @@ int main(int argc, char **argv)
     PRINT(datasets_unpaid, "datasets.unpaid");
     PRINT(datasets_elsewhere, "datasets.elsewhere");
     PRINT(datasets_unattributed_bytes, "datasets.unattributed_bytes");
+    PRINT(inodes_entries, "inodes.entries");
+    PRINT(inodes_bytes, "inodes.bytes");
+    PRINT(inodes_pruned, "inodes.pruned");
+    PRINT(origin_hanging, "origin.hanging");
     return 0;
 }

@@ -4,7 +4,8 @@
  * Integers are in the machine's byte order. A test keeps this file equal to fuse/src/ioctl.rs.
  *
  * Errors: ENOTTY: not a copperfs mount, or a daemon of another version. ENOTCONN: the daemon is
- * gone. EPERM: clear is for the mount's owner and root. EINVAL: a field that makes no sense.
+ * gone. EPERM: clear is for the mount's owner and root. EINVAL: a field that makes no sense. ENOENT:
+ * the path to clear is under no origin. Clearing gives 1 if anything of the path was cached, 0 if not.
  */
 #ifndef COPPERFS_IOCTL_H
 #define COPPERFS_IOCTL_H
@@ -119,6 +120,7 @@ struct copperfs_stats {
     uint64_t inodes_entries; /* inodes.entries */
     uint64_t inodes_bytes; /* inodes.bytes */
     uint64_t inodes_pruned; /* inodes.pruned */
+    uint64_t origin_hanging; /* origin.hanging */
 };
 
 #define COPPERFS_CLEAR_CLUSTER 1u

@@ -4,7 +4,7 @@
 //! along to the runtime ([`Pending`]). No handler blocks, so two threads serve any number of readers.
 //! What would change the filesystem is answered EROFS here and never reaches the backend.
 
-use crate::backend::{Answer, Backend, FsError, Ino, Reader};
+use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
 use crate::counters::{Counters, Op};
 use crate::device::Device;
 use crate::dirplus;
@@ -14,6 +14,7 @@ use crate::ioctl;
 use crate::passthrough::Opens;
 use crate::policy::{Granted, OpenMode, Policy};
 use crate::push::PushQueue;
+use crate::repeats::{Repeats, What};
 use crate::reply;
 use bytes::Bytes;
 use fuser::{
@@ -24,10 +25,11 @@ use fuser::{
 };
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// `l_type` of a range that nobody has locked.
 const F_UNLCK: i32 = 2;
@@ -54,13 +56,23 @@ pub(crate) struct Adapter {
     opens: Arc<Opens>,
     policy: Policy,
     granted: Granted,
+    /// How long a request may wait.
+    patience: Duration,
+    repeats: Arc<Repeats>,
 }
 
 impl Adapter {
-    pub(crate) fn new(shared: Arc<Shared>, pending: Arc<Pending>, policy: Policy) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        pending: Arc<Pending>,
+        policy: Policy,
+        patience: Duration,
+    ) -> Self {
         Self {
             shared,
             pending,
+            patience,
+            repeats: Arc::default(),
             opens: Arc::default(),
             policy,
             granted: Granted::default(),
@@ -86,11 +98,49 @@ impl Adapter {
         T: Send + 'static,
         R: Send + 'static,
     {
+        let ceiling = Some(self.patience);
+        self.send_within(ceiling, request, answer, move |result| send(reply, result));
+    }
+
+    fn send_within<T: Send + 'static>(
+        &self,
+        ceiling: Option<Duration>,
+        request: &Request,
+        answer: Answer<T>,
+        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+    ) {
         match answer {
-            Answer::Ready(result) => send(reply, result),
-            Answer::Pending(future) => {
-                self.pending
-                    .wait(request.pid(), future, move |result| send(reply, result));
+            Answer::Ready(result) => send(result),
+            Answer::Pending(future) => self.pending.wait(request.pid(), ceiling, future, send),
+            Answer::Unbounded(future) => self.pending.wait(request.pid(), None, future, send),
+        }
+    }
+
+    /// As [`Adapter::send`], of a request that the kernel repeats by itself when it fails.
+    fn send_once<T: Send + 'static>(
+        &self,
+        request: &Request,
+        what: What,
+        ask: impl FnOnce() -> Answer<T>,
+        send: impl FnOnce(Result<T, FsError>) + Send + 'static,
+    ) {
+        let (reader, begun) = (request.pid(), Instant::now());
+        if let Some(error) = self.repeats.answer(reader, &what, begun) {
+            return send(Err(error));
+        }
+        match ask() {
+            Answer::Ready(result) => send(result),
+            answer => {
+                let (repeats, long) = (Arc::clone(&self.repeats), self.patience / 4);
+                self.send_within(Some(self.patience), request, answer, move |result| {
+                    let now = Instant::now();
+                    if let Err(error @ FsError::Io) = &result
+                        && now.duration_since(begun) >= long
+                    {
+                        repeats.failed(reader, what, *error, now);
+                    }
+                    send(result);
+                });
             }
         }
     }
@@ -120,6 +170,11 @@ impl Adapter {
 }
 
 impl Adapter {
+    /// Whether the mount's owner or root asks.
+    fn is_owner(&self, request: &Request) -> bool {
+        request.uid() == 0 || request.uid() == self.shared.owner
+    }
+
     fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
         match command {
             ioctl::NODE_STATS => {
@@ -127,18 +182,25 @@ impl Adapter {
                 reply::stats(reply, Ok(stats));
             }
             ioctl::CLUSTER_STATS => {
-                let answer = self.backend().cluster_stats();
-                self.send(request, answer, reply, reply::stats);
+                let age = match self.is_owner(request) {
+                    true => StatsAge::New,
+                    false => StatsAge::Recent,
+                };
+                let (answer, ceiling) = (self.backend().cluster_stats(age), self.patience * 2);
+                let send = move |result| reply::stats(reply, result);
+                self.send_within(Some(ceiling), request, answer, send);
             }
             ioctl::CLEAR => {
-                if request.uid() != 0 && request.uid() != self.shared.owner {
+                if !self.is_owner(request) {
                     return reply.error(errno(FsError::NotOwner));
                 }
                 let Some((path, cluster)) = ioctl::decode_clear(argument) else {
                     return reply.error(errno(FsError::InvalidArgument));
                 };
                 let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
-                self.send(request, answer, reply, reply::done);
+                let ceiling = Some(self.patience * 2);
+                let send = move |result| reply::done(reply, result);
+                self.send_within(ceiling, request, answer, send);
             }
             ioctl::CONTROL => match ioctl::encode_control(&self.backend().control_socket()) {
                 Some(bytes) => reply.ioctl(0, &bytes),
@@ -169,8 +231,11 @@ impl Filesystem for Adapter {
         if name.len() > NAME_BYTES_MAX {
             return reply.error(errno(FsError::NameTooLong));
         }
-        let answer = self.backend().lookup(reader(request), Ino(parent.0), name);
-        self.send(request, answer, reply, reply::lookup);
+        let what = What::Lookup(Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
+        let ask = || self.backend().lookup(reader(request), Ino(parent.0), name);
+        self.send_once(request, what, ask, move |result| {
+            reply::lookup(reply, result)
+        });
     }
 
     // fuser takes BATCH_FORGET apart and calls this for each.
@@ -215,17 +280,18 @@ impl Filesystem for Adapter {
             OpenMode::Passthrough => match self.backend().open(reader(request), ino) {
                 Answer::Ready(Ok(_)) => self.open_through(request, ino, reply),
                 Answer::Ready(Err(error)) => reply.error(errno(error)),
-                Answer::Pending(future) => {
+                Answer::Pending(future) | Answer::Unbounded(future) => {
                     let (opens, shared) = (Arc::clone(&self.opens), Arc::clone(&self.shared));
                     let both = Box::pin(async move {
                         future.await?;
                         match shared.backend.backing(ino) {
                             Answer::Ready(result) => result,
-                            Answer::Pending(future) => future.await,
+                            Answer::Pending(future) | Answer::Unbounded(future) => future.await,
                         }
                     });
+                    let ceiling = Some(self.patience);
                     self.pending
-                        .wait(request.pid(), both, move |result| match result {
+                        .wait(request.pid(), ceiling, both, move |result| match result {
                             Ok(backing) => opens.open(ino, backing.as_ref(), reply),
                             Err(error) => reply.error(errno(error)),
                         });
@@ -268,11 +334,13 @@ impl Filesystem for Adapter {
         let _in_hand = self.counters().begin(Op::Read);
         let ino = Ino(ino.0);
         self.shared.push.was_read(ino);
-        let answer = self
-            .backend()
-            .read(reader(request), ino, handle.0, offset, size);
+        let what = What::Read(ino, offset..offset.saturating_add(size.into()));
+        let ask = || {
+            let backend = self.backend();
+            backend.read(reader(request), ino, handle.0, offset, size)
+        };
         let counters = Arc::clone(&self.shared.counters);
-        self.send(request, answer, reply, move |reply, result| {
+        self.send_once(request, what, ask, move |result| {
             if let Ok(bytes) = &result {
                 counters
                     .bytes_read

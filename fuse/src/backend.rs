@@ -25,8 +25,10 @@ impl Ino {
 pub enum Answer<T> {
     /// At hand.
     Ready(Result<T, FsError>),
-    /// To be waited for.
+    /// To be waited for, for [`crate::MountOptions::request_timeout`] at most.
     Pending(BoxFuture<'static, Result<T, FsError>>),
+    /// To be waited for as long as it takes: for what its user has asked to wait for.
+    Unbounded(BoxFuture<'static, Result<T, FsError>>),
 }
 
 impl<T> std::fmt::Debug for Answer<T> {
@@ -35,6 +37,7 @@ impl<T> std::fmt::Debug for Answer<T> {
             Self::Ready(Ok(_)) => "Ready(Ok)",
             Self::Ready(Err(_)) => "Ready(Err)",
             Self::Pending(_) => "Pending",
+            Self::Unbounded(_) => "Unbounded",
         })
     }
 }
@@ -230,6 +233,16 @@ pub struct Reader {
     pub gid: u32,
 }
 
+/// How old the cluster's counters may be. Asking every node costs the whole cluster a message, and any user
+/// of the mount may ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatsAge {
+    /// Counted after the question: for the mount's owner and root.
+    New,
+    /// About a second old: for everybody else.
+    Recent,
+}
+
 /// A real file that holds the whole content of an inode, for passthrough.
 pub type Backing = Arc<OwnedFd>;
 
@@ -338,15 +351,15 @@ pub trait Backend: Send + Sync + 'static {
     /// ([`Counters::fill`](crate::Counters::fill)).
     fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;
 
-    /// The cluster's summed counters, for ioctl. This node's own
+    /// The cluster's summed counters, no older than `age` says, for ioctl. This node's own
     /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
-    fn cluster_stats(&self) -> Answer<crate::ioctl::StatsBody>;
+    fn cluster_stats(&self, age: StatsAge) -> Answer<crate::ioctl::StatsBody>;
 
     /// Path of the control socket.
     fn control_socket(&self) -> Bytes;
 
     /// Drops what is cached of `path` (relative to the mount, without leading slash; empty: of all)
-    /// and below, here or on all nodes. The front has checked that the caller is the mount's owner or
-    /// root.
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()>;
+    /// and below, here or on all nodes; whether there was anything. `NotFound`: nothing is ever at such a
+    /// path. The front has checked that the caller is the mount's owner or root.
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool>;
 }

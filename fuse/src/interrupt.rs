@@ -72,11 +72,12 @@ impl Pending {
         pending
     }
 
-    /// Waits for `future` on the runtime and hands its outcome to `finish`, or `Interrupted` if the
-    /// reader is killed or the mount ends before.
+    /// Waits for `future` on the runtime and hands its outcome to `finish`: `Io` after `ceiling`, if
+    /// there is one, and `Interrupted` if the reader is killed or the mount ends before.
     pub(crate) fn wait<T, F>(
         self: &Arc<Self>,
         reader: u32,
+        ceiling: Option<Duration>,
         future: BoxFuture<'static, Result<T, FsError>>,
         finish: F,
     ) where
@@ -90,7 +91,7 @@ impl Pending {
         };
         let counters = Arc::clone(&self.counters);
         self.runtime.spawn(async move {
-            let outcome = Abortable::new(future, registration).await;
+            let outcome = Abortable::new(within(ceiling, future), registration).await;
             drop(place);
             finish(outcome.unwrap_or_else(|_aborted| {
                 counters.interrupted.fetch_add(1, Ordering::Relaxed);
@@ -166,6 +167,21 @@ impl Drop for Pending {
         // The watching task holds no reference: it sees that there is nothing left.
         self.stirred.notify_one();
     }
+}
+
+/// What `future` gives, or `Io` where it gives nothing for as long as `ceiling`.
+async fn within<T>(
+    ceiling: Option<Duration>,
+    future: BoxFuture<'static, Result<T, FsError>>,
+) -> Result<T, FsError> {
+    let Some(ceiling) = ceiling else {
+        return future.await;
+    };
+    let outcome = tokio::time::timeout(ceiling, future).await;
+    outcome.unwrap_or_else(|_elapsed| {
+        tracing::warn!("a request had no answer within {ceiling:?}: its reader gets EIO");
+        Err(FsError::Io)
+    })
 }
 
 /// A request's place in the table; leaves it when dropped, also if its future panics.
@@ -254,15 +270,32 @@ mod tests {
         let pending = Pending::start(&Handle::current(), Arc::default());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-        pending.wait(0, future, move |result| done.send(result).unwrap());
+        pending.wait(0, None, future, move |result| done.send(result).unwrap());
         assert_eq!(pending.lock().waiting.len(), 1);
         pending.close();
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
         assert!(pending.lock().waiting.is_empty());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
-        pending.wait(0, future, move |result| done.send(result).unwrap());
+        pending.wait(0, None, future, move |result| done.send(result).unwrap());
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
+    }
+
+    /// Whatever a request waits for, its reader is answered: no part of the daemon can forget it.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_nothing_answers_fails_at_its_ceiling() {
+        let pending = Pending::start(&Handle::current(), Arc::default());
+        let begun = tokio::time::Instant::now();
+        for ceiling in [Duration::from_secs(5), Duration::from_secs(30)] {
+            let (done, outcome) = tokio::sync::oneshot::channel();
+            let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
+            pending.wait(0, Some(ceiling), future, move |result| {
+                done.send(result).unwrap()
+            });
+            assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
+        }
+        assert_eq!(begun.elapsed().as_secs(), 35);
+        assert!(pending.lock().waiting.is_empty());
     }
 
     #[tokio::test]

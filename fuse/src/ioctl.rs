@@ -30,7 +30,8 @@ pub const CLEAR_CLUSTER: u32 = 1;
 pub const NODE_STATS: u32 = opcode::read::<[u8; StatsBody::BYTES]>(GROUP, 1);
 /// Reads the cluster's summed [`StatsBody`].
 pub const CLUSTER_STATS: u32 = opcode::read::<[u8; StatsBody::BYTES]>(GROUP, 2);
-/// Drops cached data; only for the mount's owner and root.
+/// Drops cached data; only for the mount's owner and root. The call gives 1 if there was anything to
+/// drop, 0 if nothing of the path was cached, and ENOENT if the path is under no origin.
 pub const CLEAR: u32 = opcode::write::<[u8; CLEAR_BYTES]>(GROUP, 3);
 /// Reads the path of the control socket.
 pub const CONTROL: u32 = opcode::read::<[u8; CONTROL_BYTES]>(GROUP, 4);
@@ -329,6 +330,8 @@ stats! {
     inodes_bytes "inodes.bytes",
     /// Inodes that the kernel has dropped because it was told to, for lack of room.
     inodes_pruned "inodes.pruned",
+    /// Calls into POSIX storage that hang, as things stand.
+    origin_hanging "origin.hanging",
 }
 
 impl StatsBody {

@@ -27,16 +27,17 @@ mod passthrough;
 pub mod policy;
 mod prune;
 pub mod push;
+mod repeats;
 mod reply;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,
-    Opened, Reader, Timestamp, Usage,
+    Opened, Reader, StatsAge, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
 pub use mount::{
     Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
-    make_way, mount, mount_state, resolve,
+    is_busy, make_way, mount, mount_state, resolve, unmount_idle,
 };
 pub use notifier::Notifier;
 pub use policy::{OpenMode, ReaddirPlus};

@@ -17,7 +17,7 @@ mod state;
 
 pub use abort::{Abort, abort};
 pub use preflight::{NonEmpty, make_way};
-pub use state::{MountState, detach, mount_state, resolve};
+pub use state::{MountState, detach, is_busy, mount_state, resolve, unmount_idle};
 
 use crate::backend::Backend;
 use crate::counters::Counters;
@@ -57,6 +57,9 @@ pub struct MountOptions {
     pub see_directories: bool,
     /// Background requests (read-ahead) in the daemon at most; below 1024 hanging misses slow hits.
     pub max_background: u16,
+    /// How long a request may wait for its answer: then it fails with EIO, whatever it waits for. Those
+    /// for all nodes (cluster-wide statistics, `clear`) have twice as long.
+    pub request_timeout: Duration,
     /// How much is pushed into the page cache.
     pub push: PushLimits,
     /// Have the kernel drop names where it could be told of inodes, as kernels before 6.18 must.
@@ -80,6 +83,7 @@ impl MountOptions {
             threads: 2,
             see_directories: false,
             max_background: 4096,
+            request_timeout: Duration::from_secs(30),
             push: PushLimits::default(),
             prune_by_name: false,
             counters: Arc::default(),
@@ -204,6 +208,12 @@ pub enum MountError {
 /// Why an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
+    /// A process, another mount or the kernel uses it.
+    #[error("{path} is in use")]
+    Busy {
+        /// The mount point.
+        path: PathBuf,
+    },
     /// umount2(2) failed.
     #[error("cannot unmount {path}")]
     Unmount {

@@ -21,6 +21,8 @@ pub struct MountEntry {
     pub fstype: String,
     /// What is mounted, for ours the `fsname`.
     pub source: String,
+    /// The user who mounted it, of a FUSE mount.
+    pub owner: Option<u32>,
 }
 
 /// All mounts that this process sees, in the order in which they were mounted.
@@ -53,6 +55,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let fstype = unescape(fields.next()?);
     let source = unescape(fields.next()?);
+    let mut options = fields.next().unwrap_or_default().split(|&b| b == b',');
+    let owner = options.find_map(|option| text(option.strip_prefix(b"user_id=")?).parse().ok());
     let device = text(device);
     let (major, minor) = device.split_once(':')?;
     Some(MountEntry {
@@ -61,6 +65,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         mountpoint: PathBuf::from(OsString::from_vec(mountpoint)),
         fstype: text(&fstype),
         source: text(&source),
+        owner,
     })
 }
 
@@ -103,6 +108,7 @@ mod tests {
         assert_eq!(mounts[2].id, 42);
         assert_eq!(mounts[2].fstype, COPPERFS_FSTYPE);
         assert_eq!(mounts[2].source, "x y");
+        assert_eq!((mounts[1].owner, mounts[2].owner), (None, Some(0)));
     }
 
     #[test]

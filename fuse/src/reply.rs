@@ -80,9 +80,10 @@ pub(crate) fn offset(reply: ReplyLseek, result: Result<u64, FsError>) {
     }
 }
 
-pub(crate) fn done(reply: ReplyIoctl, result: Result<(), FsError>) {
+/// The call's own value says whether anything was done.
+pub(crate) fn done(reply: ReplyIoctl, result: Result<bool, FsError>) {
     match result {
-        Ok(()) => reply.ioctl(0, &[]),
+        Ok(effective) => reply.ioctl(i32::from(effective), &[]),
         Err(error) => reply.error(errno(error)),
     }
 }

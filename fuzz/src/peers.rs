@@ -379,7 +379,7 @@ impl Service for Nothing {
         Bytes::from_static(b"{}")
     }
 
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        std::future::ready(Ok(())).boxed()
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+        std::future::ready(Ok(true)).boxed()
     }
 }

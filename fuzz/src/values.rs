@@ -72,7 +72,6 @@ pub fn attributes(from: &mut Unstructured<'_>) -> Result<Attributes> {
         mtime: time(from)?,
         ctime: time(from)?,
         version: version(from)?,
-        provisional: bool::arbitrary(from)?,
         link_target: if bool::arbitrary(from)? {
             Some(bytes(from, 100)?)
         } else {
@@ -315,7 +314,7 @@ pub fn cleared(from: &mut Unstructured<'_>) -> Result<Cleared> {
     Ok(Cleared {
         node: node(from)?,
         result: match bool::arbitrary(from)? {
-            true => Ok(()),
+            true => Ok(bool::arbitrary(from)?),
             false => Err(failure(from)?),
         },
     })

@@ -50,6 +50,8 @@ pub struct ClusterReports {
 pub struct ClusterClear {
     /// How many nodes have cleared.
     pub cleared: usize,
+    /// How many of them had anything to clear.
+    pub effective: usize,
     /// Names of the nodes that could not, and why.
     pub failed: Vec<(String, Failure)>,
     /// Names of the nodes that did not answer; they may or may not have cleared.
@@ -99,7 +101,7 @@ struct Reply {
 #[derive(Debug)]
 enum ReplyBody {
     Report(Bytes),
-    Cleared(Result<(), Failure>),
+    Cleared(Result<bool, Failure>),
 }
 
 /// Asks every node for its report.
@@ -147,9 +149,12 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
                     vacant.insert(reply);
                 }
                 Entry::Occupied(mut known) => {
-                    // A node that failed once has not cleared everything.
-                    if matches!(known.get(), ReplyBody::Cleared(Ok(()))) {
-                        known.insert(reply);
+                    // A node that failed once has not cleared everything. In the first tree it
+                    // has already forgotten what it forgets in the next.
+                    match (known.get(), &reply) {
+                        (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
+                        (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),
+                        _ => {}
                     }
                 }
             }
@@ -158,7 +163,10 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
     let mut result = ClusterClear::default();
     for (name, reply) in by_node(shared, outcomes) {
         match reply {
-            Some(ReplyBody::Cleared(Ok(()))) => result.cleared += 1,
+            Some(ReplyBody::Cleared(Ok(effective))) => {
+                result.cleared += 1;
+                result.effective += usize::from(effective);
+            }
             Some(ReplyBody::Cleared(Err(failure))) => result.failed.push((name, failure)),
             _ => result.missing.push(name),
         }

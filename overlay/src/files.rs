@@ -29,6 +29,10 @@ pub const BLOCK_BYTES: u64 = 1 << 20;
 /// file is read at the speed of all of them; a request is for blocks of one stripe.
 pub const STRIPE_BLOCKS: u64 = 4;
 
+/// A file of more bytes, one stripe, is not read before its version has settled: it may take several
+/// requests, and under a version that has not settled a file is read by one.
+pub const UNSETTLED_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
+
 /// How many entries a listing may have before the directory counts as large: see [`Files::list`].
 pub const LISTING_ENTRIES_MAX: usize = 100_000;
 
@@ -222,7 +226,7 @@ pub struct BundleItem {
     pub hash: ContentHash,
 }
 
-/// The files of a [`BundleRequest`] in its order. What cannot be given (it changed, is gone, or could
+/// The files of a [`BundleRequest`] as they come. What cannot be given (it changed, is gone, or could
 /// not be read) is left out: whoever needs it asks for it by itself and learns why. After an error
 /// nothing more comes. Dropping the stream cancels the rest.
 pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;

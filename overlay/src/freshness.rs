@@ -127,7 +127,6 @@ mod tests {
             mtime: time(7),
             ctime: time(7),
             version: Version::from_data([version; 16]),
-            provisional: false,
             link_target: None,
             content: None,
         }

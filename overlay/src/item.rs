@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A path inside the served namespace, as bytes, without a leading or trailing slash.
 ///
@@ -248,14 +249,33 @@ pub struct Attributes {
     /// Which state of the file this is. A directory's version identifies the directory itself (it
     /// stays the same when entries come and go, and differs after the directory was replaced).
     pub version: Version,
-    /// The file was modified less than two seconds before it was looked at, so that a further change
-    /// might not show in its times: to be asked again before it is trusted for longer.
-    pub provisional: bool,
     /// What a symlink points to; `None` for everything else.
     pub link_target: Option<Bytes>,
     /// The BLAKE3 hash of all bytes of a regular file in this version, where an index knows it. Files
     /// of equal content are then one file to every cache, whatever their paths.
     pub content: Option<ContentHash>,
+}
+
+impl Attributes {
+    /// How long another write may go without showing in the origin's times: a look at the file that
+    /// comes this much later, and finds the same state, settles it.
+    #[must_use]
+    pub fn granularity(&self) -> Duration {
+        granularity(self.ctime.nanoseconds)
+    }
+}
+
+/// The granularity of an origin's times, as far as one time of a status change with these `nanoseconds`
+/// shows it. Whole seconds are taken for two, which FAT has. Any fraction shows times at least as fine as
+/// a tick of a kernel's clock, which is 10 ms at most; 100 ms leave room for the clocks of several CPUs
+/// and servers.
+#[must_use]
+pub const fn granularity(nanoseconds: u32) -> Duration {
+    if nanoseconds == 0 {
+        Duration::from_secs(2)
+    } else {
+        Duration::from_millis(100)
+    }
 }
 
 /// One name in a directory.

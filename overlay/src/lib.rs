@@ -19,6 +19,7 @@ pub mod homes;
 pub mod identity;
 pub mod item;
 pub mod overlay;
+pub mod patience;
 pub mod placement;
 pub mod roster;
 mod server;
@@ -37,7 +38,7 @@ pub use files::{
     BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
     BundleStream, Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream,
     RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
-    STRIPE_BLOCKS, StatAnswers,
+    STRIPE_BLOCKS, StatAnswers, UNSETTLED_BYTES_MAX,
 };
 pub use forest::{Forest, ROOTS_MAX};
 pub use freshness::{Leased, ListingDigest};
@@ -46,6 +47,7 @@ pub use identity::{Secret, SecretError};
 pub use item::{
     Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
     FilesystemUsage, InvalidPath, ItemPath, Listing, Standing, Timestamp, Version, XattrList,
+    granularity,
 };
 pub use overlay::{OriginFingerprint, Overlay, OverlayConfig, OverlayError, Service};
 pub use placement::Placement;

@@ -68,11 +68,11 @@ pub trait Service: Send + Sync + 'static {
     /// This node's report, opaque here (JSON), at most 64 KiB. Must be cheap and must not block.
     fn report(&self) -> Bytes;
 
-    /// Drops what this node caches of `path` and below.
+    /// Drops what this node caches of `path` and below. Returns whether there was anything.
     ///
     /// # Errors
     /// Whatever stops the node from doing so.
-    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>>;
+    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>>;
 
     /// What this node serves from storage, if it is a root.
     ///

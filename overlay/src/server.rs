@@ -2,9 +2,10 @@
 //!
 //! TLS has proven that a peer belongs to the job before a line here sees it; the hello proves that
 //! this node is above it by the same arithmetic. Connections that have not said hello are few
-//! ([`STRANGERS_MAX`]); each child has one connection, and quinn bounds its streams. What a stream
+//! ([`door`]); each child has one connection, and quinn bounds its streams. What a stream
 //! asks is answered in [`stream`].
 
+mod door;
 pub(crate) mod readers;
 pub(crate) mod stream;
 
@@ -20,15 +21,13 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use door::{Door, Place, Verdict};
 use readers::Rooms;
 use stream::{Asker, Floor};
 
-/// Connections in handshake or before their hello; further ones are refused unheard.
-const STRANGERS_MAX: usize = 64;
 /// How long a peer may take for its handshake, and again for its hello.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 /// Refusals that are remembered so as to be logged once; when full, further ones are not logged.
@@ -56,7 +55,7 @@ impl Refusals {
 
 /// Accepts connections until it is dropped.
 pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
-    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    let door = Arc::new(Door::default());
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -64,12 +63,14 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
             Some(_done) = connections.join_next() => {}
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
-                match Arc::clone(&strangers).try_acquire_owned() {
-                    Ok(permit) => {
-                        connections.spawn(welcome(Arc::clone(&shared), incoming, permit));
+                let peer = incoming.remote_address();
+                match door.knock(peer.ip(), incoming.remote_address_validated()) {
+                    Verdict::Enter(place) => {
+                        connections.spawn(welcome(Arc::clone(&shared), incoming, place));
                     }
-                    Err(_full) => {
-                        let peer = incoming.remote_address();
+                    // Not an error: quinn lets each be asked whose address is not proven.
+                    Verdict::Prove => drop(incoming.retry()),
+                    Verdict::Refuse => {
                         shared.refusals.log(peer, "too many connections without a hello");
                         incoming.refuse();
                     }
@@ -80,13 +81,14 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
 }
 
 /// One connection, from its first packet to its end.
-async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePermit) {
+async fn welcome(shared: Arc<Shared>, incoming: Incoming, mut place: Place) {
     let peer = incoming.remote_address();
     let connection = match timeout(INTRODUCTION, incoming).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => return gone(&shared, peer, &error),
         Err(_elapsed) => return shared.refusals.log(peer, "no handshake in time"),
     };
+    place.prove();
     let hello = match timeout(INTRODUCTION, hear(&shared, &connection)).await {
         Ok(Ok(child)) => Ok(child),
         Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => return gone(&shared, peer, &error),
@@ -98,7 +100,7 @@ async fn welcome(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphore
     };
     match hello {
         Ok((id, tree)) => {
-            drop(permit);
+            drop(place);
             serve(shared, (id, tree), connection).await;
         }
         Err((code, reason)) => {

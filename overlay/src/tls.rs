@@ -6,21 +6,26 @@
 use crate::identity::{Identity, IdentityError, Secret};
 use rustls::pki_types::ServerName;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// What is spoken inside, as TLS agrees on it (ALPN).
 const PROTOCOL: &[u8] = b"http/1.1";
-/// Handshakes under way at a time: further peers wait in the kernel's queue.
+/// Handshakes under way at a time. Another peer takes the place of one that has said nothing yet, the
+/// oldest of these first; where all have begun, of the oldest.
 const HANDSHAKES_MAX: usize = 64;
+/// Of these, handshakes of one address (of one /64, which is one host's): another one takes the place of
+/// one of its own in the same way.
+const HANDSHAKES_OF_ADDRESS_MAX: usize = 16;
 /// How long a handshake may take, and a connection.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// After an error of the listening socket (too many open files, say) nothing is accepted for so long.
@@ -56,6 +61,18 @@ pub struct TlsListener {
     listener: TcpListener,
     acceptor: Acceptor,
     handshakes: JoinSet<(SocketAddr, io::Result<TlsStream>)>,
+    /// Those under way, in the order in which they came.
+    under_way: Vec<Handshake>,
+    refused: Repeated,
+    unaccepted: Repeated,
+}
+
+#[derive(Debug)]
+struct Handshake {
+    task: AbortHandle,
+    address: IpAddr,
+    /// The peer has sent something.
+    spoke: Arc<AtomicBool>,
 }
 
 struct Acceptor(TlsAcceptor);
@@ -81,6 +98,9 @@ impl TlsListener {
             listener,
             acceptor: Acceptor(TlsAcceptor::from(Arc::new(config))),
             handshakes: JoinSet::new(),
+            under_way: Vec::new(),
+            refused: Repeated::new("refused TLS peers"),
+            unaccepted: Repeated::new("cannot accept TCP connections"),
         })
     }
 
@@ -93,37 +113,161 @@ impl TlsListener {
     }
 
     /// The next peer that has proven to be of this job, and its address. Handshakes go on side by side:
-    /// nobody waits for a slow one. Those who fail are logged and left out. May be cancelled.
+    /// nobody waits for a slow one. Those who fail are left out; the log tells of them once in a while.
+    /// May be cancelled.
     pub async fn accept(&mut self) -> (TlsStream, SocketAddr) {
         loop {
+            let due = [self.refused.due(), self.unaccepted.due()];
+            let told = due.into_iter().flatten().min();
             tokio::select! {
-                Some(done) = self.handshakes.join_next() => match done {
-                    Ok((peer, Ok(stream))) => return (stream, peer),
-                    Ok((peer, Err(error))) => {
-                        tracing::warn!(%peer, %error, "refused a TLS peer");
+                Some(done) = self.handshakes.join_next_with_id() => {
+                    let id = match &done {
+                        Ok((id, _)) => *id,
+                        Err(error) => error.id(),
+                    };
+                    self.under_way.retain(|handshake| handshake.task.id() != id);
+                    match done {
+                        Ok((_, (peer, Ok(stream)))) => return (stream, peer),
+                        Ok((_, (peer, Err(error)))) => self.refused.note(Some(peer), &error),
+                        Err(_made_room) => {}
                     }
-                    Err(_gone) => {}
+                }
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => {
+                        self.begin(stream, peer);
+                        // Those who are there see what their peers have sent before the next one takes
+                        // the place of one that seems silent.
+                        tokio::task::yield_now().await;
+                    }
+                    Err(error) => {
+                        self.unaccepted.note(None, &error);
+                        tokio::time::sleep(PAUSE).await;
+                    }
                 },
-                accepted = self.listener.accept(), if self.handshakes.len() < HANDSHAKES_MAX => {
-                    match accepted {
-                        Ok((stream, peer)) => {
-                            let acceptor = self.acceptor.0.clone();
-                            self.handshakes.spawn(async move { (peer, shake(acceptor, stream).await) });
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot accept a TCP connection");
-                            tokio::time::sleep(PAUSE).await;
-                        }
-                    }
+                () = sleep_until(told) => {
+                    self.refused.tell();
+                    self.unaccepted.tell();
                 }
             }
         }
     }
+
+    fn begin(&mut self, stream: TcpStream, peer: SocketAddr) {
+        let address = network(peer.ip());
+        self.make_room(address);
+        let (acceptor, spoke) = (self.acceptor.0.clone(), Arc::new(AtomicBool::new(false)));
+        let speaks = Arc::clone(&spoke);
+        let shaking = async move { (peer, shake(acceptor, stream, &speaks).await) };
+        self.under_way.push(Handshake {
+            task: self.handshakes.spawn(shaking),
+            address,
+            spoke,
+        });
+    }
+
+    /// Ends one handshake if there are too many.
+    fn make_room(&mut self, address: IpAddr) {
+        let of_address = self.under_way.iter().filter(|one| one.address == address);
+        let own_only = of_address.count() >= HANDSHAKES_OF_ADDRESS_MAX;
+        if !own_only && self.under_way.len() < HANDSHAKES_MAX {
+            return;
+        }
+        let candidates = self.under_way.iter().enumerate();
+        let candidates = candidates.filter(|(_, one)| !own_only || one.address == address);
+        let goes = candidates.min_by_key(|(at, one)| (one.spoke.load(Ordering::Relaxed), *at));
+        if let Some((at, _)) = goes {
+            let peer = self.under_way.remove(at);
+            peer.task.abort();
+            let error = io::Error::other("another peer has taken the place of its handshake");
+            self.refused.note(Some((peer.address, 0).into()), &error);
+        }
+    }
 }
 
-async fn shake(acceptor: TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream> {
+/// What counts as one host: an IPv4 address, or the 64 bits that a host may fill as it likes.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => {
+            let mask = u128::MAX << 64;
+            Ipv6Addr::from_bits(address.to_bits() & mask).into()
+        }
+    }
+}
+
+async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Something that strangers can cause as often as they like. The first is told at once, the others
+/// together, once in [`Repeated::PERIOD`]: so nobody can fill a log.
+#[derive(Debug)]
+struct Repeated {
+    what: &'static str,
+    /// When it was last told.
+    told: Option<Instant>,
+    /// How often it has happened since.
+    count: u64,
+    last: String,
+}
+
+impl Repeated {
+    const PERIOD: Duration = Duration::from_secs(60);
+
+    fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            told: None,
+            count: 0,
+            last: String::new(),
+        }
+    }
+
+    /// It has happened.
+    fn note(&mut self, peer: Option<SocketAddr>, error: &io::Error) {
+        self.count += 1;
+        self.last = match peer {
+            Some(peer) => format!("{}: {error}", peer.ip().to_canonical()),
+            None => error.to_string(),
+        };
+        self.tell();
+    }
+
+    /// When what has happened is to be told.
+    fn due(&self) -> Option<Instant> {
+        let told = self.told.filter(|_| self.count > 0)?;
+        Some(told + Self::PERIOD)
+    }
+
+    /// Tells it if it is time to; gives how often it has happened then.
+    fn tell(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        let early = self.told.is_some_and(|told| now < told + Self::PERIOD);
+        if self.count == 0 || early {
+            return None;
+        }
+        let count = std::mem::take(&mut self.count);
+        self.told = Some(now);
+        tracing::warn!(count, last = %self.last, "{}", self.what);
+        Some(count)
+    }
+}
+
+async fn shake(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    spoke: &AtomicBool,
+) -> io::Result<TlsStream> {
     stream.set_nodelay(true)?;
-    let shaken = timeout(HANDSHAKE, acceptor.accept(stream)).await;
+    let shaking = async {
+        stream.readable().await?;
+        spoke.store(true, Ordering::Relaxed);
+        acceptor.accept(stream).await
+    };
+    let shaken = timeout(HANDSHAKE, shaking).await;
     let stream = shaken.map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut))??;
     Ok(TlsStream(Box::new(stream.into())))
 }
@@ -266,6 +410,72 @@ mod tests {
         let mut stream = tls_connect(address, &secret).await.unwrap();
         assert_eq!(stream.read_u8().await.unwrap(), b'!');
         drop(accepting.await.unwrap());
+    }
+
+    /// However many connections say nothing, and however many come while a member does: its handshake goes
+    /// on.
+    #[tokio::test]
+    async fn silent_connections_keep_no_member_out() {
+        let secret = Secret::generate().unwrap();
+        let (mut listener, address) = listen(&secret).await;
+        let (flooded, over) = tokio::sync::oneshot::channel::<()>();
+        let accepting = tokio::spawn(async move {
+            let (member, _) = listener.accept().await;
+            tokio::select! {
+                _ = listener.accept() => panic!("a silent connection was let in"),
+                _ = over => {}
+            }
+            (member, listener)
+        });
+        let mut silent = Vec::new();
+        for _ in 0..4 * HANDSHAKES_MAX {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let flood = tokio::spawn(async move {
+            for _ in 0..4 * HANDSHAKES_MAX {
+                silent.push(TcpStream::connect(address).await.unwrap());
+                tokio::task::yield_now().await;
+            }
+            silent
+        });
+        let stream = tls_connect(address, &secret).await.unwrap();
+        let silent = flood.await.unwrap();
+        drop(flooded);
+        let (_member, listener) = accepting.await.unwrap();
+        assert!(listener.under_way.len() <= HANDSHAKES_OF_ADDRESS_MAX);
+        drop((stream, silent));
+    }
+
+    /// What strangers do in a minute is a line or two of the log.
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_told_once_a_minute() {
+        let mut refused = Repeated::new("refused");
+        let error = io::Error::other("no certificate");
+        let peer = Some(([127, 0, 0, 1], 1).into());
+        let (mut lines, mut told) = (0, 0);
+        for _ in 0..24_000 {
+            let before = refused.told;
+            refused.note(peer, &error);
+            if refused.told != before {
+                lines += 1;
+                told += 1 + refused.count;
+            }
+            tokio::time::advance(Duration::from_micros(208)).await;
+        }
+        assert_eq!((lines, told), (1, 1));
+        tokio::time::sleep_until(refused.due().unwrap()).await;
+        assert_eq!(refused.tell(), Some(23_999));
+        assert_eq!((refused.due(), refused.tell()), (None, None));
+        assert!(refused.last.contains("127.0.0.1: no certificate"));
+    }
+
+    #[test]
+    fn a_host_of_ipv6_has_one_place_whatever_addresses_it_takes() {
+        let one = network("2001:db8::1".parse().unwrap());
+        assert_eq!(one, network("2001:db8::ffff:1".parse().unwrap()));
+        assert_ne!(one, network("2001:db8:0:1::1".parse().unwrap()));
+        let mapped = network("::ffff:10.0.0.1".parse().unwrap());
+        assert_eq!(mapped, network("10.0.0.1".parse().unwrap()));
     }
 
     #[tokio::test]

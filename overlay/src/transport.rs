@@ -58,8 +58,12 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
-/// Handshakes in progress; further ones are refused.
-const INCOMING_MAX: usize = 64;
+/// First packets that wait to be looked at; quinn drops further ones unseen, those of children too, so
+/// that a burst of others' must fit in.
+const INCOMING_MAX: usize = 1024;
+/// Bytes of what follows a first packet until it is looked at, for each and for all of them.
+const INCOMING_BYTES: u64 = 16 << 10;
+const INCOMING_BYTES_ALL: u64 = 4 << 20;
 
 /// Codes with which a connection is closed (`docs/wire.md`).
 pub(crate) mod close {
@@ -189,7 +193,9 @@ impl Transport {
             server
                 .transport_config(Arc::new(server_transport(window)))
                 .migration(false)
-                .max_incoming(INCOMING_MAX);
+                .max_incoming(INCOMING_MAX)
+                .incoming_buffer_size(INCOMING_BYTES)
+                .incoming_buffer_size_total(INCOMING_BYTES_ALL);
             Some(server)
         } else {
             None

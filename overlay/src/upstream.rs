@@ -33,6 +33,7 @@ use crate::item::{
     Listing, Version, XattrList,
 };
 use crate::overlay::OriginFingerprint;
+use crate::patience;
 use crate::roster::Roster;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{
@@ -84,6 +85,8 @@ struct Inner {
     storage: Option<Arc<dyn Files>>,
     orphan: Orphan,
     patience: Duration,
+    /// How long a question waits for its answer, in each tree.
+    patiences: Vec<Duration>,
     liveness: Liveness,
     homes: Homes,
     meters: Arc<Meters>,
@@ -138,6 +141,12 @@ impl Upstream {
         let holds = (0..roster.trees())
             .map(|tree| Hold::new(&roster, tree).map(Arc::new))
             .collect();
+        let forest = roster.forest();
+        let deepest = patience::deepest(forest.len(), forest.arity());
+        let patiences = (0..roster.trees())
+            .map(|tree| roster.ancestors(tree).len())
+            .map(|depth| patience::of_question(patience, depth, deepest))
+            .collect();
         let turns = |_tree| Semaphore::new(find::FINDS_AT_ONCE);
         let finds = (0..roster.trees()).map(turns).collect();
         Self {
@@ -148,6 +157,7 @@ impl Upstream {
                 storage,
                 orphan,
                 patience,
+                patiences,
                 liveness,
                 homes,
                 meters,
@@ -293,7 +303,8 @@ impl Upstream {
             )
         };
         request.check().map_err(unsound)?;
-        let deadline = Instant::now() + inner.patience;
+        let patience = self.patience(route);
+        let deadline = Instant::now() + patience;
         let mut resets = 0;
         loop {
             let (peer, attempt) = match self.way(route, deadline).await? {
@@ -301,7 +312,7 @@ impl Upstream {
                 Way::Peer(peer, attempt) => (peer, attempt),
             };
             let body = message::encode_question(attempt, request).map_err(unsound)?;
-            let asking = timeout_at(deadline, inner.ask_once(&peer, body));
+            let asking = timeout_at(deadline, inner.ask_once(&peer, body, patience));
             match asking.await {
                 Ok(Ok(answer)) => return Ok(Asked::Answer(answer)),
                 Ok(Err(error)) if again(&error, &mut resets) && Instant::now() < deadline => {
@@ -310,10 +321,18 @@ impl Upstream {
                 }
                 Ok(Err(error)) => return Err(inner.failure(&peer, &error)),
                 Err(_elapsed) => {
-                    return Err(inner.failure(&peer, &StreamError::Silent(inner.patience)));
+                    return Err(inner.failure(&peer, &StreamError::Silent(patience)));
                 }
             }
         }
+    }
+
+    /// How long a question by `route` waits for its answer.
+    fn patience(&self, route: &Route<'_>) -> Duration {
+        let inner = &self.inner;
+        let tree = route.tree(&inner.roster, self.attempt);
+        let patience = tree.and_then(|tree| inner.patiences.get(tree));
+        patience.copied().unwrap_or(inner.patience)
     }
 
     /// After `error` from `peer`, whose connection was lost or is about to be: waits until the holds
@@ -486,7 +505,12 @@ async fn collect<T: DeserializeOwned>(
 }
 
 impl Inner {
-    async fn ask_once(&self, peer: &Arc<Peer>, body: Bytes) -> Result<Answer, StreamError> {
+    async fn ask_once(
+        &self,
+        peer: &Arc<Peer>,
+        body: Bytes,
+        patience: Duration,
+    ) -> Result<Answer, StreamError> {
         let asking = peer.asking();
         let opening = peer.connection.open_bi();
         let (send, recv) = opening.await.map_err(StreamError::Lost)?;
@@ -494,8 +518,8 @@ impl Inner {
             .upstream_requests
             .fetch_add(1, Ordering::Relaxed);
         let meter = Arc::clone(&self.meters.upstream_bytes_received);
-        let mut reader = FrameReader::new(recv, self.patience).metered(meter);
-        let mut writer = FrameWriter::new(send, self.patience);
+        let mut reader = FrameReader::new(recv, patience).metered(meter);
+        let mut writer = FrameWriter::new(send, patience);
         writer.frame(FrameKind::Request, body).await?;
         writer.finish();
         let header = reader.header().await?.ok_or(StreamError::Truncated)?;

@@ -116,7 +116,7 @@ class Tree:
         """Takes the mounts away, as far as they are there."""
         ended = [
             self.hosts.start(
-                number, self.copperfs, "unmount", self.mountpoint, stderr=subprocess.DEVNULL
+                number, self.copperfs, "unmount", "--force", self.mountpoint, stderr=subprocess.DEVNULL
             )
             for number in self.mounted
         ]

@@ -137,7 +137,7 @@ def serving(data):
 def unmount(copperfs, mountpoint, *flags):
     """Unmounts; a row's own error is not hidden by a failure here."""
     try:
-        run([copperfs, "unmount", mountpoint, *flags])
+        run([copperfs, "unmount", "--force", mountpoint, *flags])
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"bench: {error}", file=sys.stderr)
         for path in [mountpoint, *mountpoint.iterdir()]:

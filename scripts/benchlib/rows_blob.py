@@ -114,7 +114,7 @@ class Store:
         try:
             yield self.mountpoint
         finally:
-            self.hosts.output(READER, self.bench.copperfs, "unmount", self.mountpoint)
+            self.hosts.output(READER, self.bench.copperfs, "unmount", "--force", self.mountpoint)
 
     def stats(self):
         words = [self.bench.copperfs, "stats", "--json", self.mountpoint]

@@ -1,4 +1,4 @@
-"""Row 30: how long after `copperfs clear --cluster` the last of 32 hosts sees what is new."""
+"""Row 30: how long after `copperfs clear` the last of 32 hosts sees what is new."""
 
 import json
 import subprocess
@@ -80,7 +80,7 @@ def one_turn(bench, hosts, tree, watchers, file, turn):
         watcher.stdin.flush()
     time.sleep(0.5)
     begun = time.time()
-    words = [bench.copperfs, "clear", "--cluster", tree.mountpoint, "/bench/dir"]
+    words = [bench.copperfs, "clear", "--mount", tree.mountpoint, "/bench/dir"]
     hosts.output(hosts.count, *words)
     command = time.time() - begun
     seen = [json.loads(watcher.stdout.readline()) for watcher in watchers]

@@ -178,7 +178,7 @@ def row12(bench):
             for node in json.loads(out)["nodes"]:
                 below = sum(tree["connected"] for tree in node["children"])
                 connections = max(connections, below + len(node["links"]))
-            unmount = [bench.copperfs, "unmount", "--all", scratch / "mnt"]
+            unmount = [bench.copperfs, "unmount", "--all", "--force", scratch / "mnt"]
             subprocess.run([str(word) for word in unmount], check=False, stdout=subprocess.DEVNULL)
     return [
         report.at_most(

@@ -56,6 +56,15 @@ impl ApiError {
         )
     }
 
+    pub(super) fn nothing_there(name: &str, path: &ItemPath) -> Self {
+        Self::new(
+            422,
+            format!("there is nothing at {path}, so dataset {name:?} is not declared"),
+            "Check the path: ls in the mount shows what is served; what is newer than that shows after \
+             copperfs clear",
+        )
+    }
+
     pub(super) fn into_answer(self) -> Answer {
         Answer {
             status: self.status,

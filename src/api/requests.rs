@@ -30,6 +30,8 @@ pub struct DatasetRequest {
     pub budget: Option<Value>,
     /// `roots` or `homes`.
     pub origin_readers: Option<String>,
+    /// A dataset of this name is declared anew.
+    pub replace: Option<bool>,
 }
 
 /// `POST /v1/jobs`.
@@ -180,13 +182,15 @@ impl JobRequest {
         Ok(this)
     }
 
-    pub(super) fn into_spec(self) -> JobSpec {
+    /// As `owner`, an ordinary user, declares it.
+    pub(super) fn into_spec(self, owner: Option<u32>) -> JobSpec {
         JobSpec {
             name: self.id,
             dataset: self.dataset,
             ideal_rate: self.rate,
             gpus: self.gpus.unwrap_or(1),
             epochs: self.epochs,
+            owner,
         }
     }
 }

@@ -11,17 +11,21 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-/// Clients served at a time on each socket; more wait in its backlog.
+/// Clients served at a time on each socket. Another one takes the place of the client that was idle the
+/// longest; where all of them are being answered, it waits for the first to be done.
 const CLIENTS_MAX: usize = 32;
+/// Of these, clients of one address that come by TCP, so that no node keeps the others out. Another one
+/// takes the place of the idlest of that address; where none is idle, it is turned away.
+const CLIENTS_OF_ADDRESS_MAX: usize = 16;
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
 /// Bytes of a request's head, which holds a name at most.
@@ -80,13 +84,14 @@ impl Drop for ApiServer {
 }
 
 async fn accept_local(listener: UnixListener, api: Api) {
-    let mut clients = Clients::new(api);
+    let mut clients = Clients::new();
     loop {
-        let Some(place) = clients.place().await else {
-            return;
-        };
         match listener.accept().await {
-            Ok((stream, _)) => clients.serve(stream, place),
+            Ok((stream, _)) => {
+                let user = stream.peer_cred().map(|peer| peer.uid());
+                let api = user.map_or_else(|_| api.clone(), |user| api.for_user(user));
+                clients.serve(stream, api, None).await;
+            }
             Err(error) => {
                 tracing::warn!(%error, "the API cannot accept");
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -96,45 +101,94 @@ async fn accept_local(listener: UnixListener, api: Api) {
 }
 
 async fn accept_remote(mut listener: TlsListener, api: Api) {
-    let mut clients = Clients::new(api);
+    let mut clients = Clients::new();
     loop {
-        let Some(place) = clients.place().await else {
-            return;
-        };
-        let (stream, _from) = listener.accept().await;
-        clients.serve(stream, place);
+        let (stream, from) = listener.accept().await;
+        clients.serve(stream, api.clone(), Some(from.ip())).await;
     }
 }
 
 /// Those who are served. They go when it does.
 struct Clients {
-    api: Api,
-    places: Arc<Semaphore>,
     serving: JoinSet<()>,
+    connections: Vec<Connection>,
+}
+
+struct Connection {
+    task: AbortHandle,
+    /// None on the Unix socket.
+    from: Option<IpAddr>,
+    activity: Arc<Activity>,
+}
+
+/// Since when a connection is idle; `None` while a request of it is answered.
+struct Activity(Mutex<Option<Instant>>);
+
+impl Activity {
+    fn idle_since(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, idle_since: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = idle_since;
+    }
 }
 
 impl Clients {
-    fn new(api: Api) -> Self {
+    fn new() -> Self {
         Self {
-            api,
-            places: Arc::new(Semaphore::new(CLIENTS_MAX)),
             serving: JoinSet::new(),
+            connections: Vec::new(),
         }
     }
 
-    async fn place(&mut self) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        while self.serving.try_join_next().is_some() {}
-        Arc::clone(&self.places).acquire_owned().await.ok()
+    /// Makes room for a client of `from`. False: it is to be turned away.
+    async fn admit(&mut self, from: Option<IpAddr>) -> bool {
+        loop {
+            while self.serving.try_join_next().is_some() {}
+            self.connections.retain(|one| !one.task.is_finished());
+            let is_same = |one: &Connection| from.is_some() && one.from == from;
+            let same = self.connections.iter().filter(|one| is_same(one)).count();
+            let address_is_full = same >= CLIENTS_OF_ADDRESS_MAX;
+            if !address_is_full && self.connections.len() < CLIENTS_MAX {
+                return true;
+            }
+            let candidates = self.connections.iter().enumerate();
+            let candidates = candidates.filter(|(_, one)| !address_is_full || is_same(one));
+            let idle = candidates.filter_map(|(at, one)| Some((one.activity.idle_since()?, at)));
+            if let Some((_, idlest)) = idle.min() {
+                self.connections.swap_remove(idlest).task.abort();
+            } else if address_is_full {
+                return false;
+            } else {
+                // Every answer has its time limit.
+                drop(self.serving.join_next().await);
+            }
+        }
     }
 
-    fn serve(
+    async fn serve(
         &mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        place: tokio::sync::OwnedSemaphorePermit,
+        api: Api,
+        from: Option<IpAddr>,
     ) {
-        let api = self.api.clone();
-        drop(self.serving.spawn(async move {
-            let service = service_fn(|request| answer(&api, request));
+        if !self.admit(from).await {
+            tracing::debug!(?from, "turned away: its address has enough clients");
+            return;
+        }
+        let activity = Arc::new(Activity(Mutex::new(Some(Instant::now()))));
+        let shown = Arc::clone(&activity);
+        let task = self.serving.spawn(async move {
+            let service = service_fn(|request| {
+                let (api, activity) = (&api, &activity);
+                async move {
+                    activity.set(None);
+                    let answered = answer(api, request).await;
+                    activity.set(Some(Instant::now()));
+                    answered
+                }
+            });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
@@ -144,8 +198,12 @@ impl Clients {
             if let Err(error) = served {
                 tracing::debug!(%error, "a client of the API went away");
             }
-            drop(place);
-        }));
+        });
+        self.connections.push(Connection {
+            task,
+            from,
+            activity: shown,
+        });
     }
 }
 

@@ -50,7 +50,8 @@ impl Counter for Sizes {
         dataset: &DatasetDecision,
         _progress: Arc<CountProgress>,
     ) -> BoxFuture<'static, Result<Counted, String>> {
-        let bytes = if dataset.name == "empty" {
+        let hollow = dataset.path.as_bytes().ends_with(b"hollow");
+        let bytes = if hollow || dataset.name == "empty" {
             0
         } else {
             16_384_000
@@ -66,6 +67,20 @@ impl Counter for Sizes {
 
     fn is_outdated(&self, _: &DatasetDecision, _: u64) -> BoxFuture<'static, bool> {
         std::future::ready(false).boxed()
+    }
+}
+
+/// A namespace in which everything is but what is called `nothing`.
+struct Everything;
+
+impl Names for Everything {
+    fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        let missing = path.as_bytes().ends_with(b"nothing");
+        std::future::ready(match missing {
+            true => Err(Failure::not_found(&path)),
+            false => Ok(()),
+        })
+        .boxed()
     }
 }
 
@@ -116,7 +131,7 @@ impl Node {
         }));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
-        let api = Api::new(steward.clone(), served());
+        let api = Api::new(steward.clone(), served(), Arc::new(Everything));
         let server = ApiServer::on_socket(&socket, api).unwrap();
         Self {
             steward,
@@ -154,6 +169,101 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.steward.stop();
     }
+}
+
+/// A slip of the pen declares nothing, so that the corrected request is the first of its name. One that
+/// is there already is declared anew only if that is asked for, and stands where the new one makes no
+/// sense.
+#[tokio::test]
+async fn a_dataset_is_declared_where_something_is_and_anew_when_asked() {
+    let node = Node::start();
+    let at = |path: &str, replace: bool| json!({ "name": "set", "path": path, "replace": replace });
+    let declared = async || {
+        let all = node.ask("GET", "/v1/datasets", Value::Null).await.unwrap();
+        let all = all["datasets"].as_array().unwrap().clone();
+        all.into_iter().find(|one| one["name"] == "set")
+    };
+    for replace in [false, true] {
+        let slip = at("/lus/nothing", replace);
+        let (status, said) = node.refused("POST", "/v1/datasets", slip).await;
+        assert!(
+            status == 422 && said.contains("nothing at /lus/nothing"),
+            "{said}"
+        );
+        assert_eq!(declared().await, None);
+    }
+    let right = at("/lus/set", false);
+    node.ask("POST", "/v1/datasets", right.clone())
+        .await
+        .unwrap();
+    let job = json!({ "id": "run:j", "dataset": "set" });
+    node.ask("POST", "/v1/jobs", job).await.unwrap();
+    let (status, said) = node.refused("POST", "/v1/datasets", right).await;
+    assert!(status == 409 && said.contains("--replace"), "{said}");
+    let other = at("/lus/other", true);
+    let replaced = node.ask("POST", "/v1/datasets", other).await.unwrap();
+    assert_eq!(replaced["path"], "/lus/other");
+    let job = node
+        .ask("GET", "/v1/jobs/run%3Aj", Value::Null)
+        .await
+        .unwrap();
+    assert_eq!(job["dataset"], "set", "its job goes on");
+    // What is refused changes nothing.
+    for refused in ["/lus/configured/below", "/lus/nothing"] {
+        node.refused("POST", "/v1/datasets", at(refused, true))
+            .await;
+        assert_eq!(declared().await.unwrap()["path"], "/lus/other");
+    }
+    // That there is no byte in it is found out later: the earlier one stands again.
+    let hollow = at("/lus/hollow", true);
+    let (status, said) = node.refused("POST", "/v1/datasets", hollow).await;
+    assert!(status == 422 && said.contains("size zero"), "{said}");
+    assert_eq!(declared().await.unwrap()["path"], "/lus/other");
+}
+
+/// A job belongs to the user who declares it; root declares jobs for others.
+#[tokio::test]
+async fn a_job_is_of_the_user_who_declares_it() {
+    let node = Node::start();
+    let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
+    for (uid, owner) in [(1000, Some(1000)), (0, None)] {
+        let name = format!("run:of-{uid}");
+        let body = json!({ "id": name, "dataset": "configured" }).to_string();
+        let users = api.for_user(uid);
+        let answer = users.answer("POST", "/v1/jobs", body.as_bytes()).await;
+        assert_eq!(answer.status, 201, "{answer:?}");
+        let decision = Arc::clone(&node.steward.watch().borrow());
+        assert_eq!(decision.job(&name).unwrap().owner, owner);
+    }
+}
+
+/// Clients who say nothing keep nobody out, however many they are: the one that was idle the longest
+/// makes room.
+#[tokio::test]
+async fn silent_clients_keep_nobody_out() {
+    let node = Node::start();
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(tokio::net::UnixStream::connect(&node.socket).await.unwrap());
+    }
+    // Each would be dropped by itself after ten seconds; nobody waits for that.
+    let begun = std::time::Instant::now();
+    let nodes = node.ask("GET", "/v1/nodes", Value::Null).await.unwrap();
+    assert_eq!(nodes["nodes"].as_array().unwrap().len(), 1);
+    assert!(
+        begun.elapsed() < Duration::from_secs(9),
+        "{:?}",
+        begun.elapsed()
+    );
+    // The first ones are gone, the last ones are still served.
+    assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap(), 0);
+    let last = silent.last_mut().unwrap();
+    last.write_all(b"GET /v1/nodes HTTP/1.0\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    last.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
 }
 
 #[tokio::test]
@@ -351,7 +461,7 @@ async fn what_is_not_http_or_too_large_is_refused() {
     let node = {
         let mut node = node;
         let other = tempfile::tempdir().unwrap();
-        let api = Api::new(node.steward.clone(), served());
+        let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
         node.server = ApiServer::on_socket(&other.path().join("x"), api).unwrap();
         node
     };
@@ -361,6 +471,60 @@ async fn what_is_not_http_or_too_large_is_refused() {
         error.to_string().contains("cannot reach the daemon"),
         "{error}"
     );
+}
+
+fn problem(jobs: usize) -> Vec<u8> {
+    let jobs: Vec<Value> = (0..jobs)
+        .map(|job| json!({"id": format!("j{job}"), "dataset": "A", "ideal_rate": "114MB/s"}))
+        .collect();
+    let problem = json!({
+        "totals": {"gpus": jobs.len(), "cache": "2TB", "remote_io": "200MB/s"},
+        "datasets": [{"name": "A", "size": "1.3TB"}],
+        "jobs": jobs,
+    });
+    problem.to_string().into_bytes()
+}
+
+/// The runtime's only worker serves reads: it goes on while plans are worked out.
+#[tokio::test]
+async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused() {
+    let node = Node::start();
+    let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
+    let body = problem(500);
+    // Not in the poll that takes the request: that would hold the worker for as long as it takes.
+    assert!(
+        api.answer("POST", "/v1/plan", &body)
+            .now_or_never()
+            .is_none()
+    );
+
+    let turn = Arc::clone(&api.plans.turn).acquire_owned().await.unwrap();
+    // The place of the one above, which was given up, is free again.
+    let places = PLANS_MAX;
+    while api.plans.places.available_permits() < places {
+        tokio::task::yield_now().await;
+    }
+    let mut asked = Vec::new();
+    for _ in 0..places {
+        let (api, body) = (api.clone(), body.clone());
+        asked.push(tokio::spawn(async move {
+            api.answer("POST", "/v1/plan", &body).await
+        }));
+    }
+    while api.plans.places.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let refused = api.answer("POST", "/v1/plan", &body).await;
+    assert_eq!(refused.status, 503);
+    let said = refused.body["error"].as_str().unwrap();
+    assert!(said.contains("16 plans"), "{said}");
+    // Others are answered meanwhile.
+    assert_eq!(api.answer("GET", "/v1/jobs", b"").await.status, 200);
+    drop(turn);
+    for asked in asked {
+        let answer = asked.await.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
 }
 
 /// One of everything, so that every key is there.
@@ -384,6 +548,7 @@ fn full() -> Overview {
         name: "j".into(),
         dataset: Some("a".into()),
         declared: true,
+        owner: None,
         ideal_rate: None,
         gpus: 1,
         epochs: Some(3),

@@ -122,7 +122,7 @@ impl Service for Relay {
         Bytes::from_static(b"{}")
     }
 
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        ready(Ok(())).boxed()
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+        ready(Ok(true)).boxed()
     }
 }

@@ -246,7 +246,12 @@ impl Allocator {
             ..self.limits()
         };
         self.registry.apply(command, &limits)?;
-        if let Command::RemoveDataset(_) = command {
+        if let Command::ReplaceDataset(spec) = command {
+            // It may have another index: it is counted again.
+            self.counts
+                .remove(&DatasetDecision::id_of(&spec.name, &spec.path));
+        }
+        if let Command::RemoveDataset(_) | Command::ReplaceDataset(_) = command {
             let kept: BTreeSet<u64> = self.registry.datasets().iter().map(|one| one.id).collect();
             self.counts.retain(|id, _| kept.contains(id));
         }
@@ -471,6 +476,7 @@ impl Allocator {
                 name: job.name.clone(),
                 dataset: job.dataset.clone(),
                 declared: job.declared,
+                owner: job.owner,
                 ideal_rate: job.ideal_rate,
                 gpus: job.gpus,
                 epochs: job.epochs,
@@ -485,6 +491,7 @@ impl Allocator {
             name: UNATTRIBUTED.to_owned(),
             dataset: None,
             declared: false,
+            owner: None,
             ideal_rate: None,
             gpus: 0,
             epochs: None,

@@ -38,6 +38,9 @@ pub struct JobSpec {
     pub gpus: u32,
     /// Epochs that it will run.
     pub epochs: Option<u32>,
+    /// The user who declared it: only this user's processes may name it in their environment. `None`: it
+    /// is not known, or the administrator, who declares jobs for others.
+    pub owner: Option<u32>,
 }
 
 /// What the allocator is asked to do.
@@ -69,6 +72,8 @@ pub enum Command {
     SetPolicy(String),
     /// Changes nothing: tells what there is.
     Overview,
+    /// Declares a dataset, in place of one of its name if there is one.
+    ReplaceDataset(DatasetSpec),
 }
 
 /// The answer to a command that was carried out.

@@ -103,6 +103,8 @@ pub struct JobDecision {
     pub dataset: Option<String>,
     /// Declared, not merely seen.
     pub declared: bool,
+    /// The user whose job it is, if an ordinary user has declared it.
+    pub owner: Option<u32>,
     /// Bytes per second that it reads when data is not its bottleneck, as declared.
     pub ideal_rate: Option<u64>,
     /// GPUs.
@@ -129,7 +131,7 @@ pub struct JobNode {
 }
 
 /// The format of an encoded decision, in its first two bytes.
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 /// Bytes of a decision, decoded: bounds what a peer can make this node allocate.
 const DECODED_MAX: usize = 16 << 20;
 

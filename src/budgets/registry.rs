@@ -60,6 +60,8 @@ pub struct Job {
     pub dataset: Option<String>,
     /// Declared, not merely seen.
     pub declared: bool,
+    /// The user who declared it, if that was an ordinary one.
+    pub owner: Option<u32>,
     /// As declared, in bytes per second.
     pub ideal_rate: Option<u64>,
     /// GPUs.
@@ -150,6 +152,7 @@ impl Registry {
     pub fn apply(&mut self, command: &Command, limits: &Limits) -> Result<(), RegistryError> {
         match command {
             Command::AddDataset(spec) => self.add_dataset(spec.clone(), limits),
+            Command::ReplaceDataset(spec) => self.replace_dataset(spec.clone(), limits),
             Command::RemoveDataset(name) => self.remove_dataset(name),
             Command::AddJob(spec) => self.add_job(spec.clone(), limits),
             Command::EndJob(name) => self.end_job(name),
@@ -195,6 +198,24 @@ impl Registry {
             trouble: None,
         });
         Ok(())
+    }
+
+    /// Declares a dataset, in place of one of its name if there is one. Jobs that read it go on.
+    ///
+    /// # Errors
+    /// As [`add_dataset`](Self::add_dataset), but for the name; the earlier one stands then.
+    pub fn replace_dataset(
+        &mut self,
+        spec: DatasetSpec,
+        limits: &Limits,
+    ) -> Result<(), RegistryError> {
+        let before = self.datasets.clone();
+        self.datasets.retain(|one| one.spec.name != spec.name);
+        let added = self.add_dataset(spec, limits);
+        if added.is_err() {
+            self.datasets = before;
+        }
+        added
     }
 
     /// Takes a dataset back.
@@ -269,6 +290,7 @@ impl Registry {
         let declared = Job {
             dataset: Some(spec.dataset),
             declared: true,
+            owner: spec.owner,
             ideal_rate: spec.ideal_rate,
             gpus: spec.gpus,
             epochs: spec.epochs,
@@ -475,17 +497,25 @@ impl Registry {
     }
 }
 
+impl DatasetSpec {
+    /// What `decided` was declared as.
+    #[must_use]
+    pub fn of(decided: &DatasetDecision) -> Self {
+        Self {
+            name: decided.name.clone(),
+            path: decided.path.clone(),
+            uri: decided.uri.clone(),
+            index: decided.index.clone(),
+            budget: decided.pinned,
+            origin_readers: decided.origin_readers,
+        }
+    }
+}
+
 impl Dataset {
     fn of(decided: &DatasetDecision) -> Self {
         Self {
-            spec: DatasetSpec {
-                name: decided.name.clone(),
-                path: decided.path.clone(),
-                uri: decided.uri.clone(),
-                index: decided.index.clone(),
-                budget: decided.pinned,
-                origin_readers: decided.origin_readers,
-            },
+            spec: DatasetSpec::of(decided),
             id: decided.id,
             size: decided.size,
             items: decided.items,
@@ -500,6 +530,7 @@ impl Job {
             name,
             dataset: None,
             declared: false,
+            owner: None,
             ideal_rate: None,
             gpus: 1,
             epochs: None,
@@ -513,6 +544,7 @@ impl Job {
             name: decided.name.clone(),
             dataset: decided.dataset.clone(),
             declared: decided.declared,
+            owner: decided.owner,
             ideal_rate: decided.ideal_rate,
             gpus: decided.gpus,
             epochs: decided.epochs,

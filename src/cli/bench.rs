@@ -202,7 +202,7 @@ fn one_hop(args: &HopArgs) -> anyhow::Result<()> {
 fn idle_connections(count: usize) -> anyhow::Result<IdleResult> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let machine = Machine::inspect();
-    let dir = machine.runtime_base(machine.uid).join("bench");
+    let dir = machine.runtime_base().join("bench");
     runtime_dir::prepare(&dir)?;
     let secret = dir.join(format!("{}.secret", std::process::id()));
     Ok(idle::run(

@@ -44,6 +44,9 @@ pub struct AddArgs {
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
     origin_readers: String,
+    /// Declare a dataset of this name anew, if there is one; jobs that read it go on
+    #[arg(long)]
+    replace: bool,
     #[command(flatten)]
     mounted: Mounted,
     /// Print JSON
@@ -117,7 +120,7 @@ fn path(name: &str) -> String {
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
     let here = Machine::inspect().working_dir;
-    let mut body = json!({ "name": args.name, "origin_readers": args.origin_readers });
+    let mut body = json!({ "name": args.name, "origin_readers": args.origin_readers, "replace": args.replace });
     if args.place.contains("://") {
         body["uri"] = json!(args.place);
     } else {

@@ -135,7 +135,7 @@ impl Facts {
             .variables
             .get("PATH")
             .map_or("/usr/bin:/bin", String::as_str);
-        let runtime_dir = machine.runtime_base(machine.uid);
+        let runtime_dir = machine.runtime_base();
         let kernel = rustix::system::uname()
             .release()
             .to_string_lossy()

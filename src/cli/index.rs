@@ -5,6 +5,7 @@ use crate::config::units::Bytes;
 use crate::config::{Machine, gather, indexes, layer::Layer, origins};
 use crate::index::partial::Partial;
 use crate::index::walk::{LeftOut, Progress, WalkOptions, Walker, write_index};
+use crate::index::write::Existing;
 use crate::index::{Index, LocalFile, Totals};
 use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted};
 use anyhow::{Context, bail};
@@ -32,6 +33,9 @@ pub struct IndexArgs {
     /// Read every file, and keep the hash of its content
     #[arg(long)]
     hash: bool,
+    /// Replace the file, if there is one; it stays as it is until the new index is complete
+    #[arg(long)]
+    force: bool,
     /// Go on with an index that was not finished
     #[arg(long)]
     resume: bool,
@@ -45,7 +49,7 @@ pub struct IndexArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Show what an index tells of, and do nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["uri", "output", "hash", "resume", "skip_unreadable", "config"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uri", "output", "hash", "force", "resume", "skip_unreadable", "config"])]
     show: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -123,7 +127,7 @@ impl<'a> Job<'a> {
             output,
             shown: redacted(&spec.uri),
             spec,
-            environment: machine.storage_environment(),
+            environment: machine.origin_environment(),
             started: Instant::now(),
         })
     }
@@ -131,6 +135,12 @@ impl<'a> Job<'a> {
     async fn run(&self) -> anyhow::Result<ExitCode> {
         let args = self.args;
         let concurrency = usize::from(args.concurrency);
+        let existing = match args.force {
+            true => Existing::Replace,
+            false => Existing::Keep,
+        };
+        // Before storage is walked: that may take hours.
+        existing.check(&self.output)?;
         let options = OriginOptions {
             symlinks: SymlinkPolicy::Keep,
             listing_attributes_max: usize::MAX,
@@ -161,7 +171,10 @@ impl<'a> Job<'a> {
             () = bar.follow(&progress) => Vec::new(),
             _ = tokio::signal::ctrl_c() => {
                 bar.end();
-                fail("stopped; what is done is kept: go on with --resume");
+                fail(format_args!(
+                    "stopped; what is done is kept: go on with {}",
+                    self.resumption()
+                ));
                 return Ok(ExitCode::from(INTERRUPTED));
             }
         };
@@ -169,19 +182,29 @@ impl<'a> Job<'a> {
         report(&failures);
         if !failures.is_empty() && !args.skip_unreadable {
             bail!(
-                "{} directories cannot be listed, so there is no index yet: try them again with \
-                 --resume, or leave them to their origin with --resume --skip-unreadable",
-                failures.len()
+                "{} directories cannot be listed, so there is no new index yet: try them again with \
+                 {1}, or leave them to their origin with {1} --skip-unreadable",
+                failures.len(),
+                self.resumption()
             );
         }
         let made_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         let made_at = i64::try_from(made_at.as_secs())?;
         let (output, uri, hashed) = (&self.output, &self.shown, args.hash);
-        let totals =
-            tokio::task::block_in_place(|| write_index(&log, output, uri, hashed, made_at))?;
+        let totals = tokio::task::block_in_place(|| {
+            write_index(&log, output, uri, hashed, made_at, existing)
+        })?;
         log.remove();
         self.done(&totals)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The flags that go on with this index.
+    fn resumption(&self) -> &'static str {
+        match self.args.force {
+            true => "--resume --force",
+            false => "--resume",
+        }
     }
 
     /// The names of the index in the tree, if it lies there.

@@ -119,6 +119,8 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
         ideal_rate: args.ideal_rate,
         gpus: args.gpus,
         epochs: args.epochs,
+        // The daemon sees by itself whose connection this is.
+        owner: None,
     };
     // Before there is a job: from now on nothing but SIGKILL keeps it from being ended.
     let signals = Signals::new()?;

@@ -475,7 +475,7 @@ fn reads_objects(layer: &Layer) -> bool {
 
 /// A new secret, as the content of its file. It is only ever written to files of mode 0600.
 fn new_secret(machine: &Machine) -> anyhow::Result<String> {
-    let dir = machine.runtime_base(machine.uid).join("launches");
+    let dir = machine.runtime_base().join("launches");
     runtime_dir::prepare(&dir)?;
     let path = dir.join(format!("secret.{}", std::process::id()));
     let _absent = std::fs::remove_file(&path);

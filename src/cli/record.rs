@@ -52,7 +52,13 @@ pub struct Node {
 
 impl Record {
     fn dir(machine: &Machine) -> PathBuf {
-        machine.runtime_base(machine.uid).join("launches")
+        machine.runtime_base().join("launches")
+    }
+
+    /// Where records may be: the directory for new ones, and those of commands with another environment.
+    fn dirs(machine: &Machine) -> impl Iterator<Item = PathBuf> {
+        let bases = machine.runtime_bases.iter();
+        bases.map(|base| base.join("launches"))
     }
 
     fn file_name(mountpoint: &Path, machine: &Machine) -> String {
@@ -76,23 +82,57 @@ impl Record {
     /// # Errors
     /// It cannot be read.
     pub fn load(mountpoint: &Path, machine: &Machine) -> anyhow::Result<Option<Self>> {
-        let dir = Self::dir(machine);
-        let path = dir.join(Self::file_name(mountpoint, machine));
-        if !path.exists() {
+        let name = Self::file_name(mountpoint, machine);
+        let mut dirs = Self::dirs(machine);
+        let Some(dir) = dirs.find(|dir| dir.join(&name).exists()) else {
             return Ok(None);
+        };
+        Self::read(&dir, &name).map(Some)
+    }
+
+    /// The record of the launch that has a node at `mountpoint`, or whose id is `id`.
+    ///
+    /// # Errors
+    /// A record cannot be read.
+    pub fn of_node(
+        mountpoint: &Path,
+        id: Option<&str>,
+        machine: &Machine,
+    ) -> anyhow::Result<Option<Self>> {
+        for dir in Self::dirs(machine) {
+            for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else {
+                    continue;
+                };
+                // One that cannot be read is in the way only of the launch that it is of.
+                let Ok(record) = Self::read(&dir, name) else {
+                    continue;
+                };
+                let here = |node: &Node| node.mountpoint == mountpoint;
+                if id == Some(record.id.as_str()) || record.nodes.iter().any(here) {
+                    return Ok(Some(record));
+                }
+            }
         }
-        // What is run by ssh is read from it: nobody else may have written it.
-        runtime_dir::check(&dir)?;
+        Ok(None)
+    }
+
+    fn read(dir: &Path, name: &str) -> anyhow::Result<Self> {
+        // What is run by ssh is read from it: no other user may have written it.
+        runtime_dir::check(dir)?;
+        let path = dir.join(name);
         let bytes =
             std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let record = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is no record of a launch; remove it", path.display()))?;
-        Ok(Some(record))
+        serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is no record of a launch; remove it", path.display()))
     }
 
     /// Removes the record.
     pub fn remove(&self, machine: &Machine) {
-        let path = Self::dir(machine).join(Self::file_name(&self.mountpoint, machine));
-        let _absent = std::fs::remove_file(path);
+        let name = Self::file_name(&self.mountpoint, machine);
+        for dir in Self::dirs(machine) {
+            let _absent = std::fs::remove_file(dir.join(&name));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `copperfs record`: what a command touches on a mount, as a profile.
 
 use super::child::{Signals, exit_code};
-use super::socket::{run, talk};
+use super::socket::{Hears, run, talk};
 use super::{fail, say};
 use crate::control::Command as Question;
 use crate::daemon::mountpoint::canonical;
@@ -44,8 +44,11 @@ enum Step {
         /// The mount point
         mountpoint: PathBuf,
         /// The profile to write
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
+        #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
+        output: Option<PathBuf>,
+        /// Forget what was recorded
+        #[arg(long, conflicts_with = "output")]
+        discard: bool,
     },
 }
 
@@ -60,25 +63,35 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
             let mountpoint = canonical(&mountpoint);
             run(start(&mountpoint))?;
             say(format_args!(
-                "recording {}; `copperfs record stop {0} -o FILE` ends it",
+                "recording {}, until `copperfs record stop {0} -o FILE`, or --discard",
                 mountpoint.display()
             ));
         }
-        (Some(Step::Stop { mountpoint, output }), ..) => {
-            let draft = Draft::new(&output)?;
-            run(stop(&canonical(&mountpoint), draft))?;
-        }
+        (
+            Some(Step::Stop {
+                mountpoint, output, ..
+            }),
+            ..,
+        ) => match output {
+            Some(output) => {
+                let target = Target::new(&output)?;
+                run(stop(&canonical(&mountpoint), target))?;
+            }
+            None => run(discard(&canonical(&mountpoint)))?,
+        },
         (None, Some(mountpoint), Some(output)) => {
             let mountpoint = canonical(&mountpoint);
             // Before anything runs: it would be a pity to find out afterwards.
-            let draft = Draft::new(&output)?;
+            let target = Target::new(&output)?;
             return run(async {
                 let signals = Signals::new()?;
-                start(&mountpoint).await?;
-                let status = signals.watch(&args.command, &[]).await;
-                let stopped = stop(&mountpoint, draft).await;
-                let status = status?;
-                stopped?;
+                // The recording is this connection's: it ends with this process, however that ends.
+                let (mut hears, mut says) = talk(&mountpoint, Question::Record).await?;
+                hears.value().await?;
+                let status = signals.watch(&args.command, &[]).await?;
+                says.say(&serde_json::json!({ "enough": true })).await?;
+                says.flush().await?;
+                receive(&mut hears, target).await?;
                 Ok(exit_code(status))
             });
         }
@@ -92,8 +105,21 @@ async fn start(mountpoint: &Path) -> anyhow::Result<()> {
     hears.value().await.map(drop)
 }
 
-async fn stop(mountpoint: &Path, draft: Draft) -> anyhow::Result<()> {
+async fn discard(mountpoint: &Path) -> anyhow::Result<()> {
+    let (mut hears, _says) = talk(mountpoint, Question::RecordDiscard).await?;
+    let answer = hears.value().await?;
+    let count = answer["discarded"].as_u64().context("not an answer")?;
+    say(format_args!("{count} recorded accesses forgotten"));
+    Ok(())
+}
+
+async fn stop(mountpoint: &Path, target: Target) -> anyhow::Result<()> {
     let (mut hears, _says) = talk(mountpoint, Question::RecordStop).await?;
+    receive(&mut hears, target).await
+}
+
+/// Takes the recording that the daemon tells, and writes the profile.
+async fn receive(hears: &mut Hears, target: Target) -> anyhow::Result<()> {
     let head = hears.value().await?;
     let count = head["accesses"].as_u64().context("not an answer")?;
     let full = head["full"].as_bool() == Some(true);
@@ -108,7 +134,7 @@ async fn stop(mountpoint: &Path, draft: Draft) -> anyhow::Result<()> {
     if full {
         fail("warning: the recording was full before its end; what came later is missing");
     }
-    let path = draft.finish(&profile, full)?;
+    let path = target.write(&profile, full)?;
     // Standard output belongs to the program that was recorded.
     fail(format_args!(
         "{} accesses recorded in {path}",
@@ -117,7 +143,24 @@ async fn stop(mountpoint: &Path, draft: Draft) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file that appears whole or not at all.
+/// A profile to be: a file that appears whole or not at all.
+#[derive(Debug)]
+struct Target(PathBuf);
+
+impl Target {
+    /// Checks that the file can be written. Nothing stays behind: the program that is recorded may run
+    /// for days, and this process may be killed meanwhile.
+    fn new(target: &Path) -> anyhow::Result<Self> {
+        drop(Draft::new(target)?);
+        Ok(Self(target.to_owned()))
+    }
+
+    fn write(self, profile: &Profile, full: bool) -> anyhow::Result<String> {
+        Draft::new(&self.0)?.finish(profile, full)
+    }
+}
+
+/// The file beside the target that becomes it; removed when this is dropped.
 #[derive(Debug)]
 struct Draft {
     file: File,

@@ -6,7 +6,7 @@
 //! pipe, either `ready` or why not. Until then the starter waits; nothing else is kept open.
 
 use super::{fail, say};
-use crate::config::{Layer, Machine, Settings, file, resolve};
+use crate::config::{Layer, Machine, Settings, Source, file, resolve};
 use crate::daemon::{self, runtime_dir};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
@@ -52,6 +52,10 @@ pub fn background(
     environment: &BTreeMap<String, String>,
 ) -> anyhow::Result<Started> {
     runtime_dir::prepare(&settings.runtime_dir)?;
+    // Said, not found again: another directory may have become the first choice meanwhile.
+    let mut layer = layer.clone();
+    let runtime_dir = settings.runtime_dir.display().to_string();
+    layer.set("runtime_dir", Source::Flag, vec![runtime_dir]);
     let log = settings
         .log
         .file
@@ -70,7 +74,7 @@ pub fn background(
         .with_context(|| format!("cannot run {}", program.display()))?;
     let pid = child.id();
     let patience = settings.request_timeout + START_TIMEOUT;
-    let outcome = converse(&mut child, &file::render(layer), patience);
+    let outcome = converse(&mut child, &file::render(&layer), patience);
     match outcome {
         Ok(text) if text == READY => Ok(Started { pid, log }),
         Ok(text) => {

@@ -1,4 +1,4 @@
-//! `copperfs stats` and `copperfs clear`: both need nothing but the mount.
+//! `copperfs stats`: needs nothing but the mount.
 
 use super::{say, table};
 use crate::config::topology::Crossings;
@@ -10,7 +10,6 @@ use copperfs_fuse::ioctl::client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -113,41 +112,6 @@ pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<
     Ok(())
 }
 
-/// Clears what is cached of `path`, or all.
-///
-/// # Errors
-/// It is no copperfs mount, the path is not on it, or somebody else owns it.
-pub fn clear(mountpoint: &Path, path: Option<&Path>, cluster: bool) -> anyhow::Result<()> {
-    let mountpoint = canonical(mountpoint);
-    let relative = match path {
-        None => Vec::new(),
-        // A path below the mount point as users see it, or as the mount sees it.
-        Some(path) => {
-            let inside = path.strip_prefix(&mountpoint).unwrap_or(path);
-            let bytes = inside.as_os_str().as_bytes();
-            let start = bytes.iter().take_while(|&&b| b == b'/').count();
-            bytes[start..].to_vec()
-        }
-    };
-    let asked = mountpoint.clone();
-    within(CLUSTER_TIMEOUT, move || {
-        client::clear(&asked, &relative, cluster)
-    })??;
-    say(format_args!(
-        "cleared {} {}",
-        path.map_or_else(
-            || "everything".to_owned(),
-            |path| path.display().to_string()
-        ),
-        if cluster {
-            "on all nodes"
-        } else {
-            "on this node"
-        }
-    ));
-    Ok(())
-}
-
 fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
     let asked = mountpoint.to_owned();
     let body = within(NODE_TIMEOUT, move || client::node_stats(&asked))
@@ -216,17 +180,22 @@ fn node_table(report: &Report) -> String {
     text.push('\n');
     text.push_str(&table(&rows));
     text.push_str(&format!(
-        "\norigin: {} listings, {} stats, {} errors; coalesced {}; verified {} blocks, {} wrong\n\
-         healing: {} moves away, {} back, {} requests repeated\n",
+        "\norigin: {} listings, {} stats, {} errors, {} hanging; coalesced {}; verified {} blocks, {} wrong\n\
+         healing: {} moves away, {} back, {} requests repeated\n\
+         names known to the kernel: {}, {} here, {} dropped for want of room\n",
         count("origin.listings"),
         count("origin.stats"),
         count("origin.errors"),
+        count("origin.hanging"),
         count("coalesced"),
         count("verify.blocks"),
         count("verify.failures"),
         count("healing.failovers"),
         count("healing.returns"),
         count("healing.replays"),
+        count("inodes.entries"),
+        bytes("inodes.bytes"),
+        count("inodes.pruned"),
     ));
     let requests: Vec<String> = report
         .counters("fuse.requests")

@@ -1,60 +1,147 @@
-//! `copperfs unmount`: takes the mount away and always ends its daemon.
+//! `copperfs unmount`: takes a mount away and ends its daemon.
+//!
+//! Without `--force` a mount that is in use stays, as umount(8) has it: what uses it is named. A whole
+//! launch is asked first, every node of it, and goes only if no node is in use (`all`).
 
-use super::launch::together::{self, Outcome, Said};
-use super::record::{Kind, Record};
-use super::{explained, launch, say};
+mod all;
+mod target;
+
+pub use target::Done;
+
+use super::launch::together::{Outcome, Said};
+use super::place::default_mount;
+use super::stats::cluster_reports;
+use super::{explained, say};
 use crate::config::{Machine, resolve::instance_name};
-use crate::daemon::mountpoint;
-use crate::daemon::process::{Process, find_daemon, is_dead};
-use crate::daemon::{SHUTDOWN_TIMEOUT, free_killed, runtime_dir};
-use anyhow::{Context, bail};
-use copperfs_fuse::ioctl::client;
+use crate::daemon::mountpoint::{self, canonical, within};
+use crate::daemon::runtime_dir;
+use anyhow::bail;
+use clap::Args;
+use copperfs_fuse::ioctl::{ROLE_ROOT, client};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use target::Target;
 
-/// How long a daemon may take to say its id.
+/// How long a daemon may take to say what it is.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What was done at a mount point.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
-    /// The daemon was told to end, and did.
-    Ended(u32),
-    /// The daemon had to be killed.
-    Killed(u32),
-    /// There was only the mount of a daemon long gone.
-    Cleaned,
+/// How long a root may take to say which nodes answer.
+const TREE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Flags of `unmount`.
+#[derive(Debug, Args)]
+pub struct UnmountArgs {
+    /// The mount point; with --all the directory of a launch, or any of its mounts [default:
+    /// COPPERFS_MOUNTPOINT, the mount of the working directory, or the only mount of this user]
+    mountpoint: Option<PathBuf>,
+    /// Every node of the launch. All are asked first: if one is in use, none goes
+    #[arg(long)]
+    all: bool,
+    /// Also if it is in use, or a root that other nodes read through: programs that use it get errors
+    #[arg(short, long)]
+    force: bool,
+    /// Succeed if nothing is there: one node of a launch that is taken down
+    #[arg(long, hide = true)]
+    if_mounted: bool,
+    /// Only say whether it is in use
+    #[arg(long, hide = true)]
+    check: bool,
+    /// The other nodes go too: a root may
+    #[arg(long, hide = true)]
+    with_others: bool,
+    /// Say what was done as a line of JSON, for a launch
+    #[arg(long, hide = true)]
+    report: bool,
+    /// Only what the launch with this id has started, if it has: a launch that gives up
+    #[arg(long, hide = true, value_name = "ID")]
+    of_launch: Option<String>,
 }
 
-impl std::fmt::Display for Done {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Ended(pid) => write!(f, "unmounted (daemon {pid} ended)"),
-            Self::Killed(pid) => {
-                write!(f, "unmounted (daemon {pid} did not answer and was killed)")
-            }
-            Self::Cleaned => f.write_str("unmounted (its daemon was gone already)"),
-        }
-    }
-}
-
-/// Unmounts `path`; with `all`, every node of the launch there. With `if_mounted`, nothing there is
-/// fine too.
+/// Unmounts one mount, or every node of a launch.
 ///
 /// # Errors
-/// Nothing is mounted there, or something could not be taken away.
-pub fn unmount(path: &Path, all: bool, if_mounted: bool) -> anyhow::Result<()> {
+/// Nothing is mounted there, it is in use, or it could not be taken away.
+pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
-    let path = mountpoint::canonical(path);
-    if all {
-        return unmount_all(&path, &machine);
+    let path = match &args.mountpoint {
+        Some(path) => canonical(path),
+        None => default_mount(&machine)?,
+    };
+    // Not this program's own working directory is what uses it.
+    std::env::set_current_dir("/")?;
+    if args.report {
+        let outcome = match alone(&path, args, &machine) {
+            Ok(done) => Outcome::Down(done.map(|done| done.to_string()).unwrap_or_default()),
+            Err(error) => Outcome::Failed(explained(&error)),
+        };
+        Said::here(&machine, outcome).say();
+        return Ok(());
     }
-    match one(&path, &machine)? {
+    if args.all {
+        return all::unmount(&path, args.force, &machine);
+    }
+    match alone(&path, args, &machine)? {
         Some(done) => say(format_args!("{}: {done}", path.display())),
-        None if if_mounted => {}
+        None if args.if_mounted || args.check || args.of_launch.is_some() => {}
         None => bail!("{}", nothing_at(&path)?),
     }
     Ok(())
+}
+
+/// One mount, as `args` say; `None`: nothing was there to do.
+fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<Option<Done>> {
+    if let Some(id) = &args.of_launch {
+        return of_launch(path, id, machine);
+    }
+    let Some(mut target) = Target::find(path, machine) else {
+        return Ok(None);
+    };
+    if !args.force {
+        target.is_idle()?;
+        if !args.with_others && !args.check {
+            is_followed_by_none(&mut target)?;
+        }
+    }
+    if args.check {
+        return Ok(None);
+    }
+    target.take_away(args.force).map(Some)
+}
+
+/// Fails if the node is a root of others that answer.
+fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
+    let Some(mount) = target.mounted().cloned() else {
+        return Ok(());
+    };
+    let asked = mount.clone();
+    match within(ASK_TIMEOUT, move || client::node_stats(&asked)) {
+        Ok(Ok(stats)) if stats.role == ROLE_ROOT => {}
+        Ok(_) => return Ok(()),
+        Err(_late) => {
+            target.does_not_answer();
+            return Ok(());
+        }
+    }
+    let asked = mount.clone();
+    let others = match within(TREE_TIMEOUT, move || cluster_reports(&asked)) {
+        Ok(Ok(reports)) => reports.nodes.len().saturating_sub(1),
+        Ok(Err(_)) => 0,
+        // One that does not answer leads none.
+        Err(_late) => {
+            target.does_not_answer();
+            0
+        }
+    };
+    let readers = match others {
+        0 => return Ok(()),
+        1 => "another node reads".to_owned(),
+        others => format!("{others} other nodes read"),
+    };
+    let shown = mount.display();
+    bail!(
+        "{shown} is a root: {readers} storage through it. `copperfs unmount --all {shown}` takes all \
+         nodes down, --force this one only"
+    )
 }
 
 fn nothing_at(path: &Path) -> anyhow::Result<String> {
@@ -83,166 +170,19 @@ fn nothing_at(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-fn unmount_all(path: &Path, machine: &Machine) -> anyhow::Result<()> {
-    let record = Record::load(path, machine)?;
-    let mut failures = 0;
-    let mut count = 0;
-    if let Some(record) = record.as_ref().filter(|record| record.kind != Kind::Local) {
-        let outcomes = match record.kind {
-            Kind::Together => together::unmount(record, &[], machine)?,
-            Kind::Remote | Kind::Local => launch::remote::take_down(record),
-        };
-        for (node, outcome) in outcomes {
-            count += 1;
-            failures += usize::from(outcome.is_err());
-            match outcome {
-                Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
-                Ok(text) => say(format_args!("{node}: {text}")),
-                Err(error) => super::fail(format_args!("{node}: {}", explained(&error))),
-            }
-        }
-    } else {
-        let mut mounts: Vec<PathBuf> = record
-            .iter()
-            .flat_map(|record| record.nodes.iter().map(|node| node.mountpoint.clone()))
-            .collect();
-        for mount in mountpoint::copperfs_below(path)? {
-            if !mounts.contains(&mount) {
-                mounts.push(mount);
-            }
-        }
-        // Leaves first: a parent that goes early would only cost its children retries.
-        for mount in mounts.iter().rev() {
-            match one(mount, machine) {
-                Ok(Some(done)) => say(format_args!("{}: {done}", mount.display())),
-                Ok(None) => continue,
-                Err(error) => {
-                    failures += 1;
-                    let why = explained(&error);
-                    super::fail(format_args!("{}: {why}", mount.display()));
-                }
-            }
-            count += 1;
-        }
-    }
-    if failures > 0 {
-        bail!("{failures} of {count} nodes could not be taken down");
-    }
-    if let Some(record) = record {
-        record.remove(machine);
-    } else if count == 0 {
-        bail!("{}", nothing_at(path)?);
-    }
-    Ok(())
-}
-
-/// Takes away what is at `path`, or only what the launch `id` has started there, and says so to the
-/// launch that runs this on all hosts. Nothing there is fine.
-///
-/// # Errors
-/// None: a failure is said.
-pub fn report(path: &Path, id: Option<&str>) -> anyhow::Result<()> {
-    let machine = Machine::inspect();
-    let path = mountpoint::canonical(path);
-    let done = match id {
-        Some(id) => of_launch(&path, id, &machine),
-        None => one(&path, &machine),
-    };
-    let outcome = match done {
-        Ok(done) => Outcome::Down(done.map(|done| done.to_string()).unwrap_or_default()),
-        Err(error) => Outcome::Failed(explained(&error)),
-    };
-    Said::here(&machine, outcome).say();
-    Ok(())
-}
-
-/// Takes away what the launch `id` has started at `path`, if it has.
+/// Takes away what the launch `id` has started at `path`, if it has, in use or not.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Done>> {
-    let path = mountpoint::canonical(path);
+    let path = canonical(path);
     let name = instance_name(&path, machine.host_name());
-    let file = machine
-        .runtime_base(machine.uid)
-        .join(name)
-        .join(runtime_dir::LAUNCH_FILE);
-    if std::fs::read_to_string(file).is_ok_and(|found| found == id) {
-        return one(&path, machine);
-    }
-    Ok(None)
-}
-
-/// Takes away the mount at `path` and its daemon; `None` if there is neither.
-///
-/// # Errors
-/// It is another user's, or the kernel refuses.
-pub fn one(path: &Path, machine: &Machine) -> anyhow::Result<Option<Done>> {
-    let mounted = mountpoint::is_copperfs(path);
-    let pid = daemon_of(path, mounted, machine);
-    let name = instance_name(path, machine.host_name());
-    let runtime_dir = machine.runtime_base(machine.uid).join(name);
-    let data_mount = runtime_dir::noted_data_mount(&runtime_dir);
-    if !mounted && pid.is_none() && !data_mount.as_deref().is_some_and(mountpoint::is_copperfs) {
+    let started = |base: &PathBuf| runtime_dir::launch(&base.join(&name)).as_deref() == Some(id);
+    if !machine.runtime_bases.iter().any(started) {
         return Ok(None);
     }
-    let done = match pid.map(Process::open).transpose()?.flatten() {
-        None => {
-            mountpoint::cut_off(path);
-            Done::Cleaned
-        }
-        Some(process) if is_dead(process.pid) => {
-            free_killed(&runtime_dir, path);
-            mountpoint::cut_off(path);
-            Done::Cleaned
-        }
-        Some(process) => {
-            let pid = process.pid;
-            process
-                .signal(rustix::process::Signal::TERM)
-                .with_context(|| format!("cannot end the daemon {pid}; it is another user's"))?;
-            if process.wait(SHUTDOWN_TIMEOUT + Duration::from_secs(4))? {
-                Done::Ended(pid)
-            } else {
-                // It hangs, and so may whoever would take its mount away: first what holds it.
-                data_mount
-                    .iter()
-                    .for_each(|mount| mountpoint::cut_off(mount));
-                mountpoint::cut_off(path);
-                mountpoint::detach_all(path)?;
-                if !process.end(Duration::from_secs(1))? {
-                    bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
-                }
-                Done::Killed(pid)
-            }
-        }
-    };
-    mountpoint::detach_all(path)
-        .with_context(|| format!("cannot take away the mount at {}", path.display()))?;
-    if let Some(data_mount) = data_mount {
-        // Not the mount of another daemon, which may have come there since.
-        mountpoint::take_away_stale(&data_mount);
-        let _gone_already = runtime_dir::note_data_mount(&runtime_dir, None);
+    match Target::find(&path, machine) {
+        Some(target) => target.take_away(true).map(Some),
+        None => Ok(None),
     }
-    Ok(Some(done))
-}
-
-/// The daemon's process id: from the lock of its pid file, from the process table, or from itself.
-fn daemon_of(path: &Path, mounted: bool, machine: &Machine) -> Option<u32> {
-    let name = instance_name(path, machine.host_name());
-    let dir = machine.runtime_base(machine.uid).join(name);
-    if let Some(pid) = runtime_dir::running(&dir).or_else(|| find_daemon(path)) {
-        return Some(pid);
-    }
-    if !mounted {
-        return None;
-    }
-    let asked = path.to_owned();
-    let body = mountpoint::within(ASK_TIMEOUT, move || client::node_stats(&asked))
-        .ok()?
-        .ok()?;
-    let pid = u32::try_from(body.pid).ok()?;
-    // A number from another pid namespace may be anybody's here.
-    let process = Process::open(pid).ok()??;
-    process.is_called("copperfs").then_some(pid)
 }

@@ -1,7 +1,9 @@
 //! `copperfs warm`: has all nodes bring files into their kernels, and shows how far they are.
 
+use super::place::Named;
 use super::socket::{Hears, Says, run, talk};
 use super::{fail, say};
+use crate::config::Machine;
 use crate::config::units::Bytes;
 use crate::control::Command;
 use crate::daemon::mountpoint::canonical;
@@ -13,7 +15,6 @@ use copperfs_overlay::ItemPath;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -49,7 +50,9 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
             Plan::Profile(profile)
         }
         None => {
-            let below = args.paths.iter().map(|path| inside(&mountpoint, path));
+            let machine = Machine::inspect();
+            let below = args.paths.iter();
+            let below = below.map(|path| inside(&mountpoint, path, &machine));
             Plan::Below(below.collect::<anyhow::Result<_>>()?)
         }
     };
@@ -79,16 +82,10 @@ enum Plan {
     Below(Vec<ItemPath>),
 }
 
-/// A path below the mount point as users see it, or as the mount sees it. Symlinks are followed where
-/// they stay in the mount.
-fn inside(mountpoint: &Path, path: &Path) -> anyhow::Result<ItemPath> {
-    let below = |path: &Path| path.strip_prefix(mountpoint).map(Path::to_owned).ok();
-    let relative = below(path).unwrap_or_else(|| path.to_owned());
-    let absolute = mountpoint.join(relative.strip_prefix("/").unwrap_or(&relative));
-    let real = below(&canonical(path)).or_else(|| below(&canonical(&absolute)));
-    let bytes = real.unwrap_or(relative);
-    ItemPath::parse(bytes.as_os_str().as_bytes())
-        .with_context(|| format!("{} cannot be a path in the mount", path.display()))
+/// Where `path` lies in the mount. Its links are followed where they stay in there.
+fn inside(mountpoint: &Path, path: &Path, machine: &Machine) -> anyhow::Result<ItemPath> {
+    let named = Named::find(path, Some(mountpoint), machine)?;
+    Ok(named.followed().unwrap_or(named.inside))
 }
 
 async fn converse(

@@ -303,8 +303,9 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "5%",
         Group::Caches,
-        "Bound of all caches together: 10GiB, 10GB, 512MiB, or a share of the machine's or the \
-         cgroup's memory, whichever is smaller.",
+        "Bound of all caches, of what is under way and of the names that the kernel knows: 10GiB, \
+         10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
+         process takes up to 64 MiB more.",
     ),
     key(
         "disk",
@@ -377,7 +378,7 @@ pub const KEYS: &[Key] = &[
         "N",
         "16",
         Group::Caches,
-        "System calls at a time on POSIX origins (root only).",
+        "System calls at a time on a POSIX origin (root only); one that hangs is not counted.",
     ),
     key(
         "object_concurrency",
@@ -388,11 +389,19 @@ pub const KEYS: &[Key] = &[
          store answers, and half of them each time that it says 503 or 429.",
     ),
     key(
+        "clock_skew",
+        "DURATION",
+        "5m",
+        Group::Caches,
+        "How far the clocks of storage and of the roots may be apart. A file whose times are older is \
+         taken as it is; a younger one is looked at twice before its times count.",
+    ),
+    key(
         "request_timeout",
         "DURATION",
         "30s",
         Group::Caches,
-        "How long a parent or an origin may take before readers get EIO.",
+        "How long a reader's request may wait for its answer, whatever it waits for: then it gets EIO. Only waiting for a job's tokens takes longer.",
     ),
     Key {
         form: Form::Many,
@@ -576,7 +585,8 @@ pub const KEYS: &[Key] = &[
         "",
         Group::Process,
         "Where this mount's log, pid file and control socket live. Default: a directory per mount \
-         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID.",
+         in $XDG_RUNTIME_DIR/copperfs, /run/copperfs for root, or /tmp/copperfs-UID; where another \
+         user has taken that name, /tmp/copperfs-UID.RANDOM.",
     ),
     key(
         "log_level",

@@ -3,6 +3,7 @@
 //! The only place that reads the environment. The facts are a plain value, so that everything that
 //! decides on them can be tested with other facts.
 
+use super::runtime_base::{Places, bases};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,9 @@ pub struct Machine {
     pub variables: BTreeMap<String, String>,
     /// The working directory.
     pub working_dir: PathBuf,
+    /// The directories that hold the runtime directories of this user's mounts: first the one for new
+    /// ones, then those where earlier ones may be. Empty: not looked for.
+    pub runtime_bases: Vec<PathBuf>,
 }
 
 /// Variables that `object_store` and its HTTP client understand, by their beginnings.
@@ -35,8 +39,16 @@ impl Machine {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         let addresses = addresses();
+        let uid = rustix::process::geteuid().as_raw();
+        let own = variables.get("XDG_RUNTIME_DIR").map(Path::new);
+        let places = Places {
+            system: Path::new("/run"),
+            own: own.filter(|dir| dir.is_absolute()),
+            shared: Path::new("/tmp"),
+        };
         Self {
-            uid: rustix::process::geteuid().as_raw(),
+            uid,
+            runtime_bases: bases(uid, places),
             host_names: host_names(&addresses),
             addresses,
             memory_bytes: memory_bytes(Path::new("/")),
@@ -59,6 +71,16 @@ impl Machine {
             .collect()
     }
 
+    /// The variables that origins look at: those for object stores, and the home directory, in which other
+    /// tools keep credentials.
+    #[must_use]
+    pub fn origin_environment(&self) -> BTreeMap<String, String> {
+        let mut environment = self.storage_environment();
+        let home = self.variables.get_key_value("HOME");
+        environment.extend(home.map(|(name, value)| (name.clone(), value.clone())));
+        environment
+    }
+
     /// Whether a terminal may be written to in colours: `NO_COLOR` is not set, and it is no dumb one.
     #[must_use]
     pub fn wants_colours(&self) -> bool {
@@ -72,20 +94,11 @@ impl Machine {
         self.host_names.first().map_or("localhost", String::as_str)
     }
 
-    /// The directory that holds the runtime directories of `uid`'s mounts.
+    /// The directory that holds the runtime directories of this user's new mounts.
     #[must_use]
-    pub fn runtime_base(&self, uid: u32) -> PathBuf {
-        if uid == 0 {
-            return PathBuf::from("/run/copperfs");
-        }
-        let own = (uid == self.uid)
-            .then(|| self.variables.get("XDG_RUNTIME_DIR"))
-            .flatten()
-            .filter(|dir| dir.starts_with('/'));
-        match own {
-            Some(dir) => Path::new(dir).join("copperfs"),
-            None => PathBuf::from(format!("/tmp/copperfs-{uid}")),
-        }
+    pub fn runtime_base(&self) -> PathBuf {
+        let usual = || PathBuf::from(format!("/tmp/copperfs-{}", self.uid));
+        self.runtime_bases.first().cloned().unwrap_or_else(usual)
     }
 }
 

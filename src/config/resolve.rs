@@ -91,7 +91,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         api_listen: reader.optional("api_listen", socket_address)?,
         api_socket: runtime_dir.join("api.sock"),
         origins: served.origins,
-        environment: machine.storage_environment(),
+        environment: machine.origin_environment(),
         exclude: reader.exclude()?,
         members: network.members,
         seat: network.seat,
@@ -120,6 +120,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         listing_entries_max: reader.count("listing_entries_max", 1)?,
         posix_concurrency: reader.count("posix_concurrency", 1)?,
         object_concurrency: reader.count("object_concurrency", 1)?,
+        clock_skew: reader.parsed("clock_skew", parse_duration)?,
         request_timeout: reader.positive_duration("request_timeout")?,
         freshness: reader.parsed("freshness", freshness)?,
         ttl: reader.parsed("ttl", parse_duration)?,
@@ -378,7 +379,7 @@ impl<'a> Reader<'a> {
 
     fn runtime_dir(self, mountpoint: &Path, machine: &Machine) -> Result<PathBuf, ConfigError> {
         let name = instance_name(mountpoint, machine.host_name());
-        let usual = || machine.runtime_base(machine.uid).join(name);
+        let usual = || machine.runtime_base().join(name);
         Ok(self.path("runtime_dir")?.unwrap_or_else(usual))
     }
 

@@ -91,6 +91,8 @@ pub struct Settings {
     pub object_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
+    /// How far the clocks of storage and of the roots may be apart.
+    pub clock_skew: Duration,
     /// Until when names, attributes and listings may be used. The same on all nodes.
     pub freshness: Freshness,
     /// How long the kernel may use names and attributes unasked.

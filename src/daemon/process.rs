@@ -1,11 +1,21 @@
-//! Ending a daemon for certain, by a handle that cannot come to mean another process.
+//! Processes, told apart by more than a number, and ended by a handle that cannot come to mean another
+//! process.
+//!
+//! A process id means something in one pid namespace only. A daemon in a container and an unrelated
+//! process on its host may have the same number, `/proc` may show another namespace than the caller's
+//! own, and numbers are used again. A process is therefore known by its pid namespace, its number there
+//! and its start time ([`Identity`]); it is signalled only through a pidfd that was compared with these.
+
+mod identity;
+
+pub use identity::{Identity, find};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -13,13 +23,14 @@ use std::time::Duration;
 /// A process, held by its pidfd.
 #[derive(Debug)]
 pub struct Process {
-    /// Its id.
+    /// Its id in this process's pid namespace.
     pub pid: u32,
     handle: OwnedFd,
 }
 
 impl Process {
-    /// Takes hold of process `pid`; `None` if there is none.
+    /// Takes hold of process `pid` of this process's pid namespace; `None` if there is none. For a child
+    /// of this process: of any other, the number says nothing.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -34,11 +45,24 @@ impl Process {
         }
     }
 
-    /// Whether the program it runs is called `name`.
+    /// Its number in `/proc`, which may show another pid namespace than this process's own; `None` if it
+    /// is gone or not shown there.
     #[must_use]
-    pub fn is_called(&self, name: &str) -> bool {
-        let comm = fs::read_to_string(format!("/proc/{}/comm", self.pid));
-        comm.is_ok_and(|comm| comm.trim_end() == name)
+    pub fn shown_as(&self) -> Option<u32> {
+        let path = format!("/proc/self/fdinfo/{}", self.handle.as_raw_fd());
+        let text = fs::read_to_string(path).ok()?;
+        let number = identity::field(&text, "Pid:")?.parse().ok()?;
+        (number > 0).then_some(number)
+    }
+
+    /// Whether it has been killed, or has ended, though some of its threads may still hang in the kernel:
+    /// its first thread is a zombie. One that cannot be looked at is alive.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        match self.shown_as() {
+            Some(shown) => identity::Stat::of(shown).is_some_and(|stat| stat.is_dead()),
+            None => self.wait(Duration::ZERO).unwrap_or(false),
+        }
     }
 
     /// Sends `signal`; a process that is gone already is no failure.
@@ -77,18 +101,14 @@ impl Process {
     }
 }
 
-/// Whether process `pid` has been killed, or has ended, though some of its threads may still hang in the
-/// kernel: its first thread is a zombie, or there is none.
+/// Whether this process's parent has been killed, though threads of it may still hang in the kernel: its
+/// first thread is a zombie. A parent that `/proc` does not show counts as alive.
 #[must_use]
-pub fn is_dead(pid: u32) -> bool {
-    match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        // The name of the program stands in parentheses and may hold anything.
-        Ok(stat) => stat
-            .rsplit(") ")
-            .next()
-            .is_some_and(|rest| rest.starts_with(['Z', 'X'])),
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
-    }
+pub fn parent_is_dead() -> bool {
+    // The parent's number as `/proc` has it, which need not be the one that getppid(2) gives.
+    identity::Stat::of_self()
+        .and_then(|own| identity::Stat::of(own.parent))
+        .is_some_and(|parent| parent.is_dead())
 }
 
 /// Has the kernel write no core file of this process, nor hand one to a program: it would hold the job
@@ -108,27 +128,23 @@ pub fn leave_no_core() {
     }
 }
 
-/// The daemon started for `mountpoint` in this mount namespace, by its command line: for one that
-/// hangs, or is another user's. The newest, if there are several.
+/// The daemon of user `owner` that was started for `mountpoint` in this mount namespace, by its command
+/// line: for one that hangs and whose runtime directory is not known. The newest, if there are several.
 #[must_use]
-pub fn find_daemon(mountpoint: &Path) -> Option<u32> {
+pub fn find_daemon(mountpoint: &Path, owner: u32) -> Option<Process> {
     let own_namespace = fs::read_link("/proc/self/ns/mnt").ok()?;
-    fs::read_dir("/proc")
-        .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
-        .filter(|pid| {
-            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = command.split(|&b| b == 0).skip(1);
-            words.next() == Some(b"daemon")
-                && words.next() == Some(mountpoint.as_os_str().as_bytes())
-                && fs::read_link(format!("/proc/{pid}/ns/mnt")).ok().as_ref()
-                    == Some(&own_namespace)
-        })
-        .filter(|&pid| {
-            let process = Process::open(pid).ok().flatten();
-            process.is_some_and(|process| process.is_called("copperfs"))
-        })
-        .max()
+    let fits = |shown: u32| {
+        let command = fs::read(format!("/proc/{shown}/cmdline")).unwrap_or_default();
+        let comm = fs::read_to_string(format!("/proc/{shown}/comm")).unwrap_or_default();
+        let mut words = command.split(|&b| b == 0).skip(1);
+        words.next() == Some(b"daemon")
+            && words.next() == Some(mountpoint.as_os_str().as_bytes())
+            && comm.trim_end() == "copperfs"
+            && fs::read_link(format!("/proc/{shown}/ns/mnt")).ok().as_ref() == Some(&own_namespace)
+            && identity::owner(shown) == Some(owner)
+    };
+    let newest = identity::shown().filter(|&shown| fits(shown)).max()?;
+    identity::open_shown(newest).filter(|_| fits(newest))
 }
 
 #[cfg(test)]
@@ -183,12 +199,14 @@ mod tests {
         let pid = child.0.id();
         let process = Process::open(pid).unwrap().unwrap();
         assert!(process.wait(Duration::from_secs(5)).unwrap());
-        assert!(is_dead(pid), "nobody has waited for it yet");
+        assert!(process.is_dead(), "it was not waited for yet");
         child.0.wait().unwrap();
+        assert!(process.is_dead());
         assert!(process.wait(Duration::from_secs(5)).unwrap());
         process.signal(Signal::TERM).unwrap();
         assert!(Process::open(u32::MAX).unwrap().is_none());
-        assert!(is_dead(u32::MAX));
-        assert!(!is_dead(std::process::id()));
+        let own = Process::open(std::process::id()).unwrap().unwrap();
+        assert!(!own.is_dead());
+        assert_eq!(own.shown_as(), Some(std::process::id()));
     }
 }

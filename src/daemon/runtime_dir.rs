@@ -3,8 +3,10 @@
 //! Nobody but the owner may look inside, and nothing is trusted that somebody else could have put
 //! there: `/tmp` is everybody's.
 
+use super::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStringExt;
@@ -18,11 +20,21 @@ const LOG_BYTES_KEPT: u64 = 8 << 20;
 /// The directory and log of a mount that ended are kept for so long.
 const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
 
+/// More of a pid file is never read: three numbers.
+const PID_FILE_BYTES_MAX: u64 = 64;
+
 /// Directories that are looked at when one daemon starts.
 const SWEPT_MAX: usize = 1000;
 
+/// What every command that makes such a directory heeds. (`--runtime-dir` is an option of `mount` only.)
+const ELSEWHERE: &str = "Set XDG_RUNTIME_DIR to a directory of your own, for this command and those \
+                         that follow; mount also takes --runtime-dir";
+
 /// The file that says which launch started the daemon, if one did.
 pub const LAUNCH_FILE: &str = "launch";
+
+/// The file that says where the daemon's software mount is.
+const MOUNT_FILE: &str = "mount";
 
 /// The file that says where the daemon's data mount is, if it has one.
 const DATA_MOUNT_FILE: &str = "data-mount";
@@ -31,14 +43,11 @@ const DATA_MOUNT_FILE: &str = "data-mount";
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
     /// It is not safe.
-    #[error(
-        "the runtime directory {} {why}. Remove it, or name another with --runtime-dir",
-        path.display()
-    )]
+    #[error("the runtime directory {} {why}", path.display())]
     Unsafe {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// Why not, and what to do about it.
         why: String,
     },
     /// It cannot be made or written.
@@ -50,11 +59,8 @@ pub enum RuntimeDirError {
         source: io::Error,
     },
     /// Another daemon of this mount point runs.
-    #[error("a daemon for this mount point already runs (pid {pid}): copperfs unmount ends it")]
-    Running {
-        /// Its process id; 0 if it has not written it yet.
-        pid: u32,
-    },
+    #[error("a daemon for this mount point already runs ({0}): copperfs unmount ends it")]
+    Running(Holder),
 }
 
 /// Makes `path` and its parent if need be and checks that both are this user's alone.
@@ -104,13 +110,17 @@ pub fn check(dir: &Path) -> Result<(), RuntimeDirError> {
     })?;
     let own = rustix::process::geteuid().as_raw();
     if !meta.is_dir() {
-        unsafe_because("is not a directory".into())
+        unsafe_because(format!("is not a directory. {ELSEWHERE}"))
     } else if meta.uid() != own {
-        unsafe_because(format!("belongs to user {}, not to user {own}", meta.uid()))
+        unsafe_because(format!(
+            "belongs to user {}, not to user {own}. {ELSEWHERE}",
+            meta.uid()
+        ))
     } else if meta.mode() & 0o077 != 0 {
         unsafe_because(format!(
-            "is open to others (mode {:04o})",
-            meta.mode() & 0o7777
+            "is open to others (mode {:04o}): chmod 700 {}",
+            meta.mode() & 0o7777,
+            dir.display()
         ))
     } else {
         Ok(())
@@ -160,10 +170,49 @@ pub fn note_data_mount(dir: &Path, mount: Option<&Path>) -> Result<(), RuntimeDi
     }
 }
 
+/// Notes where the software mount is, for commands that are given the data mount.
+///
+/// # Errors
+/// It cannot be written.
+pub fn note_mount(dir: &Path, mount: &Path) -> Result<(), RuntimeDirError> {
+    write_private(dir, MOUNT_FILE, mount.as_os_str().as_encoded_bytes()).map(drop)
+}
+
+/// Where the software mount of the daemon of `dir` is, or was when it ended.
+#[must_use]
+pub fn noted_mount(dir: &Path) -> Option<PathBuf> {
+    noted(dir, MOUNT_FILE)
+}
+
+/// The directories below `bases`, which hold one per mount, whose daemon notes a data mount at `path`.
+pub fn with_data_mount<'a>(
+    bases: &'a [PathBuf],
+    path: &'a Path,
+) -> impl Iterator<Item = PathBuf> + 'a {
+    all(bases).filter(move |dir| noted_data_mount(dir).as_deref() == Some(path))
+}
+
+/// The runtime directories below `bases`.
+pub fn all(bases: &[PathBuf]) -> impl Iterator<Item = PathBuf> + '_ {
+    let entries = |base: &PathBuf| fs::read_dir(base).into_iter().flatten();
+    let entries = bases.iter().flat_map(entries);
+    entries.filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// The id of the launch that has started the daemon of `dir`, if one has.
+#[must_use]
+pub fn launch(dir: &Path) -> Option<String> {
+    fs::read_to_string(dir.join(LAUNCH_FILE)).ok()
+}
+
 /// Where the data mount of the daemon of `dir` is, or was when it was killed.
 #[must_use]
 pub fn noted_data_mount(dir: &Path) -> Option<PathBuf> {
-    let bytes = fs::read(dir.join(DATA_MOUNT_FILE)).ok()?;
+    noted(dir, DATA_MOUNT_FILE)
+}
+
+fn noted(dir: &Path, name: &str) -> Option<PathBuf> {
+    let bytes = fs::read(dir.join(name)).ok()?;
     let path = PathBuf::from(OsString::from_vec(bytes));
     path.is_absolute().then_some(path)
 }
@@ -239,14 +288,17 @@ impl PidFile {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let pid = read_pid(&mut file).unwrap_or(0);
-                return Err(RuntimeDirError::Running { pid });
+                return Err(RuntimeDirError::Running(Holder::read(&mut file)));
             }
             Err(error) => return Err(io_error(error.into())),
         }
         file.set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .and_then(|()| match Identity::own() {
+                Some(identity) => writeln!(file, "{identity}"),
+                // Known to nobody by its number alone, and so never signalled by it.
+                None => writeln!(file, "{}", std::process::id()),
+            })
             .map_err(io_error)?;
         Ok(Self { path, file })
     }
@@ -260,20 +312,56 @@ impl Drop for PidFile {
     }
 }
 
-/// The id of the daemon that holds the lock in `dir`, if one does.
-#[must_use]
-pub fn running(dir: &Path) -> Option<u32> {
-    let mut file = File::open(dir.join("pid")).ok()?;
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => read_pid(&mut file),
-        _ => None,
+/// The daemon that holds the lock of a runtime directory: it is alive, or was killed and cannot die.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number in its own pid namespace, once it has written it.
+    pid: Option<u32>,
+    /// `None`: not written yet, or it could not tell.
+    identity: Option<Identity>,
+    /// The user whose pid file it is.
+    owner: u32,
+}
+
+impl Holder {
+    fn read(file: &mut File) -> Self {
+        let owner = file.metadata().map_or(u32::MAX, |meta| meta.uid());
+        let mut text = String::new();
+        let read = file.take(PID_FILE_BYTES_MAX).read_to_string(&mut text);
+        let text = read.map(|_| text.trim()).unwrap_or_default();
+        let number = text.split(' ').next();
+        Self {
+            pid: number.and_then(|number| number.parse().ok()),
+            identity: Identity::parse(text),
+            owner,
+        }
+    }
+
+    /// Its process; `None` if it is in a pid namespace that cannot be seen from here.
+    #[must_use]
+    pub fn process(&self) -> Option<Process> {
+        process::find(self.identity.as_ref()?, self.owner)
     }
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.process(), self.pid) {
+            (Some(process), _) => write!(f, "pid {}", process.pid),
+            (None, Some(pid)) => write!(f, "pid {pid} of another pid namespace"),
+            (None, None) => f.write_str("it is just starting"),
+        }
+    }
+}
+
+/// The daemon that holds the lock in `dir`, if one does.
+#[must_use]
+pub fn holder(dir: &Path) -> Option<Holder> {
+    let mut file = File::open(dir.join("pid")).ok()?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Some(Holder::read(&mut file)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -300,15 +388,35 @@ mod tests {
     #[test]
     fn the_lock_says_whether_a_daemon_runs() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(running(dir.path()), None);
+        let own = std::process::id();
+        assert_eq!(holder(dir.path()), None);
         let held = PidFile::lock(dir.path()).unwrap();
-        assert_eq!(running(dir.path()), Some(std::process::id()));
-        let second = PidFile::lock(dir.path());
-        assert!(
-            matches!(second, Err(RuntimeDirError::Running { pid }) if pid == std::process::id())
-        );
+        let found = holder(dir.path()).unwrap();
+        assert_eq!(found.process().unwrap().pid, own);
+        let second = PidFile::lock(dir.path()).unwrap_err().to_string();
+        assert!(second.contains(&format!("(pid {own})")), "{second}");
         drop(held);
-        assert_eq!(running(dir.path()), None);
+        assert_eq!(holder(dir.path()), None);
+    }
+
+    #[test]
+    fn a_number_without_a_namespace_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = PidFile::lock(dir.path()).unwrap();
+        let own = Identity::own().unwrap();
+        let elsewhere = Identity {
+            namespace: own.namespace - 1,
+            ..own
+        };
+        for text in [own.pid.to_string(), elsewhere.to_string()] {
+            fs::write(&held.path, &text).unwrap();
+            let found = holder(dir.path()).unwrap();
+            assert!(found.process().is_none(), "{text}");
+            assert!(
+                found.to_string().contains("another pid namespace"),
+                "{found}"
+            );
+        }
     }
 
     #[test]

@@ -337,6 +337,12 @@ impl Home {
         }
     }
 
+    /// Whether [`Home::clear`] of `path` would reach a dataset.
+    #[must_use]
+    pub fn is_home_below(&self, path: &ItemPath) -> bool {
+        self.all().iter().any(|share| share.path().is_within(path))
+    }
+
     /// What is held of each dataset. To be asked every second or so: what was given up for some time
     /// only goes then.
     #[must_use]

@@ -7,7 +7,8 @@ use copperfs_overlay::STRIPE_BLOCKS;
 use std::fmt;
 
 /// One item in one version, in 16 bytes: where it is (a hash of path and stripe, whose low bits are its
-/// slot), how many blocks it has, and which version (a hash of the file's identity, size and stripe).
+/// slot), how many blocks it has, whether a later launch may find it, and which version (a hash of the
+/// file's identity, size and stripe).
 ///
 /// A store keeps the items of a dataset under these names, so that it tells after a restart where each
 /// is at home and whether all of it is there.
@@ -17,6 +18,8 @@ pub struct ItemId([u8; 16]);
 /// As many blocks fit into a stripe.
 const BLOCKS_MAX: u8 = 4;
 const _: () = assert!(BLOCKS_MAX as u64 == STRIPE_BLOCKS);
+/// With the number of blocks: the item's version says nothing about a later launch.
+const ONE_LAUNCH: u8 = 0x80;
 /// The low bits of a place that are its slot.
 const SLOT_MASK: u16 = 0x3fff;
 const _: () = assert!(SLOT_MASK as usize + 1 == SLOTS);
@@ -33,12 +36,17 @@ impl ItemId {
         hasher.update(&stripe.to_le_bytes());
         let mut id = [0; 16];
         id[..8].copy_from_slice(&super::slots::digest_of(&file.path, stripe).to_le_bytes());
-        id[8] = blocks;
+        id[8] = if file.outlives_launch() {
+            blocks
+        } else {
+            blocks | ONE_LAUNCH
+        };
         id[9..].copy_from_slice(&hasher.finalize().as_bytes()[..7]);
         Self(id)
     }
 
-    /// An identity as a store gives it back; `None`: no item's.
+    /// An identity that a store gives back after a restart; `None`: no item's, or one of a launch that is
+    /// over.
     #[must_use]
     pub fn from_file(file: FileId) -> Option<Self> {
         let id = *file.as_bytes();
@@ -67,7 +75,7 @@ impl ItemId {
     /// How many blocks it has.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        to_usize(u64::from(self.0[8]))
+        to_usize(u64::from(self.0[8] & !ONE_LAUNCH))
     }
 }
 
@@ -81,7 +89,7 @@ impl fmt::Debug for ItemId {
 mod tests {
     use super::*;
     use crate::dataset::{items_of, slot_of};
-    use copperfs_overlay::{ItemPath, Version};
+    use copperfs_overlay::{ContentHash, ItemPath, Standing, Version};
 
     #[test]
     fn an_item_tells_its_slot_its_blocks_and_its_version() {
@@ -101,5 +109,21 @@ mod tests {
         assert_ne!(ItemId::of(&old, 0), ItemId::of(&longer, 0));
         assert_eq!(ItemId::from_file(FileId::of([0; 16])), None);
         assert_eq!(ItemId::from_file(FileId::of([0xff; 16])), None);
+    }
+
+    #[test]
+    fn an_item_of_one_launch_is_none_after_it() {
+        let path = ItemPath::parse(b"lus/data/item").unwrap();
+        let lasting = Version::from_data([1; 16]);
+        let size = 3 << 20;
+        for standing in [Standing::Launch, Standing::Unsettled(7)] {
+            let version = lasting.standing_as(standing);
+            let item = ItemId::of(&FileRef::new(path.clone(), version, size, None), 0);
+            assert_eq!((item.blocks(), item.slot()), (3, slot_of(&path, 0)));
+            assert_eq!(ItemId::from_file(item.file()), None);
+            let content = Some(ContentHash([5; 32]));
+            let known = ItemId::of(&FileRef::new(path.clone(), version, size, content), 0);
+            assert_eq!(ItemId::from_file(known.file()), Some(known));
+        }
     }
 }

@@ -20,11 +20,12 @@ pub use open::OpenDatasetFile;
 
 use crate::budgets::registry::UNATTRIBUTED;
 use crate::budgets::{Decision, JobDecision};
-use crate::job::{Activities, JobActivity, JobName, RateLimit, Readers, Terms};
+use crate::job::{Activities, JobActivity, JobName, RateLimit, Reader, Readers, Terms};
 use crate::read::FileRef;
 use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
 use open::Opened;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -117,6 +118,7 @@ impl DatasetReader {
         let known = self.0.view();
         if known.decision.serial != decision.serial {
             let view = View::new(Arc::clone(decision), &known);
+            self.0.readers.declare(owners(decision));
             *self.0.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         }
         for activity in self.0.activities.all() {
@@ -124,23 +126,27 @@ impl DatasetReader {
         }
     }
 
-    /// The file at `path` was opened by thread `pid`. `None`: it is in no dataset.
+    /// The file at `path` was opened by thread `pid`. `None`: it is in no dataset. Reads nothing but memory.
     #[must_use]
-    pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<OpenDatasetFile> {
+    pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Opening> {
         let view = self.0.view();
         let dataset = view.dataset_of(path)?;
-        let now = Instant::now();
-        let reader = self.0.readers.reader(pid, now);
-        let name = &view.decision.datasets[dataset].name;
-        let activity = self.0.activities.of(reader.as_deref(), name, now);
-        activity.opened(now);
-        Some(OpenDatasetFile::new(Opened {
+        let decided = &view.decision.datasets[dataset];
+        let begun = Begun {
             reader: Arc::clone(&self.0),
-            dataset: view.decision.datasets[dataset].id,
+            dataset: decided.id,
+            name: decided.name.clone(),
             file: file.clone(),
-            activity,
             pid,
-        }))
+        };
+        Some(match self.0.readers.known(pid, Instant::now()) {
+            Some(reader) => Opening::Ready(begun.opened(reader.as_deref())),
+            None => Opening::Later(Box::pin(async move {
+                let readers = Arc::clone(&begun.reader.readers);
+                let reader = readers.find(pid).await;
+                begun.opened(reader.as_deref())
+            })),
+        })
     }
 
     /// The dataset that `path` belongs to, by name.
@@ -184,11 +190,59 @@ impl DatasetReader {
     }
 }
 
+/// A file of a dataset that is being opened.
+pub enum Opening {
+    /// Its reader is known.
+    Ready(OpenDatasetFile),
+    /// Its reader is looked for, for a bounded time. May be cancelled: then nothing was opened.
+    Later(BoxFuture<'static, OpenDatasetFile>),
+}
+
+impl fmt::Debug for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready(_) => "Ready",
+            Self::Later(_) => "Later",
+        })
+    }
+}
+
+/// An open whose reader is not known yet.
+struct Begun {
+    reader: Arc<Inner>,
+    dataset: u64,
+    name: String,
+    file: FileRef,
+    pid: u32,
+}
+
+impl Begun {
+    fn opened(self, reader: Option<&Reader>) -> OpenDatasetFile {
+        let now = Instant::now();
+        let activity = self.reader.activities.of(reader, &self.name, now);
+        activity.opened(now);
+        OpenDatasetFile::new(Opened {
+            reader: self.reader,
+            dataset: self.dataset,
+            file: self.file,
+            activity,
+            pid: self.pid,
+        })
+    }
+}
+
 impl Inner {
     fn view(&self) -> Arc<View> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&view)
     }
+}
+
+/// Whose the declared jobs are.
+fn owners(decision: &Decision) -> HashMap<JobName, u32> {
+    let jobs = decision.jobs.iter();
+    jobs.filter_map(|job| Some((job.name.parse().ok()?, job.owner?)))
+        .collect()
 }
 
 /// The part of the total, or of its own rate where there is no total, that a job may read on a node that

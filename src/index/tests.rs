@@ -3,6 +3,7 @@
 use super::partial::{Partial, Sorted};
 use super::serve::IndexPlace;
 use super::walk::{WalkOptions, Walker, write_index};
+use super::write::Existing;
 use super::*;
 use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy};
 use bytes::Bytes;
@@ -128,7 +129,7 @@ async fn make(root: &Path, target: &Path, hash: bool) -> Totals {
     let mut log = Partial::open(target, &uri, hash, false).unwrap();
     let walking = walker(Storage::raw(root), hash);
     assert!(walking.walk(&uri, &mut log).await.unwrap().is_empty());
-    let totals = write_index(&log, target, &uri, hash, 1_800_000_000).unwrap();
+    let totals = write_index(&log, target, &uri, hash, 1_800_000_000, Existing::Replace).unwrap();
     log.remove();
     totals
 }

@@ -7,7 +7,7 @@
 use super::IndexError;
 use super::format::Totals;
 use super::partial::{FAILURES_MAX, Partial, Sorted};
-use super::write::{IndexWriter, io_error};
+use super::write::{Existing, IndexWriter, io_error};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Entry, Failure, FailureKind, FileKind, Files,
@@ -19,12 +19,17 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 /// Directories under way for each request that may be: those that are done wait for a slow one before
 /// them, so that the log stays in order.
 const AHEAD: usize = 4;
+/// Further looks at files that are too young, at most.
+const SETTLING_LOOKS: usize = 3;
+/// Added to the granularity of their times.
+const SETTLING_MARGIN: Duration = Duration::from_millis(10);
 /// Names whose attributes are asked for in one request.
 const STAT_NAMES: usize = 1024;
 
@@ -198,6 +203,7 @@ impl Walker {
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         entries.dedup_by(|a, b| a.name == b.name);
         self.complete(path, &mut entries).await?;
+        self.settle(path, &mut entries).await?;
         if self.options.hash {
             self.hash(path, &mut entries).await;
         }
@@ -206,10 +212,39 @@ impl Walker {
 
     /// Asks for the attributes that did not come along; what vanished is dropped.
     async fn complete(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
-        let lacking = |entry: &&Entry| entry.attributes.is_none();
+        self.ask(path, entries, |entry| entry.attributes.is_none())
+            .await
+    }
+
+    /// Looks again at files that are too young for their times to tell every later change. Those that
+    /// change all the while go without attributes.
+    async fn settle(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
+        let unsettled = |entry: &Entry| {
+            let known = entry.attributes.as_ref();
+            known.is_some_and(|known| !known.version.is_settled())
+        };
+        for _ in 0..SETTLING_LOOKS {
+            let young = entries.iter().filter(|entry| unsettled(entry));
+            let known = young.filter_map(|entry| entry.attributes.as_ref());
+            let Some(granularity) = known.map(Attributes::granularity).max() else {
+                return Ok(());
+            };
+            tokio::time::sleep(granularity + SETTLING_MARGIN).await;
+            self.ask(path, entries, unsettled).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the attributes of those entries for which `lacking` holds; what vanished is dropped.
+    async fn ask(
+        &self,
+        path: &ItemPath,
+        entries: &mut Vec<Entry>,
+        lacking: impl Fn(&Entry) -> bool,
+    ) -> Result<(), Failure> {
         let names: Vec<Bytes> = entries
             .iter()
-            .filter(lacking)
+            .filter(|entry| lacking(entry))
             .map(|entry| entry.name.clone())
             .collect();
         let mut answers = Vec::with_capacity(names.len());
@@ -219,7 +254,7 @@ impl Walker {
         }
         let mut answers = answers.into_iter();
         entries.retain_mut(|entry| {
-            if entry.attributes.is_some() {
+            if !lacking(entry) {
                 return true;
             }
             match answers.next() {
@@ -360,9 +395,10 @@ pub fn write_index(
     uri: &str,
     hashed: bool,
     made_at: i64,
+    existing: Existing,
 ) -> Result<Totals, IndexError> {
+    let mut writer = IndexWriter::create(target, uri, existing)?;
     let mut sorted = Sorted::new(log)?;
-    let mut writer = IndexWriter::create(target, uri)?;
     loop {
         let next = sorted.next_record();
         let Some(at) = next.map_err(|source| io_error("sort", target, source))? else {
@@ -396,7 +432,6 @@ fn nobody_knows() -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

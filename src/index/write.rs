@@ -7,13 +7,58 @@ use super::format::{
     EntryEncoder, HEADER_BYTES, Header, Place, Tail, Totals, checksum, pack,
 };
 use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath, Version};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// What becomes of a file that has the name of the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and the index is not written: it may have cost a read of all storage.
+    Keep,
+    /// It stays until the index is complete and takes its place in one step.
+    Replace,
+}
+
+impl Existing {
+    /// Checks that the index may be written to `target`.
+    ///
+    /// # Errors
+    /// `Exists` if a file is to be kept.
+    pub fn check(self, target: &Path) -> Result<(), IndexError> {
+        match self {
+            Self::Keep if target.symlink_metadata().is_ok() => {
+                Err(IndexError::Exists(target.to_owned()))
+            }
+            Self::Keep | Self::Replace => Ok(()),
+        }
+    }
+
+    /// Gives the complete file `from` the name `to`.
+    fn rename(self, from: &Path, to: &Path) -> Result<(), IndexError> {
+        let failed = |source| io_error("finish", to, source);
+        if self == Self::Replace {
+            return std::fs::rename(from, to).map_err(failed);
+        }
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(IndexError::Exists(to.to_owned())),
+            // Some network filesystems cannot do both in one step.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                self.check(to)?;
+                std::fs::rename(from, to).map_err(failed)
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct IndexWriter {
+    existing: Existing,
     file: BufWriter<File>,
     /// Where it is written, and where it belongs.
     path: PathBuf,
@@ -34,11 +79,13 @@ impl IndexWriter {
     /// An index of `uri` that is to become the file `target`.
     ///
     /// # Errors
-    /// The file beside it cannot be made.
-    pub fn create(target: &Path, uri: &str) -> Result<Self, IndexError> {
+    /// A file of this name is to be kept; the file beside it cannot be made.
+    pub fn create(target: &Path, uri: &str, existing: Existing) -> Result<Self, IndexError> {
+        existing.check(target)?;
         let path = beside(target, ".new");
         let file = File::create(&path).map_err(|source| io_error("make", &path, source))?;
         let mut this = Self {
+            existing,
             file: BufWriter::with_capacity(1 << 20, file),
             target: target.to_owned(),
             path,
@@ -172,7 +219,7 @@ impl IndexWriter {
     /// Completes the index and puts it in its place. `made_at` is in seconds since 1970.
     ///
     /// # Errors
-    /// The file cannot be written or moved.
+    /// The file cannot be written or moved; a file of its name appeared meanwhile and is to be kept.
     pub fn finish(mut self, hashed: bool, made_at: i64) -> Result<Totals, IndexError> {
         self.close_entries()?;
         self.close_directories()?;
@@ -189,20 +236,26 @@ impl IndexWriter {
             totals: self.totals,
             top: self.top,
         };
-        let finishing = || -> io::Result<()> {
+        let mut completing = || -> io::Result<()> {
             self.file.seek(SeekFrom::Start(0))?;
             self.file.write_all(&header.encode())?;
             self.file.flush()?;
-            self.file.get_ref().sync_all()?;
-            std::fs::rename(&self.path, &self.target)?;
-            let directory = self
-                .target
-                .parent()
-                .filter(|dir| !dir.as_os_str().is_empty());
-            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+            self.file.get_ref().sync_all()
         };
-        let mut finishing = finishing;
-        finishing().map_err(|source| io_error("finish", &self.target, source))?;
+        let failed = |source| io_error("finish", &self.target, source);
+        completing().map_err(failed)?;
+        if let Err(error) = self.existing.rename(&self.path, &self.target) {
+            let _gone = std::fs::remove_file(&self.path);
+            return Err(error);
+        }
+        let directory = self
+            .target
+            .parent()
+            .filter(|dir| !dir.as_os_str().is_empty());
+        let directory = File::open(directory.unwrap_or(Path::new(".")));
+        directory
+            .and_then(|directory| directory.sync_all())
+            .map_err(failed)?;
         Ok(self.totals)
     }
 }

@@ -1,12 +1,18 @@
 //! Who reads: from a thread to its process, and from that to its job.
 //!
-//! A process belongs to the job that `rules` find in its environment or its cgroup; one that has
-//! none, to that of its nearest ancestor with one; else to none. Other users' environments, and with
-//! `hidepid` their whole `/proc` entries, cannot be read: then the cgroup alone decides, or nothing.
-//! Nothing here fails: whoever cannot be recognised is unattributed.
+//! A process belongs to the job that `rules` find in its environment or its cgroup, if it may name it
+//! (`owners`); one that has none, to that of its nearest ancestor with one; else to none. Other users'
+//! environments, and with `hidepid` their whole `/proc` entries, cannot be read: then the cgroup alone
+//! decides, or nothing. Nothing here fails: whoever cannot be recognised is unattributed.
 //!
-//! I/O: reads the `/proc` that it is given. The clock is the caller's.
+//! To read another process's environment is to wait for its memory map, which a large process that forks
+//! holds for as long as that takes. So `/proc` is never read on a thread that answers requests:
+//! [`Readers::known`] answers from memory, [`Readers::find`] looks elsewhere, for a bounded time.
+//!
+//! I/O: reads the `/proc` that it is given. The clock is the caller's, but for the time that a look may
+//! take.
 
+mod owners;
 mod proc;
 mod rules;
 #[cfg(test)]
@@ -16,9 +22,21 @@ pub use proc::{Proc, Process};
 
 use super::name::JobName;
 use lru::LruCache;
+use owners::Owners;
+use rules::Claim;
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// How long an open waits for a look at its reader. A fork of a process with 100 GB takes about that long. Later
+/// the open goes on unattributed; the look goes on too, and the reader's next open finds what it saw.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Looks at a time, each on a thread of its own: as many as a node has loaders that all wait for one
+/// trainer's memory map. Further ones wait for these, within their own time.
+const LOOKS_MAX: usize = 64;
 
 /// Threads and processes remembered: more than the readers of a node with 256 cores that runs 16
 /// loaders on each. A thread that was dropped is looked up again.
@@ -51,14 +69,31 @@ pub struct Reader {
 
 /// Finds out who reads, and remembers it.
 ///
-/// Locks: one mutex for each table, never held while `/proc` is read.
+/// Locks: one mutex for each table, never held while an environment is read, and none under another.
 #[derive(Debug)]
 pub struct Readers {
     proc: Proc,
     /// By thread id.
     threads: Mutex<LruCache<u32, Known>>,
     /// What a process itself says, without its ancestors.
-    own: Mutex<LruCache<Process, (Instant, Option<JobName>)>>,
+    own: Mutex<LruCache<Process, (Instant, Own)>>,
+    owners: Mutex<Owners>,
+    looks: Arc<Semaphore>,
+}
+
+/// What a process itself says.
+#[derive(Debug, Clone)]
+struct Own {
+    /// Whose process it is, if that can be seen.
+    user: Option<u32>,
+    /// The jobs that it names, as it prefers them.
+    claims: Arc<[Claim]>,
+}
+
+impl Own {
+    fn names(&self, job: &JobName) -> bool {
+        self.claims.iter().any(|claim| claim.job == *job)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -83,7 +118,53 @@ impl Readers {
             proc,
             threads: Mutex::new(LruCache::new(max)),
             own: Mutex::new(LruCache::new(max)),
+            owners: Mutex::new(Owners::new()),
+            looks: Arc::new(Semaphore::new(LOOKS_MAX)),
         }
+    }
+
+    /// Jobs belong to the users in `declared` from now on, whoever names them.
+    pub fn declare(&self, declared: HashMap<JobName, u32>) {
+        if lock(&self.owners).declare(declared) {
+            // Who was believed may not be any more.
+            lock(&self.threads).clear();
+        }
+    }
+
+    /// What is known of thread `pid` without a look: its reader, which may be none. `None`: it has to be
+    /// looked for, by [`find`](Self::find). Takes no longer than a look into a table.
+    #[must_use]
+    pub fn known(&self, pid: u32, now: Instant) -> Option<Option<Arc<Reader>>> {
+        if pid == 0 {
+            return Some(None);
+        }
+        let mut threads = lock(&self.threads);
+        let known = threads.get(&pid)?;
+        let trusted = now.saturating_duration_since(known.checked) < TRUSTED;
+        trusted.then(|| Some(Arc::clone(&known.reader)))
+    }
+
+    /// As [`reader`](Self::reader), on another thread, for [`LOOK_TIMEOUT`] at most: then there is none. May
+    /// be cancelled; what was found is remembered all the same.
+    pub async fn find(self: Arc<Self>, pid: u32) -> Option<Arc<Reader>> {
+        let looking = async {
+            let place = Arc::clone(&self.looks).acquire_owned().await.ok()?;
+            let this = Arc::clone(&self);
+            let looked = tokio::task::spawn_blocking(move || {
+                let found = this.reader(pid, Instant::now());
+                drop(place);
+                found
+            });
+            looked.await.ok()?
+        };
+        let found = tokio::time::timeout(LOOK_TIMEOUT, looking).await;
+        found.unwrap_or_else(|_elapsed| {
+            tracing::debug!(
+                pid,
+                "a reader cannot be looked at now: it counts as unattributed"
+            );
+            None
+        })
     }
 
     /// The `/proc` that is asked.
@@ -96,7 +177,8 @@ impl Readers {
     /// process's own will do). `None`: no job, no such thread, or one outside of the daemon's pid
     /// namespace (0).
     ///
-    /// About a microsecond if the thread is known; else it reads `/proc`, a millisecond at most.
+    /// About a microsecond if the thread is known; else it reads `/proc`: a millisecond, or as long as the
+    /// process or an ancestor forks. Not for a thread that answers requests.
     #[must_use]
     pub fn job_of(&self, pid: u32, now: Instant) -> Option<JobName> {
         self.reader(pid, now)?.job.clone()
@@ -137,22 +219,20 @@ impl Readers {
 
     fn resolve(&self, thread: u32, now: Instant) -> Option<Reader> {
         let (process, mut parent) = self.proc.process(self.proc.process_of(thread)?)?;
-        let mut job = self.own(process, now);
-        let mut anchor = process;
+        // The process and its ancestors, as far as they are looked at.
+        let mut line = vec![(process, self.own(process, now))];
         for _ in 0..ANCESTORS_MAX {
             let Some((ancestor, above)) = self.proc.process(parent) else {
                 break;
             };
-            let theirs = self.own(ancestor, now);
-            if job.is_some() && theirs != job {
-                break;
-            }
-            if theirs.is_some() {
-                job = theirs;
-                anchor = ancestor;
-            }
+            line.push((ancestor, self.own(ancestor, now)));
             parent = above;
         }
+        let found = (0..line.len()).find_map(|at| self.believed(line.get(at..)?, now));
+        let (job, anchor) = match found {
+            Some((job, anchor)) => (Some(job), anchor),
+            None => (None, process),
+        };
         Some(Reader {
             process,
             anchor,
@@ -160,18 +240,45 @@ impl Readers {
         })
     }
 
+    /// The job of the first process of `line`, a process and its ancestors, and the outermost process of it.
+    ///
+    /// What the process names is believed if a cgroup says it, or if its user may name it, or if it has it
+    /// from an ancestor whose user may: nobody can make a process the child of another user's.
+    fn believed(&self, line: &[(Process, Own)], now: Instant) -> Option<(JobName, Process)> {
+        let (_, first) = line.first()?;
+        for Claim { job, by_cgroup } in &*first.claims {
+            let of_job = line.iter().take_while(|(_, own)| own.names(job));
+            let anchor = of_job.clone().last().map(|(process, _)| *process)?;
+            let users = of_job.filter_map(|(_, own)| own.user);
+            let mut owners = lock(&self.owners);
+            let runs = |process| self.proc.runs(process);
+            if *by_cgroup || { users }.any(|user| owners.may_name(job, user, now, runs)) {
+                if let Some(user) = first.user {
+                    owners.saw(job, user, anchor, *by_cgroup, now);
+                }
+                return Some((job.clone(), anchor));
+            }
+            drop(owners);
+            tracing::debug!(%job, user = first.user, "names a job that is another user's");
+        }
+        None
+    }
+
     /// What a process says itself.
-    fn own(&self, process: Process, now: Instant) -> Option<JobName> {
-        if let Some((when, job)) = lock(&self.own).get(&process)
+    fn own(&self, process: Process, now: Instant) -> Own {
+        if let Some((when, own)) = lock(&self.own).get(&process)
             && now.saturating_duration_since(*when) < FRESH
         {
-            return job.clone();
+            return own.clone();
         }
         let environment = self.proc.environment(process.pid);
         let cgroup = self.proc.cgroup(process.pid);
-        let job = rules::job(&environment, &cgroup);
-        lock(&self.own).put(process, (now, job.clone()));
-        job
+        let own = Own {
+            user: self.proc.user(process.pid),
+            claims: rules::claims(&environment, &cgroup).into(),
+        };
+        lock(&self.own).put(process, (now, own.clone()));
+        own
     }
 }
 

@@ -78,7 +78,6 @@ pub(super) struct Slot {
     block_size: u32,
     mode: u16,
     kind: FileKind,
-    provisional: bool,
     rare: Option<Box<Rare>>,
     /// Of a file that was read: what was given out of it. It counts its memory itself.
     given: OnceLock<Given>,
@@ -111,7 +110,6 @@ impl Slot {
             block_size: 0,
             mode: 0,
             kind: attributes.kind,
-            provisional: false,
             rare: None,
             given: OnceLock::new(),
             references: 1,
@@ -136,7 +134,6 @@ impl Slot {
         self.block_size = attributes.block_size;
         self.mode = attributes.mode;
         self.kind = attributes.kind;
-        self.provisional = attributes.provisional;
         self.rare(|rare| {
             rare.device = attributes.device;
             rare.link_target = attributes.link_target;
@@ -170,7 +167,6 @@ impl Slot {
             mtime: self.times[1],
             ctime: self.times[2],
             version: self.version,
-            provisional: self.provisional,
             link_target: rare.and_then(|rare| rare.link_target.clone()),
             content: rare.and_then(|rare| rare.content),
         }

@@ -21,7 +21,6 @@ fn attributes(state: u8, size: u64) -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::from_data([state; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

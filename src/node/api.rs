@@ -2,11 +2,23 @@
 
 use super::NodeError;
 use super::datasets::Datasets;
-use crate::api::{Api, ApiServer};
+use super::front::Front;
+use crate::api::{Api, ApiServer, Names};
 use crate::config::Settings;
 use crate::config::datasets::Served;
-use copperfs_overlay::Secret;
+use crate::read::ReadPath;
 use copperfs_overlay::tls::TlsListener;
+use copperfs_overlay::{Failure, ItemPath, Secret};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use std::sync::Arc;
+
+impl Names for ReadPath {
+    fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        let read = self.clone();
+        async move { read.attributes_of(&path).await.map(drop) }.boxed()
+    }
+}
 
 /// Serves what `settings` ask for, until what is given back is dropped.
 ///
@@ -15,8 +27,14 @@ use copperfs_overlay::tls::TlsListener;
 pub(super) async fn serve(
     settings: &Settings,
     datasets: &Datasets,
+    front: &Front,
 ) -> Result<Vec<ApiServer>, NodeError> {
-    let api = Api::new(datasets.steward.clone(), Served::of(settings));
+    let served = Served::of(settings);
+    let api = Api::new(
+        datasets.steward.clone(),
+        served,
+        Arc::new(front.read.clone()),
+    );
     let path = &settings.api_socket;
     let local = ApiServer::on_socket(path, api.clone());
     let local = local.map_err(|source| NodeError::Api {

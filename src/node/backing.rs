@@ -19,10 +19,13 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// Files below this size are faster through the daemon and the page cache than passed through
 /// (measured: passthrough wins above about 1 MiB).
 const WORTH_BYTES_MIN: u64 = 1 << 20;
+/// Files that are filled or verified at a time. Others wait; until then they are read through the daemon.
+const FILLS_MAX: usize = 16;
 /// Bytes copied at a time while a memory file is filled: a block.
 const COPY_BYTES: u32 = 1 << 20;
 const _: () = assert!(COPY_BYTES as u64 == BLOCK_BYTES);
@@ -36,6 +39,8 @@ struct Inner {
     files: Cache<FileId, Kept>,
     /// Versions whose file is being filled.
     filling: DashSet<FileId>,
+    /// Files that are filled or verified at a time: a disk that hangs keeps the threads of those.
+    fills: Semaphore,
     shelf: Shelf,
     runtime: tokio::runtime::Handle,
 }
@@ -91,6 +96,7 @@ impl Backings {
         Self(Arc::new(Inner {
             files: Cache::new(EvictionPolicy::S3Fifo, bytes_max),
             filling: DashSet::new(),
+            fills: Semaphore::new(FILLS_MAX),
             shelf,
             runtime,
         }))
@@ -120,6 +126,8 @@ impl Backings {
         }
         let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
         drop(self.0.runtime.spawn(async move {
+            // Never closed.
+            let _turn = this.0.fills.acquire().await.ok();
             if let Err(error) = this.bring(&read, &inode).await {
                 tracing::warn!(path = %inode.path(), %error, "not passed through");
             }

@@ -2,6 +2,7 @@
 
 use super::data::DataFiles;
 use super::datasets::Datasets;
+use super::sweeps::{Sweeps, Wanted};
 use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
 use crate::config::topology::Crossings;
@@ -28,6 +29,8 @@ use std::time::Instant;
 pub(super) struct Identity {
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
+    /// Where the origins are in the namespace.
+    pub(super) prefixes: Vec<ItemPath>,
     /// How many edges of the tree cross switches, if that is known.
     pub(super) crossings: Option<Crossings>,
 }
@@ -73,7 +76,7 @@ impl Place {
 
 /// See the module. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Cluster(Arc<Inner>);
+pub(super) struct Cluster(Arc<Inner>, Arc<Sweeps<StatsBody>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -130,7 +133,7 @@ impl Cluster {
         origins: Option<Arc<Origins>>,
         store: Option<Store>,
     ) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             identity,
             read,
             origins,
@@ -139,7 +142,8 @@ impl Cluster {
             data_mount: OnceLock::new(),
             datasets: OnceLock::new(),
             overlay: OnceLock::new(),
-        }))
+        });
+        Self(inner, Arc::new(Sweeps::new()))
     }
 
     /// Counts the data mount's requests too, from now on.
@@ -178,10 +182,9 @@ impl Cluster {
             read,
             origins,
             store,
-            mount,
-            data_mount,
             datasets,
             overlay,
+            ..
         } = &*self.0;
         let stats = read.stats();
         let links = overlay
@@ -217,6 +220,7 @@ impl Cluster {
             origin_errors: origin.errors,
             origin_throttled: origin.throttled,
             origin_concurrency: origin.concurrency,
+            origin_hanging: origin.hanging,
             verify_blocks: links.blocks_verified,
             verify_failures: links.wrong_blocks,
             healing_failovers: moves(|link| link.failovers),
@@ -233,25 +237,41 @@ impl Cluster {
         if let Some(store) = store {
             fill_store(&mut body, &store.stats());
         }
-        if let Some((counters, inodes)) = mount.get() {
-            counters.fill(&mut body);
-            add_inodes(&mut body, inodes.stats());
-        }
         if let Some(datasets) = datasets.get() {
             fill_datasets(&mut body, &datasets.home.report(), &datasets.reader.stats());
         }
-        if let Some((counters, inodes, files)) = data_mount.get() {
-            files.fill(counters, &mut body);
-            add_inodes(&mut body, inodes.stats());
-        }
+        self.fill_mounts(&mut body);
         body
+    }
+
+    fn fill_mounts(&self, body: &mut StatsBody) {
+        if let Some((counters, inodes)) = self.0.mount.get() {
+            counters.fill(body);
+            add_inodes(body, inodes.stats());
+        }
+        if let Some((counters, inodes, files)) = self.0.data_mount.get() {
+            files.fill(counters, body);
+            add_inodes(body, inodes.stats());
+        }
     }
 
     /// This node's counters, and where it stands.
     fn own_report(&self) -> Report {
         let report = Report::from(self.node_stats());
         match self.0.overlay.get() {
-            Some(overlay) => report.with_standing(&standing(overlay)),
+            Some(overlay) => {
+                let hanging = self
+                    .0
+                    .origins
+                    .as_ref()
+                    .and_then(|origins| origins.hanging());
+                let hanging = hanging.map(Into::into);
+                let standing = standing(overlay);
+                report.with_standing(&Standing {
+                    hanging,
+                    ..standing
+                })
+            }
             None => report,
         }
     }
@@ -292,7 +312,11 @@ impl Cluster {
     }
 
     /// The counters of all nodes, summed.
-    pub(super) async fn sum(&self) -> StatsBody {
+    pub(super) async fn sum(&self, wanted: Wanted) -> StatsBody {
+        self.1.get(wanted, self.sweep()).await
+    }
+
+    async fn sweep(&self) -> StatsBody {
         let mut sum = StatsBody::default();
         for report in self.reports().await.nodes {
             sum.add(&report.to_stats());
@@ -301,11 +325,17 @@ impl Cluster {
         sum
     }
 
-    /// Drops `path` and below on every node, the root first.
+    /// Whether `path` lies below an origin, or an origin below it.
+    pub(super) fn serves(&self, path: &ItemPath) -> bool {
+        let mut prefixes = self.0.identity.prefixes.iter();
+        prefixes.any(|prefix| path.is_within(prefix) || prefix.is_within(path))
+    }
+
+    /// Drops `path` and below on every node, the root first. Returns whether there was anything on any.
     ///
     /// # Errors
     /// `Unavailable`, naming the nodes that could not be told.
-    pub(super) async fn clear(&self, path: ItemPath) -> Result<(), Failure> {
+    pub(super) async fn clear(&self, path: ItemPath) -> Result<bool, Failure> {
         let Some(overlay) = self.0.overlay.get() else {
             return Err(Failure::new(
                 FailureKind::Unavailable,
@@ -314,7 +344,7 @@ impl Cluster {
         };
         let outcome = overlay.clear_cluster(path).await;
         if outcome.missing.is_empty() && outcome.failed.is_empty() {
-            return Ok(());
+            return Ok(outcome.effective > 0);
         }
         let failed = outcome
             .failed
@@ -347,6 +377,7 @@ fn standing(overlay: &Overlay) -> Standing {
                 connected: overlay.children(tree).len(),
             })
             .collect(),
+        hanging: None,
     }
 }
 

@@ -13,7 +13,7 @@
 //! - A file that changes again meanwhile is compared again, [`ROUNDS_MAX`] times.
 
 use super::data::OpenItem;
-use super::front::{Front, pending};
+use super::front::Front;
 use crate::namespace::Inode;
 use crate::num::to_usize;
 use crate::read::{Account, Cut, FileRef, Noted, ReadAhead};
@@ -78,8 +78,14 @@ impl Front {
             }
             return Answer::Ready(Ok(cut.bytes));
         }
-        let this = self.clone();
-        pending(async move { this.read_on(source, inode, offset, size).await })
+        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
+        let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
+        if of_item {
+            // Its job's tokens are waited for, as long as it takes. Each other step has its own time-out.
+            Answer::Unbounded(reading)
+        } else {
+            Answer::Pending(reading)
+        }
     }
 
     async fn read_on(
@@ -90,6 +96,11 @@ impl Front {
         size: u32,
     ) -> Result<Bytes, FsError> {
         for _ in 0..ROUNDS_MAX {
+            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
+                // Homes keep nothing of a version that has not settled.
+                inode = self.go_on(&inode, source.clone()).await?;
+                continue;
+            }
             let cut = match &source {
                 Source::Path => {
                     let reading = self.read.cut(&inode.file, &inode.ahead, offset, size);
@@ -156,7 +167,12 @@ impl Front {
             if account.is_full() {
                 break;
             }
-            let now = match self.read.attributes_unlike(inode.path(), denied).await {
+            let now = match denied.is_settled() {
+                true => self.read.attributes_unlike(inode.path(), denied).await,
+                // Storage denies it because it is about to settle, or has.
+                false => self.read.settled_attributes_of(inode.path(), &denied).await,
+            };
+            let now = match now {
                 Ok(now) => now.value,
                 Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
             };

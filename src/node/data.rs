@@ -50,9 +50,24 @@ pub(crate) trait OpenItem: Send + Sync {
 /// Knows which files belong to datasets.
 pub(crate) trait Items: Send + Sync {
     /// The file at `path` is opened by thread `pid` (as this node's pid namespace sees it; 0 if it
-    /// lies outside). `None`: it is in no dataset. Called on a FUSE thread: it may look at `/proc` (a
-    /// millisecond at most), and waits for nothing.
-    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Arc<dyn OpenItem>>;
+    /// lies outside). Called on a FUSE thread: it looks at nothing but memory.
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening;
+}
+
+/// What opens a file.
+pub(crate) enum ItemOpening {
+    /// It is in no dataset.
+    None,
+    /// At once.
+    Ready(Arc<dyn OpenItem>),
+    /// When its reader was looked at. Dropped (cancelled) when the reader is killed.
+    Later(BoxFuture<'static, Arc<dyn OpenItem>>),
+}
+
+/// What answers an open.
+pub(super) enum Opening {
+    Ready(Opened),
+    Later(BoxFuture<'static, Opened>),
 }
 
 /// One open file.
@@ -120,14 +135,27 @@ impl DataFiles {
         stats.data_mount_bytes_read = counters.bytes_read();
     }
 
-    pub(super) fn open(&self, reader: Reader, file: &FileRef) -> Opened {
-        let direct = self.direct;
+    pub(super) fn open(self: &Arc<Self>, reader: Reader, file: &FileRef) -> Opening {
         if self.open.len() >= OPEN_MAX {
             tracing::debug!(path = %file.path, "too many open files; read without being tracked");
-            return Opened { handle: 0, direct };
+            return Opening::Ready(Opened {
+                handle: 0,
+                direct: self.direct,
+            });
         }
         let items = self.items.as_ref();
-        let item = items.and_then(|items| items.open(reader.pid, &file.path, file));
+        let opening = items.map(|items| items.open(reader.pid, &file.path, file));
+        match opening.unwrap_or(ItemOpening::None) {
+            ItemOpening::None => Opening::Ready(self.opened(None)),
+            ItemOpening::Ready(item) => Opening::Ready(self.opened(Some(item))),
+            ItemOpening::Later(item) => {
+                let this = Arc::clone(self);
+                Opening::Later(Box::pin(async move { this.opened(Some(item.await)) }))
+            }
+        }
+    }
+
+    fn opened(&self, item: Option<Arc<dyn OpenItem>>) -> Opened {
         if item.is_some() {
             self.of_datasets.fetch_add(1, Ordering::Relaxed);
         }
@@ -135,7 +163,10 @@ impl DataFiles {
         let read = AtomicBool::new(false);
         let open = Arc::new(OpenFile { item, read });
         drop(self.open.insert(handle, open));
-        Opened { handle, direct }
+        Opened {
+            handle,
+            direct: self.direct,
+        }
     }
 
     pub(super) fn release(&self, handle: u64) {
@@ -211,10 +242,26 @@ mod tests {
     struct Known(std::sync::Mutex<Vec<u32>>);
 
     impl Items for Known {
-        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> Option<Arc<dyn OpenItem>> {
+        fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> ItemOpening {
             self.0.lock().unwrap().push(pid);
-            let known = path.as_bytes().starts_with(b"item");
-            known.then(|| Arc::new(One) as Arc<dyn OpenItem>)
+            match path.as_bytes() {
+                name if name.starts_with(b"item") => ItemOpening::Ready(Arc::new(One)),
+                name if name.starts_with(b"later") => ItemOpening::Later(
+                    async {
+                        tokio::task::yield_now().await;
+                        Arc::new(One) as Arc<dyn OpenItem>
+                    }
+                    .boxed(),
+                ),
+                _ => ItemOpening::None,
+            }
+        }
+    }
+
+    fn opened(files: &Arc<DataFiles>, file: &FileRef) -> Opened {
+        match files.open(READER, file) {
+            Opening::Ready(opened) => opened,
+            Opening::Later(_) => panic!("it is known"),
         }
     }
 
@@ -243,9 +290,12 @@ mod tests {
     #[test]
     fn files_of_datasets_are_theirs_from_open_to_release() {
         let known = Arc::new(Known::default());
-        let files = DataFiles::new(Some(Arc::clone(&known) as Arc<dyn Items>), true);
-        let item = files.open(READER, &file("item1"));
-        let other = files.open(READER, &file("other"));
+        let files = Arc::new(DataFiles::new(
+            Some(Arc::clone(&known) as Arc<dyn Items>),
+            true,
+        ));
+        let item = opened(&files, &file("item1"));
+        let other = opened(&files, &file("other"));
         assert_eq!(*known.0.lock().unwrap(), [42, 42]);
         assert_ne!(item.handle, other.handle);
         assert!(!item.direct && item.handle > 0 && other.handle > 0);
@@ -256,16 +306,31 @@ mod tests {
         files.release(other.handle);
         assert!(files.item(item.handle).is_none());
         assert_eq!(numbers(&files), [1, 0, 1, 0]);
-        let unread = files.open(READER, &file("item2"));
+        let unread = opened(&files, &file("item2"));
         files.release(unread.handle);
         files.release(unread.handle);
         assert_eq!(numbers(&files), [1, 0, 2, 1]);
     }
 
+    /// An open whose reader has to be looked for keeps no thread, and one that is given up opens nothing.
+    #[tokio::test]
+    async fn an_open_may_wait_for_its_reader() {
+        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), true));
+        let later = || match files.open(READER, &file("later")) {
+            Opening::Later(opening) => opening,
+            Opening::Ready(_) => panic!("nothing is known of it yet"),
+        };
+        drop(later());
+        assert_eq!(files.open.len(), 0);
+        let opened = later().await;
+        assert!(files.item(opened.handle).is_some());
+        assert_eq!(numbers(&files), [1, 0, 1, 0]);
+    }
+
     #[test]
     fn what_is_open_goes_with_the_mount() {
-        let files = DataFiles::new(Some(Arc::new(Known::default())), false);
-        let item = files.open(READER, &file("item"));
+        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), false));
+        let item = opened(&files, &file("item"));
         assert!(item.direct);
         files.lose();
         assert!(files.item(item.handle).is_none());
@@ -274,14 +339,14 @@ mod tests {
 
     #[test]
     fn a_full_table_leaves_files_to_the_read_path() {
-        let files = DataFiles::new(Some(Arc::new(Known::default())), true);
+        let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), true));
         let file = file("item");
-        let first = files.open(READER, &file);
+        let first = opened(&files, &file);
         for _ in 1..OPEN_MAX {
-            files.open(READER, &file);
+            opened(&files, &file);
         }
-        assert_eq!(files.open(READER, &file).handle, 0);
+        assert_eq!(opened(&files, &file).handle, 0);
         files.release(first.handle);
-        assert!(files.open(READER, &file).handle > 0);
+        assert!(opened(&files, &file).handle > 0);
     }
 }

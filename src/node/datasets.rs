@@ -1,12 +1,12 @@
 //! The wiring of datasets: this node as a home of items, as a place where jobs read, and in the chain
 //! between the allocator and the others.
 
-use super::data::{Items, OpenItem};
+use super::data::{ItemOpening, Items, OpenItem};
 use crate::budgets::steward::{Counter, Neighbours, Steward, StewardConfig};
 use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
-use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile};
+use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile, Opening};
 use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
 use crate::origin::Origins;
 use crate::read::{Cut, FileRef};
@@ -334,14 +334,33 @@ impl Neighbours for Upstream {
 }
 
 impl Items for Datasets {
-    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Arc<dyn OpenItem>> {
+    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening {
         let known = self.activities.count();
-        let opened = self.reader.open(pid, path, file)?;
+        match self.reader.open(pid, path, file) {
+            None => ItemOpening::None,
+            Some(Opening::Ready(opened)) => {
+                self.meet(known);
+                ItemOpening::Ready(Arc::new(opened))
+            }
+            Some(Opening::Later(opening)) => {
+                let this = self.clone();
+                let opening = async move {
+                    let opened = opening.await;
+                    this.meet(known);
+                    Arc::new(opened) as Arc<dyn OpenItem>
+                };
+                ItemOpening::Later(opening.boxed())
+            }
+        }
+    }
+}
+
+impl Datasets {
+    /// A job that is new here since there were `known` of them waits for its terms.
+    fn meet(&self, known: usize) {
         if self.activities.count() != known {
-            // A job that is new here waits for its terms.
             self.steward.report_soon();
         }
-        Some(Arc::new(opened))
     }
 }
 

@@ -6,10 +6,11 @@
 use super::arrivals::PushArrivals;
 use super::attendant::Lister;
 use super::continued::{Continuing, Source};
-use super::data::DataFiles;
+use super::data::{DataFiles, Opening};
 use super::directory::Page;
 use super::errors::fs_error;
 use super::opened::OpenDirectories;
+use super::sweeps::Wanted;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
@@ -25,8 +26,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long the kernel may use what might change without a trace.
-const PROVISIONAL_TTL: Duration = Duration::from_secs(1);
+/// How long the kernel may use attributes of a version that has not settled, at most: it is about to
+/// have another one.
+const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
 /// What the front may promise the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -150,15 +152,19 @@ impl Front {
     }
 
     /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
-    /// kernel has dropped it too.
-    pub(super) async fn clear(&self, path: &ItemPath) {
+    /// kernel has dropped it too: whether there was anything.
+    pub(super) async fn clear(&self, path: &ItemPath) -> bool {
+        let other = self.other.get().and_then(Weak::upgrade).map(Self);
+        let known = |front: &Self| !front.inodes.below(path).is_empty();
+        let known = known(self) || other.as_ref().is_some_and(known);
         let datasets = self.datasets.get();
-        super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
+        let held = super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
         self.forget_in_kernel(path).await;
-        if let Some(other) = self.other.get().and_then(Weak::upgrade) {
-            Self(other).forget_in_kernel(path).await;
+        if let Some(other) = other {
+            other.forget_in_kernel(path).await;
         }
+        known || held
     }
 
     /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches
@@ -262,10 +268,10 @@ impl Front {
 
     fn ttl(&self, attributes: &Attributes, lease: Option<Duration>) -> Duration {
         let ttl = self.promises.ttl.min(lease.unwrap_or(Duration::MAX));
-        if attributes.provisional {
-            ttl.min(PROVISIONAL_TTL)
-        } else {
+        if attributes.version.is_settled() {
             ttl
+        } else {
+            ttl.min(UNSETTLED_TTL).min(attributes.granularity())
         }
     }
 
@@ -450,11 +456,22 @@ impl fuse::Backend for Front {
     }
 
     fn open(&self, reader: Reader, ino: Ino) -> Answer<fuse::Opened> {
-        Answer::Ready(self.inode(ino).and_then(|inode| {
-            check_readable(&inode)?;
-            let data = self.data.as_ref();
-            Ok(data.map_or_else(fuse::Opened::default, |data| data.open(reader, &inode.file)))
-        }))
+        let inode = match self.inode(ino) {
+            Ok(inode) => inode,
+            Err(error) => return Answer::Ready(Err(error)),
+        };
+        if let Err(error) = check_readable(&inode) {
+            return Answer::Ready(Err(error));
+        }
+        match self
+            .data
+            .as_ref()
+            .map(|data| data.open(reader, &inode.file))
+        {
+            None => Answer::Ready(Ok(fuse::Opened::default())),
+            Some(Opening::Ready(opened)) => Answer::Ready(Ok(opened)),
+            Some(Opening::Later(opening)) => pending(async move { Ok(opening.await) }),
+        }
     }
 
     fn release(&self, _ino: Ino, handle: u64) {
@@ -548,9 +565,14 @@ impl fuse::Backend for Front {
     }
 
     fn statfs(&self, ino: Ino) -> Answer<fuse::Usage> {
-        let path = self
-            .inode(ino)
-            .map_or_else(|_| ItemPath::root(), |inode| inode.path().clone());
+        let path = self.inode(ino).map_or_else(
+            |_| ItemPath::root(),
+            |inode| match inode.path().split() {
+                // A file is where its directory is, and one question serves all of them.
+                Some((parent, _)) if inode.attributes.kind != FileKind::Directory => parent,
+                _ => inode.path().clone(),
+            },
+        );
         let this = self.clone();
         pending(async move {
             let usage = this
@@ -612,6 +634,7 @@ impl fuse::Backend for Front {
             };
             let small = (1..=self.promises.push_file_max).contains(&inode.file.size);
             if inode.attributes.kind == FileKind::File
+                && inode.attributes.version.is_settled()
                 && small
                 && let Some(cut) = self.read.whole_now(&inode.file)
                 && self.read.may_push(&inode.file)
@@ -644,11 +667,15 @@ impl fuse::Backend for Front {
             .unwrap_or_default()
     }
 
-    fn cluster_stats(&self) -> Answer<fuse::ioctl::StatsBody> {
+    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<fuse::ioctl::StatsBody> {
         let Some(cluster) = self.cluster.get().cloned() else {
             return Answer::Ready(Err(FsError::Unsupported));
         };
-        pending(async move { Ok(cluster.sum().await) })
+        let wanted = match age {
+            fuse::StatsAge::New => Wanted::New,
+            fuse::StatsAge::Recent => Wanted::Kept,
+        };
+        pending(async move { Ok(cluster.sum(wanted).await) })
     }
 
     fn control_socket(&self) -> Bytes {
@@ -658,10 +685,13 @@ impl fuse::Backend for Front {
             .unwrap_or_default()
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
         let Ok(path) = ItemPath::parse(&path) else {
             return Answer::Ready(Err(FsError::InvalidArgument));
         };
+        if !self.cluster.get().is_none_or(|node| node.serves(&path)) {
+            return Answer::Ready(Err(FsError::NotFound));
+        }
         let this = self.clone();
         pending(async move {
             if cluster && let Some(all) = this.cluster.get() {
@@ -670,8 +700,7 @@ impl fuse::Backend for Front {
                     .await
                     .map_err(|failure| report(&path, &failure));
             }
-            this.clear(&path).await;
-            Ok(())
+            Ok(this.clear(&path).await)
         })
     }
 }

@@ -6,17 +6,18 @@ use super::indexed::Indexes;
 use crate::config::units::{Size, share};
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomePlace;
-use crate::origin::Origins;
-use crate::read::{ReadOptions, ReadPath};
+use crate::origin::{HangingBound, Kept, Once};
+use crate::read::{FileRef, KeptData, ReadOptions, ReadPath};
 use crate::store::{Store, StoreOptions, Stored};
-use copperfs_overlay::{Files, Upstream};
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
 use rustix::fs::statvfs;
 use std::sync::Arc;
 
 /// What this node's read paths stand on.
 pub(super) struct Below<'a> {
     /// Storage, where this node reaches it itself.
-    pub(super) origins: Option<&'a Arc<Origins>>,
+    pub(super) storage: Option<&'a Once>,
     /// The store on the disk.
     pub(super) store: Option<&'a Store>,
     /// The other nodes.
@@ -104,9 +105,9 @@ pub(super) fn views(
     runtime: &tokio::runtime::Handle,
 ) -> Vec<ReadPath> {
     let direct = below
-        .origins
+        .storage
         .filter(|_| settings.bypass_above.is_some())
-        .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
+        .map(|storage| Arc::new(storage.clone()) as Arc<dyn Files>);
     let positions = u8::try_from(settings.roots.len()).unwrap_or(u8::MAX);
     let sources = (0..positions).map(|attempt| {
         let upstream: Arc<dyn Files> = Arc::new(below.upstream.at(attempt));
@@ -117,12 +118,18 @@ pub(super) fn views(
         below.indexes.before(source)
     });
     let passthrough_bytes = backing_bytes(settings);
+    let threads_bytes = match below.storage {
+        Some(_) => HangingBound::of_memory(settings.cache.memory_bytes).1,
+        None => 0,
+    };
     // Storage lists all of a directory to say that it is unchanged: nothing would be saved.
     let only_root = settings.is_root() && settings.roots.len() == 1;
-    ReadPath::views(
+    let views = ReadPath::views(
         &ReadOptions {
             policy: settings.cache.policy,
-            data_bytes_max: shared_data_bytes(settings) - passthrough_bytes,
+            data_bytes_max: shared_data_bytes(settings)
+                .saturating_sub(passthrough_bytes)
+                .saturating_sub(threads_bytes),
             attributes_bytes_max: settings.cache.attributes_bytes,
             listings_bytes_max: settings.cache.listings_bytes,
             whole_file_max: settings.whole_file_max,
@@ -139,7 +146,29 @@ pub(super) fn views(
         sources.collect(),
         direct.as_ref(),
         runtime,
-    )
+    );
+    if let (Some(storage), Some(view)) = (below.storage, views.first()) {
+        storage.connect(Arc::new(KeptHere(view.kept())));
+    }
+    views
+}
+
+/// What this node keeps, for the one who reads its storage.
+struct KeptHere(KeptData);
+
+impl Kept for KeptHere {
+    fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {
+        let path = request.path.clone();
+        let file = FileRef::new(path, request.version, request.size, request.content);
+        self.0.block(&file, index)
+    }
+
+    fn range(&self, request: &RangeRequest) -> Option<Bytes> {
+        let path = request.path.clone();
+        let file = FileRef::new(path, request.version, request.size, request.content);
+        let range = request.offset..request.offset + request.len;
+        self.0.range(&file, request.block(), &range)
+    }
 }
 
 /// The memory that passthrough mounts set aside for whole files: half of the data cache, where there is

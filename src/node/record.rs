@@ -1,12 +1,58 @@
 //! Recording, as the control socket asks for it: the recorder is in [`crate::record`], what feeds it
 //! in the front.
+//!
+//! A recording that is a command's own lasts as long as the command's connection: a command that is
+//! killed leaves nothing on. While something is recorded no file is pushed, so a recording that nobody
+//! ends would cost every later reader.
 
 use super::front::Front;
-use crate::control::Talk;
+use crate::control::{Talk, Voice};
 use crate::profile::Profile;
+use crate::record::{Recorder, Recording, RecordingId};
 use copperfs_overlay::ItemPath;
 use serde_json::json;
 use std::io;
+
+/// A recording that ends, and is forgotten, when this is dropped.
+struct Own<'a> {
+    recorder: &'a Recorder,
+    id: RecordingId,
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        if self.recorder.stop_own(self.id).is_some() {
+            tracing::info!("a recording was given up: its command is gone");
+        }
+    }
+}
+
+/// Records until the client says a line, and tells what was recorded; or until the client is gone.
+///
+/// # Errors
+/// The client is gone.
+pub(super) async fn session(front: &Front, talk: &mut Talk) -> io::Result<()> {
+    let (lines, voice) = talk.halves();
+    let Some(id) = front.recorder.start() else {
+        return busy(voice).await;
+    };
+    let own = Own {
+        recorder: &front.recorder,
+        id,
+    };
+    front.forget_in_kernel(&ItemPath::root()).await;
+    voice.say(&json!({ "recording": true })).await?;
+    if lines.wait().await?.is_none() {
+        return Ok(());
+    }
+    match front.recorder.stop_own(own.id) {
+        Some(recording) => tell(recording, voice).await,
+        None => {
+            let error = "the recording was ended meanwhile by `copperfs record stop`";
+            voice.say(&json!({ "error": error })).await
+        }
+    }
+}
 
 /// Begins a recording, with a kernel that holds nothing of this mount.
 ///
@@ -14,10 +60,8 @@ use std::io;
 /// The client is gone.
 pub(super) async fn start(front: &Front, talk: &mut Talk) -> io::Result<()> {
     let (_, voice) = talk.halves();
-    if !front.recorder.start() {
-        let error =
-            "something is being recorded on this mount already: `copperfs record stop` ends it";
-        return voice.say(&json!({ "error": error })).await;
+    if front.recorder.start().is_none() {
+        return busy(voice).await;
     }
     front.forget_in_kernel(&ItemPath::root()).await;
     voice.say(&json!({ "recording": true })).await
@@ -29,10 +73,39 @@ pub(super) async fn start(front: &Front, talk: &mut Talk) -> io::Result<()> {
 /// The client is gone.
 pub(super) async fn stop(front: &Front, talk: &mut Talk) -> io::Result<()> {
     let (_, voice) = talk.halves();
-    let Some(recording) = front.recorder.stop() else {
-        let error = "nothing is being recorded on this mount: `copperfs record start` begins";
-        return voice.say(&json!({ "error": error })).await;
-    };
+    match front.recorder.stop() {
+        Some(recording) => tell(recording, voice).await,
+        None => nothing(voice).await,
+    }
+}
+
+/// Ends the recording and forgets it.
+///
+/// # Errors
+/// The client is gone.
+pub(super) async fn discard(front: &Front, talk: &mut Talk) -> io::Result<()> {
+    let (_, voice) = talk.halves();
+    match front.recorder.stop() {
+        Some(recording) => {
+            let count = recording.profile.accesses.len();
+            voice.say(&json!({ "discarded": count })).await
+        }
+        None => nothing(voice).await,
+    }
+}
+
+async fn busy(voice: &mut Voice) -> io::Result<()> {
+    let error = "something is being recorded on this mount already: `copperfs record stop -o FILE` ends \
+                 it, `copperfs record stop --discard` forgets it";
+    voice.say(&json!({ "error": error })).await
+}
+
+async fn nothing(voice: &mut Voice) -> io::Result<()> {
+    let error = "nothing is being recorded on this mount: `copperfs record start` begins";
+    voice.say(&json!({ "error": error })).await
+}
+
+async fn tell(recording: Recording, voice: &mut Voice) -> io::Result<()> {
     let Profile { accesses } = recording.profile;
     let head = json!({ "accesses": accesses.len(), "full": recording.full });
     voice.say(&head).await?;

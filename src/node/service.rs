@@ -103,28 +103,30 @@ impl Service for NodeService {
         self.cluster.report()
     }
 
-    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
         let (read, front) = (self.views[0].clone(), self.front.get().cloned());
         let store = self.store.clone();
         let datasets = self.datasets.clone();
         async move {
-            match front {
+            Ok(match front {
                 Some(front) => front.clear(&path).await,
                 None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
-            }
-            Ok(())
+            })
         }
         .boxed()
     }
 }
 
-/// Drops what this node caches of `path` and below, in memory and on the disk.
+/// Drops what this node caches of `path` and below, in memory and on the disk. Returns whether there was
+/// anything; a disk is not looked through, and counts as if there was.
 pub(super) async fn clear(
     read: &ReadPath,
     store: Option<&Store>,
     datasets: Option<&Datasets>,
     path: &ItemPath,
-) {
+) -> bool {
+    let below = |datasets: &Datasets| datasets.home.is_home_below(path);
+    let held = store.is_some() || datasets.is_some_and(below) || read.holds(path);
     // First the store: what memory lacks is looked for there.
     if let Some(store) = store.cloned() {
         let path = path.clone();
@@ -137,4 +139,5 @@ pub(super) async fn clear(
         drop(clearing.await);
     }
     read.clear(path);
+    held
 }

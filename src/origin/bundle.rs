@@ -1,55 +1,81 @@
 //! Bundles from storage that knows no better way than to read file by file.
 
-use super::{ByteRange, ByteStream, Origin};
+use super::{ByteRange, ByteStream, Origin, Turn, TurnStream, Turns};
 use bytes::{Bytes, BytesMut};
-use copperfs_overlay::{
-    BundleItem, BundleRequest, BundleStream, ContentHash, Failure, FailureKind,
-};
+use copperfs_overlay::{BundleItem, BundleRequest, ContentHash, Failure, FailureKind};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
+use std::sync::Arc;
 
 /// Files read at the same time for one request.
 const AT_ONCE: usize = 8;
 
 type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 
-/// Each file by itself, a few at a time, in the order of the request.
-pub(super) fn one_by_one<O: Origin + ?Sized>(origin: &O, request: BundleRequest) -> BundleStream {
-    let BundleRequest { directory, files } = request;
+/// Each file by itself, a few at a time.
+pub(super) fn one_by_one<O: Origin + ?Sized>(
+    origin: &O,
+    request: BundleRequest,
+    turns: &Arc<dyn Turns>,
+) -> TurnStream {
     let mut opens: Vec<(usize, u64, Opening)> = Vec::new();
-    for (index, file) in files.into_iter().enumerate() {
-        if let Ok(path) = directory.join(&file.name) {
+    for (index, range) in ranges(request) {
+        opens.push((index, range.size, origin.open(range)));
+    }
+    let turns = Arc::clone(turns);
+    stream::iter(opens)
+        .map(move |(index, size, open)| {
+            let turns = Arc::clone(&turns);
+            async move {
+                let turn = turns.begin(index)?;
+                item(index, open, size, turn).await
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .filter_map(std::future::ready)
+        .boxed()
+}
+
+/// What is to be read for `request`, each with its place in it; what is no possible name is left out.
+pub(super) fn ranges(request: BundleRequest) -> impl Iterator<Item = (usize, ByteRange)> {
+    let BundleRequest { directory, files } = request;
+    files
+        .into_iter()
+        .enumerate()
+        .filter_map(move |(index, file)| {
             let range = ByteRange {
-                path,
+                path: directory.join(&file.name).ok()?,
                 version: file.version,
                 size: file.size,
                 offset: 0,
                 length: file.size,
             };
-            opens.push((index, file.size, origin.open(range)));
-        }
-    }
-    stream::iter(opens)
-        .map(|(index, size, open)| item(index, open, size))
-        .buffered(AT_ONCE)
-        .filter_map(std::future::ready)
-        .map(Ok)
-        .boxed()
+            Some((index, range))
+        })
 }
 
-/// File `index` of a bundle; `None` when it cannot be read: it is left out.
-pub(super) async fn item(index: usize, open: Opening, size: u64) -> Option<BundleItem> {
+/// File `index` of a bundle, read in `turn`; `None` when it cannot be read: it is left out.
+pub(super) async fn item(
+    index: usize,
+    open: Opening,
+    size: u64,
+    turn: Turn,
+) -> Option<(BundleItem, Turn)> {
     match whole(open, size).await {
-        Ok(bytes) => Some(BundleItem {
-            index,
-            hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
-            bytes,
-        }),
+        Ok(bytes) => Some((item_of(index, bytes), turn)),
         Err(failure) => {
             tracing::debug!(%failure, "left out of a bundle");
             None
         }
+    }
+}
+
+pub(super) fn item_of(index: usize, bytes: Bytes) -> BundleItem {
+    BundleItem {
+        index,
+        hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
+        bytes,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use copperfs_overlay::{Failure, FailureKind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Counters, each monotonic. Relaxed: they are read for people, not for decisions.
 #[derive(Debug, Default)]
@@ -11,6 +13,18 @@ pub struct OriginCounters {
     listings: AtomicU64,
     stats: AtomicU64,
     errors: AtomicU64,
+    /// Guards itself; held for a look.
+    complaints: Mutex<Complaints>,
+}
+
+/// Faults are told of this often at most, and those in between counted.
+const BETWEEN_COMPLAINTS: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct Complaints {
+    last: Option<Instant>,
+    /// Faults since then.
+    untold: u64,
 }
 
 /// The counters at one moment.
@@ -31,6 +45,8 @@ pub struct OriginSnapshot {
     pub throttled: u64,
     /// Requests that object stores may be sent at a time, as things stand; all stores together.
     pub concurrency: u64,
+    /// Calls into POSIX storage that hang, as things stand; all origins together.
+    pub hanging: u64,
 }
 
 impl OriginCounters {
@@ -45,6 +61,7 @@ impl OriginCounters {
             errors: self.errors.load(Ordering::Relaxed),
             throttled: 0,
             concurrency: 0,
+            hanging: 0,
         }
     }
 
@@ -66,6 +83,25 @@ impl OriginCounters {
         self.stats.fetch_add(names, Ordering::Relaxed);
     }
 
+    /// Tells operators of this root, whoever has asked: the one who waits may be on another node.
+    fn complain(&self, failure: &Failure) {
+        if failure.kind == FailureKind::PermissionDenied {
+            // Of users, and a program that looks around meets many.
+            return;
+        }
+        let now = Instant::now();
+        let mut complaints = (self.complaints.lock()).unwrap_or_else(PoisonError::into_inner);
+        let recent = |last: Instant| now.duration_since(last) < BETWEEN_COMPLAINTS;
+        if complaints.last.is_some_and(recent) {
+            complaints.untold += 1;
+            return;
+        }
+        complaints.last = Some(now);
+        let more = std::mem::take(&mut complaints.untold);
+        drop(complaints);
+        tracing::warn!(kind = ?failure.kind, %failure, more, "storage fails");
+    }
+
     /// Counts `failure` if it is a fault and not an answer.
     pub(super) fn failed(&self, failure: &Failure) {
         let fault = match failure.kind {
@@ -83,6 +119,7 @@ impl OriginCounters {
         };
         if fault {
             self.errors.fetch_add(1, Ordering::Relaxed);
+            self.complain(failure);
         }
     }
 }

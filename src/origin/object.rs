@@ -3,7 +3,8 @@
 //! Objects know a size, a time of modification and an `ETag`; the rest of the attributes is configured
 //! ([`super::ObjectAttributes`]). Directories are what lies between slashes (`listing`'s rules). Times
 //! are whole seconds, because that is all that some answers of a store hold. A version is the `ETag`,
-//! or time and size where there is none.
+//! or time and size where there is none, of the store at its address: equal tags of two servers, or of two
+//! prefixes, are two versions. Time and size alone are trusted for one launch ([`Standing::Launch`]).
 //!
 //! Whatever is asked of a store goes through its `gate`, which knows how much the store can take.
 
@@ -11,6 +12,7 @@ mod aimd;
 mod build;
 mod bundle;
 mod codes;
+mod credentials;
 mod error;
 mod examine;
 mod gate;
@@ -24,11 +26,12 @@ pub use examine::{ObjectTraits, VersionSource};
 use super::error::OriginError;
 use super::failure::worded;
 use super::options::{ObjectAttributes, OriginOptions, OriginSpec};
-use super::{ByteRange, ByteStream, Origin, StatAnswers};
+use super::sightings::{Moment, Sightings, Times};
+use super::{ByteRange, ByteStream, Origin, StatAnswers, TurnStream, Turns, now_ns};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, FileKind,
-    FilesystemUsage, ItemPath, Listing, Timestamp, Version, XattrList,
+    Attributes, BundleRequest, Cursor, Failure, FailureKind, FileKind, FilesystemUsage, ItemPath,
+    Listing, Standing, Timestamp, Version, XattrList, granularity,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -38,10 +41,7 @@ use http::AsDirectory;
 use object_store::list::PaginatedListStore;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-/// An object without a sure version that is younger may change again within the same second.
-const PROVISIONAL: Duration = Duration::from_secs(2);
+use std::time::{Duration, Instant};
 
 /// What `stat` tells as the best size of a read, in bytes.
 const BLOCK_SIZE: u32 = 1 << 20;
@@ -58,13 +58,20 @@ struct Inner {
     /// Key prefix, without slashes at its ends.
     prefix: String,
     label: String,
+    /// The service that gives credentials where none are configured.
+    credentials: credentials::CredentialService,
+    /// The one form of its address and prefix.
+    place: String,
+    /// A hash of `place`: part of every version.
+    seed: [u8; 32],
     attributes: ObjectAttributes,
     uid: u32,
     gid: u32,
     concurrency: usize,
     gate: Arc<Gate>,
     reads: read::Reads,
-    bundled: bundle::Bundled,
+    /// Which states of young objects without sure versions have settled.
+    sightings: Sightings,
 }
 
 /// A store and its way of telling names.
@@ -126,14 +133,15 @@ impl ObjectOrigin {
             probed: false,
         };
         let gate = Gate::new(options.object_concurrency);
-        Self::new(names, gate, prefix, label, options)
+        let place = format!("{label} {prefix}");
+        Self::new(names, gate, prefix, (label, &place), options)
     }
 
     fn new(
         names: Names,
         gate: Arc<Gate>,
         prefix: &object_store::path::Path,
-        label: &str,
+        (label, place): (&str, &str),
         options: &OriginOptions,
     ) -> Self {
         let attributes = options.object_attributes;
@@ -146,17 +154,33 @@ impl ObjectOrigin {
         Self {
             inner: Arc::new(Inner {
                 reads: read::Reads::new(&names),
-                bundled: bundle::Bundled::default(),
+                sightings: Sightings::new(options.clock_skew),
                 names,
                 gate,
                 prefix: prefix.as_ref().to_owned(),
                 label: label.to_owned(),
+                credentials: credentials::CredentialService::default(),
+                place: place.to_owned(),
+                seed: *blake3::hash(place.as_bytes()).as_bytes(),
                 attributes,
                 uid,
                 gid,
                 concurrency: options.object_concurrency.max(1),
             }),
         }
+    }
+
+    /// The same origin, whose client asks `service` for credentials. To be called before it is cloned.
+    fn asking(mut self, service: credentials::CredentialService) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.credentials = service;
+        }
+        self
+    }
+
+    /// What it is called in versions: its address and prefix in one form, without credentials.
+    pub(super) fn place(&self) -> &str {
+        &self.inner.place
     }
 
     /// Attempts that the store refused for want of room, and how many it may be sent at a time now.
@@ -229,7 +253,7 @@ impl Inner {
     }
 
     fn failure(&self, action: &str, path: &ItemPath, error: &object_store::Error) -> Failure {
-        error::failure(&self.label, action, path, error)
+        error::failure(&self.label, action, path, error, &self.credentials)
     }
 
     fn fault(&self, kind: FailureKind, action: &str, path: &ItemPath, cause: &str) -> Failure {
@@ -283,11 +307,12 @@ impl Inner {
                 self.has_keys_below(&key).await
             }
         };
+        let asked = Instant::now();
         let (directory, object) = tokio::join!(directory, self.head(&key, false));
         match (directory, object) {
             (Ok(true), _) => Ok(self.directory_attributes(&key)),
             // Whoever may not list can still read objects by name.
-            (_, Ok(meta)) => Ok(self.file_attributes(&meta)),
+            (_, Ok(meta)) => Ok(self.file_attributes(&meta, asked)),
             (Ok(false) | Err(object_store::Error::NotFound { .. }), Err(failure))
             | (Err(failure), Err(_)) => Err(self.failure("stat", &path, &failure)),
         }
@@ -299,7 +324,36 @@ impl Inner {
         has_strong_tag(meta) && !self.names.probed
     }
 
-    fn file_attributes(&self, meta: &ObjectMeta) -> Attributes {
+    /// How far the version of an object can be trusted that was asked about after `asked`. One without a
+    /// tag has the times of a web server's file, which the next launch may find on another file.
+    fn standing(&self, meta: &ObjectMeta, asked: Instant) -> Standing {
+        if self.has_sure_version(meta) {
+            return Standing::Lasting;
+        }
+        let settled = match tag(meta) {
+            Some(_) => Standing::Lasting,
+            None => Standing::Launch,
+        };
+        if self.sightings.is_old(times(meta), now_ns()) {
+            return settled;
+        }
+        let answered = Instant::now();
+        let at = Moment { asked, answered };
+        let key = meta.location.as_ref().as_bytes();
+        let look = (self.sightings).look(key, &self.version(meta), GRANULARITY, at);
+        look.map_or(settled, Standing::Unsettled)
+    }
+
+    /// Whether all of an object may be read under a version that has not settled, as one answer.
+    fn admits(&self, meta: &ObjectMeta, range: &ByteRange) -> bool {
+        let key = meta.location.as_ref().as_bytes();
+        let old = self.sightings.is_old(times(meta), now_ns());
+        let now = Instant::now();
+        !old && (self.sightings).admits(key, &range.version, GRANULARITY, now)
+    }
+
+    /// Attributes of an object that was asked about after `asked`.
+    fn file_attributes(&self, meta: &ObjectMeta, asked: Instant) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
             seconds,
@@ -310,8 +364,7 @@ impl Inner {
             mode: self.attributes.file_mode & 0o7777,
             size: meta.size,
             blocks: meta.size.div_ceil(512),
-            version: version(meta),
-            provisional: !self.has_sure_version(meta) && is_young(seconds),
+            version: self.version(meta).standing_as(self.standing(meta, asked)),
             ..self.attributes_at(time)
         }
     }
@@ -323,9 +376,25 @@ impl Inner {
             nanoseconds: 0,
         };
         Attributes {
-            version: Version::of(format!("directory/{key}").as_bytes()),
+            version: self.version_of(&format!("directory/{key}")),
             ..self.attributes_at(epoch)
         }
+    }
+
+    /// The object's state. Its address is part of it: another server behind the same name may say the same
+    /// of other bytes.
+    fn version(&self, meta: &ObjectMeta) -> Version {
+        match tag(meta) {
+            Some(tag) => self.version_of(&format!("tag/{}/{tag}", meta.size)),
+            None => {
+                let seconds = meta.last_modified.timestamp();
+                self.version_of(&format!("time/{}/{seconds}", meta.size))
+            }
+        }
+    }
+
+    fn version_of(&self, state: &str) -> Version {
+        Version::of(&[&self.seed, state.as_bytes()].concat())
     }
 
     fn attributes_at(&self, time: Timestamp) -> Attributes {
@@ -344,7 +413,6 @@ impl Inner {
             mtime: time,
             ctime: time,
             version: Version::from_data([0; 16]),
-            provisional: false,
             link_target: None,
             content: None,
         }
@@ -366,22 +434,13 @@ fn has_strong_tag(meta: &ObjectMeta) -> bool {
             .is_some_and(|tag| tag.starts_with("W/"))
 }
 
-fn version(meta: &ObjectMeta) -> Version {
-    let identity = match tag(meta) {
-        Some(tag) => format!("tag/{}/{tag}", meta.size),
-        None => format!("time/{}/{}", meta.size, meta.last_modified.timestamp()),
-    };
-    Version::of(identity.as_bytes())
-}
+/// What whole seconds show.
+const GRANULARITY: Duration = granularity(0);
 
-fn is_young(seconds: i64) -> bool {
-    let Ok(since) = u64::try_from(seconds) else {
-        return false;
-    };
-    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(since);
-    match SystemTime::now().duration_since(time) {
-        Ok(age) => age < PROVISIONAL,
-        Err(ahead) => ahead.duration() < PROVISIONAL,
+fn times(meta: &ObjectMeta) -> Times {
+    Times {
+        newest_ns: i128::from(meta.last_modified.timestamp()) * 1_000_000_000,
+        granularity: GRANULARITY,
     }
 }
 
@@ -429,8 +488,8 @@ impl Origin for ObjectOrigin {
         Box::pin(Arc::clone(&self.inner).open(range))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        Arc::clone(&self.inner).bundle(request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        Arc::clone(&self.inner).bundle(request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {

@@ -1,8 +1,10 @@
 //! How origins are named and opened. Plain values: `src/config` fills them.
 
+use super::posix::HangingBound;
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One origin as the user names it: `--origin /data=s3://bucket/prefix`.
@@ -113,10 +115,15 @@ pub struct OriginOptions {
     pub hang_timeout: Duration,
     /// Blocking calls to POSIX origins at a time, per origin.
     pub posix_concurrency: usize,
+    /// How many calls hang and may hang, of all POSIX origins that are opened with clones of this.
+    pub hanging: Arc<HangingBound>,
     /// Requests to one object store at a time, at most; fewer while it refuses some.
     pub object_concurrency: usize,
     /// The process's environment, of which `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
     pub env: BTreeMap<String, String>,
+    /// A file's times prove its age once they are older than this: by so much the clocks of storage and
+    /// of this host may differ. Younger files are looked at twice.
+    pub clock_skew: Duration,
     /// Attributes of objects.
     pub object_attributes: ObjectAttributes,
     /// Retries of object stores.
@@ -124,6 +131,8 @@ pub struct OriginOptions {
 }
 
 impl OriginOptions {
+    /// What [`OriginOptions::clock_skew`] is by default.
+    pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
     /// What an origin `/` leaves out: kernel and node-local trees, which are no shared storage.
     pub const DEFAULT_EXCLUDE: [&'static str; 6] =
         ["/proc", "/sys", "/dev", "/run", "/tmp", "/var"];
@@ -139,8 +148,10 @@ impl Default for OriginOptions {
             listing_attributes_timeout: Duration::from_secs(1),
             hang_timeout: Duration::from_secs(30),
             posix_concurrency: 32,
+            hanging: Arc::default(),
             object_concurrency: 64,
             env: BTreeMap::new(),
+            clock_skew: Self::CLOCK_SKEW,
             object_attributes: ObjectAttributes::default(),
             retries: Retries::default(),
         }

@@ -4,42 +4,51 @@
 //! following any symbolic link: the reader's kernel resolves links, component by component, so a path
 //! that arrives here has none, and one that has has changed.
 //!
-//! Blocking calls run on tokio's blocking threads, at most `posix_concurrency` at a time. A call that
-//! does not come back keeps its thread and its place in that count; its path is remembered as hanging,
-//! and further questions about it wait without a thread, so that one dead mount below the origin costs
-//! a thread per path and not a thread per question.
+//! Blocking calls run on threads of their own (`threads`), at most `posix_concurrency` at a time
+//! (`calls`). One that does not come back keeps its thread and gives its place in that count back; its
+//! path is remembered as hanging (`hanging`), and further questions about it wait without a thread, so
+//! that one dead mount below the origin costs a thread per path and not a thread per question.
 //!
 //! Special files are shown and never opened.
 
 mod attributes;
 mod bundle;
+mod calls;
+mod filesystem;
+mod hanging;
 mod listing;
 mod read;
+mod root;
 mod stat;
+mod threads;
 mod xattrs;
+
+pub use hanging::{HangingBound, HangingCalls};
 
 use super::error::OriginError;
 use super::exclusion::Exclusion;
-use super::failure::{failure_of_errno, worded};
+use super::failure::failure_of_errno;
 use super::options::OriginOptions;
-use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers};
+use super::sightings::Sightings;
+use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers, TurnStream, Turns};
 use bytes::Bytes;
+use calls::Usual;
 use copperfs_overlay::{
-    BundleRequest, BundleStream, Cursor, Failure, FailureKind, FilesystemUsage, ItemPath, Listing,
-    XattrList,
+    BundleRequest, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
 };
-use dashmap::DashSet;
+use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
-use rustix::fd::OwnedFd;
+use hanging::Hanging;
+use root::Root;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use threads::Threads;
+use tokio::sync::Semaphore;
 
 /// Never out of the origin, never through `/proc/self/fd` and its like, never along a link.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH
@@ -57,32 +66,28 @@ pub struct PosixOrigin {
 
 #[derive(Debug)]
 struct Shared {
-    root: OwnedFd,
+    root: Root,
+    /// What is known of the mounts below the root.
+    filesystems: Filesystems,
     /// The URI, for messages.
     label: Arc<str>,
     exclusion: Arc<Exclusion>,
-    permits: Arc<Semaphore>,
+    /// Places for calls that are carried out at a time …
+    places: Arc<Semaphore>,
+    /// … and how many there are.
+    at_a_time: usize,
+    threads: Threads,
+    usual: Usual,
+    hanging: Hanging,
     /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
     /// refused open costs a second one.
     atime_only: AtomicBool,
-    /// What threads are busy with that nobody waits for any more. Guards itself; held for look-ups only,
-    /// and taken after a batch's lock where both are.
-    hanging: Mutex<HashSet<Subject>>,
-    /// Told whenever `hanging` shrinks.
-    released: Notify,
-    /// Files of bundles under way that nobody has read yet. Bounded by the bundles that the read path
-    /// has under way.
-    bundled: DashSet<ItemPath>,
+    /// Which states of young files have settled.
+    sightings: Sightings,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
 }
-
-/// An action and the path that it is about.
-type Subject = (&'static str, ItemPath);
-
-/// The action whose hanging means that nothing below the path can be reached either.
-const STAT: &str = "stat";
 
 impl PosixOrigin {
     /// Opens directory `root`.
@@ -100,13 +105,8 @@ impl PosixOrigin {
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
         // Links in the root's own path are the administrator's business: plain open.
-        let fd = open(
-            root,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|errno| cannot_open(&label, errno))?;
-        check_kernel(&fd)?;
+        let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
+        check_kernel(&label, &fd)?;
         rustix::fs::accessat(
             &fd,
             ".",
@@ -114,22 +114,32 @@ impl PosixOrigin {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|errno| cannot_open(&label, errno))?;
+        let place = place_of(&fd, root);
         Ok(Self {
             shared: Arc::new(Shared {
-                root: fd,
+                root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
+                filesystems: Filesystems::of_origin(uri_of(root)),
                 label,
                 exclusion,
-                permits: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
+                places: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
+                at_a_time: options.posix_concurrency.max(1),
+                threads: Threads::default(),
+                usual: Usual::default(),
+                hanging: Hanging::new(Arc::clone(&options.hanging), place),
                 atime_only: AtomicBool::new(false),
-                hanging: Mutex::new(HashSet::new()),
-                released: Notify::new(),
-                bundled: DashSet::new(),
+                sightings: Sightings::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
             }),
         })
     }
+}
+
+/// Where the directory is, as the mount table names it; asks no filesystem.
+fn place_of(directory: &OwnedFd, named: &Path) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    std::fs::read_link(link).unwrap_or_else(|_| named.to_owned())
 }
 
 fn cannot_open(label: &str, errno: Errno) -> OriginError {
@@ -150,19 +160,30 @@ fn cannot_open(label: &str, errno: Errno) -> OriginError {
 }
 
 /// Tries what every later resolution relies on.
-fn check_kernel(root: &OwnedFd) -> Result<(), OriginError> {
+fn check_kernel(label: &str, root: &OwnedFd) -> Result<(), OriginError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    openat2(root, ".", flags, Mode::empty(), CONFINED).map_err(|errno| OriginError::Kernel {
-        call: "openat2",
-        source: errno.into(),
-        hint: "Linux 5.6 or newer is needed; in a container, its seccomp profile must allow openat2",
-    })?;
+    openat2(root, ".", flags, Mode::empty(), CONFINED)
+        .map_err(|errno| openat2_refused(label, errno))?;
     open("/proc/self/fd", flags, Mode::empty()).map_err(|errno| OriginError::Kernel {
         call: "/proc/self/fd",
         source: errno.into(),
         hint: "mount /proc",
     })?;
     Ok(())
+}
+
+/// Why `openat2` refused the origin's own directory. Three errors are about the call: the kernel does not
+/// have it, a seccomp filter forbids it, the kernel does not know its flags. Every other one is about
+/// the directory.
+fn openat2_refused(label: &str, errno: Errno) -> OriginError {
+    match errno {
+        Errno::NOSYS | Errno::PERM | Errno::INVAL => OriginError::Kernel {
+            call: "openat2",
+            source: errno.into(),
+            hint: "Linux 5.6 or newer is needed; in a container, its seccomp profile must allow openat2",
+        },
+        _ => cannot_open(label, errno),
+    }
 }
 
 impl Shared {
@@ -174,9 +195,10 @@ impl Shared {
             path.as_bytes()
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let root = self.root.now();
         let mut result = Err(Errno::AGAIN);
         for _ in 0..RESOLVE_ATTEMPTS {
-            result = openat2(&self.root, name, flags, Mode::empty(), CONFINED);
+            result = openat2(&root, name, flags, Mode::empty(), CONFINED);
             if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
                 break;
             }
@@ -184,124 +206,14 @@ impl Shared {
         result
     }
 
+    /// Goes on with the directory that the root's path leads to now, if another filesystem was mounted
+    /// there.
+    fn follow_root(&self) {
+        self.root.follow(&self.label);
+    }
+
     fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
         failure_of_errno(&self.label, action, path, errno)
-    }
-
-    fn too_slow(&self, action: &str, path: &ItemPath) -> Failure {
-        worded(
-            FailureKind::Unavailable,
-            &self.label,
-            action,
-            path,
-            &format_args!("no answer within {:?}", self.hang_timeout).to_string(),
-            "the storage hangs: check its servers and the network",
-        )
-    }
-
-    /// Whether somebody hangs in `action` on `path`, or on a directory on the way to it.
-    fn hangs(&self, action: &str, path: &ItemPath) -> bool {
-        let hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        hanging.iter().any(|(other, subject)| {
-            let on_the_way = *other == STAT && !subject.is_root() && path.is_within(subject);
-            on_the_way || (*other == action && subject == path)
-        })
-    }
-
-    fn set_hanging(&self, action: &'static str, path: ItemPath) {
-        self.hanging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert((action, path));
-    }
-
-    fn release(&self, action: &'static str, path: &ItemPath) {
-        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        if !hanging.is_empty() && hanging.remove(&(action, path.clone())) {
-            drop(hanging);
-            self.released.notify_waiters();
-        }
-    }
-
-    /// Waits, without a thread, until nobody hangs on `path`, and then for a place among the blocking
-    /// calls.
-    async fn admit(
-        &self,
-        action: &str,
-        path: &ItemPath,
-        deadline: Instant,
-    ) -> Result<OwnedSemaphorePermit, Failure> {
-        let admitted = async {
-            loop {
-                let mut released = std::pin::pin!(self.released.notified());
-                released.as_mut().enable();
-                if !self.hangs(action, path) {
-                    break;
-                }
-                released.await;
-            }
-            Arc::clone(&self.permits).acquire_owned().await
-        };
-        match timeout_at(deadline, admitted).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) | Err(_) => Err(self.too_slow(action, path)),
-        }
-    }
-
-    /// Runs `call` about `path` on a blocking thread.
-    async fn run<T: Send + 'static>(
-        self: Arc<Self>,
-        action: &'static str,
-        path: ItemPath,
-        call: impl FnOnce(&Arc<Self>, &ItemPath) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let deadline = Instant::now() + self.hang_timeout;
-        let permit = self.admit(action, &path, deadline).await?;
-        let returned = Arc::new(AtomicBool::new(false));
-        // Dropped when the asker has waited too long, and also when it goes away.
-        let _abandon = Abandon {
-            shared: &self,
-            action,
-            path: &path,
-            returned: Arc::clone(&returned),
-        };
-        let (shared, subject) = (Arc::clone(&self), path.clone());
-        let task = tokio::task::spawn_blocking(move || {
-            let result = call(&shared, &subject);
-            returned.store(true, Ordering::SeqCst);
-            shared.release(action, &subject);
-            drop(permit);
-            result
-        });
-        match timeout_at(deadline, task).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(join)) => {
-                let kind = FailureKind::Unavailable;
-                Err(worded(kind, &self.label, action, &path, &join, ""))
-            }
-            Err(_) => Err(self.too_slow(action, &path)),
-        }
-    }
-}
-
-/// Leaves a call to itself: while its thread is busy, it counts as hanging.
-struct Abandon<'a> {
-    shared: &'a Shared,
-    action: &'static str,
-    path: &'a ItemPath,
-    returned: Arc<AtomicBool>,
-}
-
-impl Drop for Abandon<'_> {
-    fn drop(&mut self) {
-        if self.returned.load(Ordering::SeqCst) {
-            return;
-        }
-        self.shared.set_hanging(self.action, self.path.clone());
-        // It may have returned just before, and found nothing to release.
-        if self.returned.load(Ordering::SeqCst) {
-            self.shared.release(self.action, self.path);
-        }
     }
 }
 
@@ -323,6 +235,10 @@ impl Origin for PosixOrigin {
         Box::pin(stat::stat(Arc::clone(&self.shared), parent, names))
     }
 
+    fn hanging(&self) -> Option<HangingCalls> {
+        self.shared.hanging.report()
+    }
+
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>> {
         Box::pin(read::open(Arc::clone(&self.shared), range))
     }
@@ -335,8 +251,8 @@ impl Origin for PosixOrigin {
         Some(Box::pin(reading))
     }
 
-    fn bundle(&self, request: BundleRequest) -> BundleStream {
-        bundle::stream(Arc::clone(&self.shared), request)
+    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
+        bundle::stream(Arc::clone(&self.shared), request, turns)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
@@ -369,7 +285,38 @@ impl Origin for PosixOrigin {
     }
 }
 
+/// The one form of a directory's URI: components only, whatever slashes and dots the user wrote.
+pub(crate) fn uri_of(root: &Path) -> String {
+    let plain: PathBuf = root.components().collect();
+    format!("file://{}", plain.display())
+}
+
 /// The directory's real path, for matching link targets and mount points.
 pub(crate) fn real_path(root: &Path) -> PathBuf {
     std::fs::canonicalize(root).unwrap_or_else(|_| root.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What refuses the directory is not taken for a kernel that is too old.
+    #[test]
+    fn only_errors_of_the_call_itself_blame_the_kernel() {
+        for errno in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {
+            let error = openat2_refused("file:///a", errno);
+            assert!(matches!(error, OriginError::Kernel { .. }), "{errno:?}");
+        }
+        for errno in [
+            Errno::ACCESS,
+            Errno::NOTCONN,
+            Errno::STALE,
+            Errno::IO,
+            Errno::MFILE,
+            Errno::NOMEM,
+        ] {
+            let error = openat2_refused("file:///a", errno);
+            assert!(matches!(error, OriginError::Directory { .. }), "{errno:?}");
+        }
+    }
 }

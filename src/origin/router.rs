@@ -16,13 +16,17 @@ pub use examine::{Finding, Outcome};
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use super::{ByteRange, ObjectOrigin, Origin, OriginError, StatAnswers};
+use super::{
+    Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
+    TurnStream, Turns,
+};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Timestamp, Version, XattrList,
+    ReadRequest, ReadStream, Standing, Timestamp, Version, XattrList,
 };
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use links::Served;
 pub use rules::NamespaceRules;
@@ -48,6 +52,8 @@ struct Shared {
 struct Mount {
     prefix: ItemPath,
     uri: String,
+    /// The one form of `uri`, whatever form each root was given.
+    place: String,
     origin: Arc<dyn Origin>,
     exclusion: Arc<Exclusion>,
     /// For the request at start that shows whether a store answers.
@@ -86,7 +92,9 @@ impl Origins {
     }
 
     /// What lies at the top of every origin, in short: two nodes that see the same storage get the
-    /// same, those that see directories of their own under the same name (a local disk) do not.
+    /// same, those that see directories of their own under the same name (a local disk) do not. Versions
+    /// are part of it, and so is the identity of the filesystem that holds them. Where a filesystem has
+    /// none, names, inode numbers, sizes and times are compared, and nothing else.
     ///
     /// # Errors
     /// Storage does not answer.
@@ -110,7 +118,30 @@ impl Origins {
             now.throttled += throttled;
             now.concurrency += u64::try_from(concurrency).unwrap_or(u64::MAX);
         }
+        for hanging in self.shared.mounts.iter().filter_map(|m| m.origin.hanging()) {
+            now.hanging += u64::try_from(hanging.calls).unwrap_or(u64::MAX);
+        }
         now
+    }
+
+    /// What calls into storage hang, if any do: how many, and the oldest, by its path in the namespace.
+    #[must_use]
+    pub fn hanging(&self) -> Option<HangingCalls> {
+        let mut all: Option<HangingCalls> = None;
+        for mount in &self.shared.mounts {
+            let Some(mut here) = mount.origin.hanging() else {
+                continue;
+            };
+            let below = here.path.components();
+            let path = below.fold(mount.prefix.clone(), |path, name| {
+                path.join(name).unwrap_or(path)
+            });
+            here.path = path;
+            let calls = here.calls + all.as_ref().map_or(0, |all| all.calls);
+            let oldest = all.filter(|all| all.since >= here.since).unwrap_or(here);
+            all = Some(HangingCalls { calls, ..oldest });
+        }
+        all
     }
 }
 
@@ -118,9 +149,16 @@ impl Origins {
 const COMPARED_ENTRIES: usize = 256;
 
 impl Mount {
+    /// What tells this storage from another one that goes by the same URI.
+    ///
+    /// Made of what stays while storage is in use: the URI, the identity of the top directory (its
+    /// version: inode and time of birth, nothing that changes with its entries), and the names and kinds
+    /// of its entries. No size and no time of a file is in it: another root looks a moment later, and
+    /// a log that grows would make the same storage look different. A name that comes or goes between
+    /// two looks does; whoever compares looks again.
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(self.uri.as_bytes());
+        hasher.update(self.place.as_bytes());
         let listed = self
             .origin
             .list(ItemPath::root(), None, COMPARED_ENTRIES)
@@ -133,7 +171,9 @@ impl Mount {
             }
             Err(failure) => return Err(failure),
         };
-        hasher.update(&listing.directory.version.to_bytes());
+        // Of the version only what tells directories apart: no time of a status change, no standing.
+        let top = listing.directory.version.standing_as(Standing::Lasting);
+        hasher.update(&top.changed_at(b"").to_bytes());
         let hidden = self.exclusion.now();
         let mut entries: Vec<&Entry> = listing.entries.iter().collect();
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -142,10 +182,9 @@ impl Mount {
             if path.is_ok_and(|path| hidden.covers(&path)) {
                 continue;
             }
-            hasher.update(&entry.name).update(b"/");
-            if let Some(attributes) = &entry.attributes {
-                hasher.update(&attributes.version.to_bytes());
-            }
+            // No name has a slash, so no other names and kinds make the same bytes.
+            hasher.update(&entry.name);
+            hasher.update(format!("/{:?}/", entry.kind).as_bytes());
         }
         Ok(truncated(&hasher))
     }
@@ -510,6 +549,16 @@ impl Place {
     }
 }
 
+impl Storage for Origins {
+    fn bundle_in_turn(
+        &self,
+        request: BundleRequest,
+        turns: Arc<dyn Turns>,
+    ) -> Result<TurnStream, Failure> {
+        self.shared.bundle(request, turns)
+    }
+}
+
 impl Files for Origins {
     fn list(
         &self,
@@ -541,7 +590,9 @@ impl Files for Origins {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        Box::pin(std::future::ready(self.shared.bundle(request)))
+        let items = self.shared.bundle(request, Arc::new(Alone));
+        let items = items.map(|items| items.map(|(item, _turn)| Ok(item)).boxed());
+        Box::pin(std::future::ready(items))
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
@@ -594,7 +645,6 @@ fn synthetic_attributes() -> Attributes {
         mtime: epoch,
         ctime: epoch,
         version: Version::from_data([0; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     }

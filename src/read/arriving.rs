@@ -211,7 +211,6 @@ mod tests {
                 mtime: time,
                 ctime: time,
                 version: Version::of(b"d"),
-                provisional: false,
                 link_target: None,
                 content: None,
             },

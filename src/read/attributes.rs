@@ -3,13 +3,12 @@
 use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
 use super::lease::{Lease, least_for_child};
 use super::listings::ListingKey;
-use super::single_flight::{Joined, Lead, answer_of};
-use super::{Inner, PROVISIONAL_TTL, ReadPath};
+use super::single_flight::{Joined, Lead, Pending, answer_of};
+use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, Entry, Failure, FailureKind, FilesystemUsage, ItemPath, Leased, Version, XattrList,
+    Attributes, Entry, Failure, FailureKind, ItemPath, Leased, Version, XattrList,
 };
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ pub enum Found {
     Absent,
 }
 
+type PendingAttributes = Pending<Result<Known, Failure>>;
 type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
 
 /// What is known of one name, and until when.
@@ -31,7 +31,22 @@ pub(super) struct Known {
     lease: Lease,
 }
 
+/// For whom names are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Demand {
+    /// Somebody wants to know. What has not settled is looked at again.
+    Reader,
+    /// This is that second look.
+    Second,
+    /// Somebody wants to know, after storage has denied this version.
+    Denied(Version),
+}
+
 impl Known {
+    pub(super) fn into_found(self) -> Found {
+        self.found
+    }
+
     pub(super) fn leased(self) -> Leased<Found> {
         Leased {
             value: self.found,
@@ -64,8 +79,10 @@ pub(super) struct KnownXattrs {
     lease: Lease,
 }
 
+/// Whether attributes that came at `since` may be used: those of a version that has not settled only
+/// until another look would settle it.
 pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
-    !attributes.provisional || since.elapsed() < PROVISIONAL_TTL
+    attributes.version.is_settled() || since.elapsed() < attributes.granularity()
 }
 
 impl ReadPath {
@@ -179,7 +196,7 @@ impl ReadPath {
     /// What is known of `name` without a message, for the attributes of a directory page.
     pub fn peek_attributes(&self, parent: &ItemPath, entry: &Entry) -> Option<Attributes> {
         if let Some(attributes) = &entry.attributes
-            && !attributes.provisional
+            && attributes.version.is_settled()
         {
             return Some(attributes.clone());
         }
@@ -198,7 +215,7 @@ impl ReadPath {
         entry: &Entry,
     ) -> Option<Leased<Attributes>> {
         if let Some(attributes) = &entry.attributes
-            && !attributes.provisional
+            && attributes.version.is_settled()
         {
             return Some(Leased {
                 value: attributes.clone(),
@@ -248,6 +265,28 @@ impl ReadPath {
         names: Vec<Bytes>,
         least: Duration,
     ) -> Vec<Result<Known, Failure>> {
+        let answers = self.ask_names(parent, names, least, Demand::Reader);
+        let mut found = Vec::with_capacity(answers.len());
+        for answer in answers {
+            found.push(match answer {
+                Err(answered) => answered,
+                Ok(pending) => answer_of(pending)
+                    .await
+                    .unwrap_or_else(|| Err(given_up(parent))),
+            });
+        }
+        found
+    }
+
+    /// Begins to ask for `names` in `parent`, as far as nobody has. Gives what is known, or is on its way,
+    /// in the order of `names`.
+    pub(super) fn ask_names(
+        &self,
+        parent: &ItemPath,
+        names: Vec<Bytes>,
+        least: Duration,
+        demand: Demand,
+    ) -> Vec<Result<PendingAttributes, Result<Known, Failure>>> {
         let inner = &self.0;
         let mut answers = Vec::with_capacity(names.len());
         let mut leads = Vec::new();
@@ -271,19 +310,10 @@ impl ReadPath {
             drop(
                 inner
                     .runtime
-                    .spawn(Arc::clone(inner).stat(parent.clone(), leads, None)),
+                    .spawn(Arc::clone(inner).stat(parent.clone(), leads, demand)),
             );
         }
-        let mut found = Vec::with_capacity(answers.len());
-        for answer in answers {
-            found.push(match answer {
-                Err(answered) => answered,
-                Ok(pending) => answer_of(pending)
-                    .await
-                    .unwrap_or_else(|| Err(given_up(parent))),
-            });
-        }
-        found
+        answers
     }
 
     /// All extended attributes of `path`, if they are here (or known to be unsupported).
@@ -323,14 +353,6 @@ impl ReadPath {
             None => Err(given_up(path)),
         }
     }
-
-    /// Usage of the filesystem behind `path`. Not cached.
-    ///
-    /// # Errors
-    /// Faults.
-    pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
-        self.0.source.usage(path.clone()).await
-    }
 }
 
 impl Inner {
@@ -343,25 +365,46 @@ impl Inner {
         }
     }
 
-    /// Metadata that is on its way answers those who wait for it already, but is neither kept nor given
-    /// to those who ask from now on.
-    pub(super) fn forget_metadata_flights(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        for view in self
-            .views
-            .get()
-            .into_iter()
-            .flatten()
-            .filter_map(Weak::upgrade)
+    /// As [`Inner::forget_attributes`], of a file whose version has not settled: what its directory's listing
+    /// says of it ends by itself.
+    pub(super) fn forget_unsettled(&self, path: &ItemPath) {
+        let unsettled = |known: &KnownAttributes| matches!(&known.known.found, Found::Attributes(known) if !known.version.is_settled());
+        if self
+            .attributes
+            .peek(path)
+            .is_some_and(|known| unsettled(&known))
         {
-            view.listing_flights.forget_all();
-            view.attribute_flights.forget_all();
-            view.xattr_flights.forget_all();
+            self.attributes.remove(path);
         }
     }
 
+    /// Metadata that is on its way answers those who wait for it already, but is neither kept nor given
+    /// to those who ask from now on.
+    pub(super) fn forget_metadata_flights(&self) {
+        self.epoch.clear(&ItemPath::root());
+        for view in self.views() {
+            view.listing_flights.forget_all();
+            view.attribute_flights.forget_all();
+            view.xattr_flights.forget_all();
+            view.arriving.clear();
+        }
+    }
+
+    /// The same of blocks of `path` and below.
+    pub(super) fn forget_data_flights(&self, path: &ItemPath) {
+        self.data_epoch.clear(path);
+        for view in self.views() {
+            (view.block_flights).retain(|_, flight| !flight.path().is_within(path));
+        }
+    }
+
+    fn views(&self) -> impl Iterator<Item = Arc<Self>> {
+        let views = self.views.get().into_iter().flatten();
+        views.filter_map(Weak::upgrade)
+    }
+
     /// What the attributes cache knows of `path`, with more than `least` of its lease left.
-    fn known(&self, path: &ItemPath, least: Duration) -> Option<Known> {
+    pub(super) fn known(&self, path: &ItemPath, least: Duration) -> Option<Known> {
         let known = self.attributes.peek(path)?;
         known.holds_for(least).then_some(known.known)
     }
@@ -421,6 +464,10 @@ impl Inner {
                 .collect(),
             None => Vec::new(),
         };
+        let unsettled = self.unsettled_with(parent, name, directory);
+        if !unsettled.is_empty() {
+            names = unsettled;
+        }
         if !names.iter().any(|other| other == name) {
             names = vec![Bytes::copy_from_slice(name)];
         }
@@ -443,7 +490,7 @@ impl Inner {
         let came_along = entry
             .attributes
             .as_ref()
-            .is_some_and(|attributes| !attributes.provisional);
+            .is_some_and(|attributes| attributes.version.is_settled());
         came_along && directory.lease().holds_for(Duration::ZERO)
             || parent
                 .join(&entry.name)
@@ -451,45 +498,62 @@ impl Inner {
     }
 
     /// Asks for the attributes of several names of one directory at once; of one name, after storage has
-    /// denied its version `denied`.
+    /// denied a version of it.
     pub(super) async fn stat(
         self: Arc<Self>,
         parent: ItemPath,
         leads: Vec<(Bytes, AttributesLead)>,
-        denied: Option<Version>,
+        demand: Demand,
     ) {
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let asked_at = self.epoch.now();
         let names = leads.iter().map(|(name, _)| name.clone()).collect();
         let asked = Instant::now();
-        let (answers, given) = match self.source.stat_unlike(parent, names, denied).await {
+        let denied = match demand {
+            Demand::Denied(version) => Some(version),
+            Demand::Reader | Demand::Second => None,
+        };
+        let stat = self.source.stat_unlike(parent.clone(), names, denied);
+        let (answers, given) = match stat.await {
             Ok(answers) => (answers.value, answers.lease),
             Err(failure) => (leads.iter().map(|_| Err(failure.clone())).collect(), None),
         };
         let lease = Lease::granted(asked, self.options.lease, given);
-        let keep = self.epoch.load(Ordering::Acquire) == epoch;
-        for ((_, lead), answer) in leads.into_iter().zip(answers) {
+        let mut unsettled = Vec::new();
+        for ((name, lead), answer) in leads.into_iter().zip(answers) {
             let found = match answer {
                 Ok(attributes) => Ok(Found::Attributes(attributes)),
                 Err(failure) if failure.kind == FailureKind::NotFound => Ok(Found::Absent),
                 Err(failure) => Err(failure),
             };
-            let answer = found.map(|found| Known { found, lease });
-            if let Ok(known) = &answer
-                && keep
+            if let Ok(Found::Attributes(attributes)) = &found
+                && !attributes.version.is_settled()
             {
+                unsettled.push(Entry {
+                    name,
+                    kind: attributes.kind,
+                    attributes: Some(attributes.clone()),
+                });
+            }
+            let answer = found.map(|found| Known { found, lease });
+            if let Ok(known) = &answer {
                 let known = KnownAttributes {
                     known: known.clone(),
                     since: Instant::now(),
                 };
-                let weight = lead.key().as_bytes().len() as u64 + ENTRY_BYTES + ATTRIBUTES_BYTES;
-                self.attributes.insert(lead.key().clone(), known, weight);
+                let path = lead.key();
+                let weight = path.as_bytes().len() as u64 + ENTRY_BYTES + ATTRIBUTES_BYTES;
+                let keep = || self.attributes.insert(path.clone(), known, weight);
+                self.epoch.keep(asked_at, path, keep);
             }
             lead.answer(answer);
+        }
+        if demand != Demand::Second {
+            self.settle_soon(&parent, &unsettled);
         }
     }
 
     async fn fetch_xattrs(self: Arc<Self>, lead: Lead<ItemPath, KnownXattrs>) {
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let asked_at = self.epoch.now();
         let asked = Instant::now();
         let (answer, given) = match self.source.xattrs(lead.key().clone()).await {
             Ok(list) => (Ok(Arc::new(list.value)), list.lease),
@@ -505,12 +569,11 @@ impl Inner {
         };
         let lease = Lease::granted(asked, self.options.lease, given);
         let known = KnownXattrs { answer, lease };
-        if let Some(bytes) = bytes
-            && self.epoch.load(Ordering::Acquire) == epoch
-        {
-            let weight = (bytes + lead.key().as_bytes().len()) as u64 + ENTRY_BYTES;
-            self.xattrs
-                .insert(lead.key().clone(), known.clone(), weight);
+        if let Some(bytes) = bytes {
+            let path = lead.key();
+            let weight = (bytes + path.as_bytes().len()) as u64 + ENTRY_BYTES;
+            let keep = || self.xattrs.insert(path.clone(), known.clone(), weight);
+            self.epoch.keep(asked_at, path, keep);
         }
         lead.answer(known);
     }

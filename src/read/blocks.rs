@@ -2,20 +2,22 @@
 
 use super::flight::{Flight, Progress};
 use super::parts::{Cut, Part, Parts, Place};
+use super::room::{Charge, FETCH_BYTES_MAX};
 use super::streams::{Pattern, ReadAhead};
 use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath,
-    ReadRequest, ReadStream, STRIPE_BLOCKS, Version,
+    ReadRequest, ReadStream, STRIPE_BLOCKS, UNSETTLED_BYTES_MAX, Version,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Names what a file holds in the block cache: a hash of its content and size where its content is
 /// known, so that equal files are one, and of its path and version otherwise.
@@ -33,6 +35,18 @@ impl FileId {
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
+    }
+
+    /// As [`FileId::of_place`], of a version that tells nothing about the next launch: no other process
+    /// gives this identity, so that nothing finds on a disk what an earlier one has kept under it.
+    fn of_launch(path: &ItemPath, version: Version) -> Self {
+        static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
+        let process = PROCESS.get_or_init(|| {
+            let random = RandomState::new();
+            [random.hash_one(0), random.hash_one(1)]
+        });
+        let [one, two] = process.map(u64::to_le_bytes);
+        Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
     }
 
     fn of_content(content: &ContentHash, size: u64) -> Self {
@@ -71,12 +85,22 @@ pub struct FileRef {
 }
 
 impl FileRef {
+    /// Whether what is kept of it may be found by a later process: its content is known, or its version
+    /// tells it from every later state.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.content.is_some() || self.version.outlives_launch()
+    }
+}
+
+impl FileRef {
     /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
     #[must_use]
     pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
         let id = match &content {
             Some(content) => FileId::of_content(content, size),
-            None => FileId::of_place(&path, version),
+            None if version.outlives_launch() => FileId::of_place(&path, version),
+            None => FileId::of_launch(&path, version),
         };
         Self {
             path,
@@ -85,6 +109,19 @@ impl FileRef {
             content,
             id,
         }
+    }
+
+    /// The file that another node asks for. Its promise of a content counts only where it can be held
+    /// against the bytes, of a file of one block: under any other one the bytes of this file would be
+    /// given to those who ask for that content's.
+    pub(super) fn asked(
+        path: ItemPath,
+        version: Version,
+        size: u64,
+        content: Option<ContentHash>,
+    ) -> Self {
+        let content = content.filter(|_| size.div_ceil(BLOCK_BYTES) == 1);
+        Self::new(path, version, size, content)
     }
 
     /// The file at `path` that `attributes` describe.
@@ -233,14 +270,22 @@ impl ReadPath {
             return Ok(Cut::default());
         }
         self.0.data.count_miss();
+        if !file.version.is_settled() && !self.is_read_at_once(file) {
+            return Err(must_settle(file));
+        }
         if offset == 0 {
             // A bundle brings this file first.
             self.reading(file);
         }
         if self.is_small(file) {
-            let first = range.start / BLOCK_BYTES;
+            let first = match file.version.is_settled() {
+                true => range.start / BLOCK_BYTES,
+                // By one request.
+                false => 0,
+            };
             let wanted = [first..file.block_count(), 0..first];
             let reading = self.read_blocks(file, &range, &wanted);
+            // What is put together, or the blocks that it is a part of.
             let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
             let bytes = ReadRequest::block_len(file.size, first) * blocks;
             return self.0.room.within(bytes, reading).await;
@@ -311,6 +356,11 @@ impl ReadPath {
     fn is_small(&self, file: &FileRef) -> bool {
         let promised = file.content.is_some() && file.block_count() == 1;
         file.size <= self.0.whole_file_max || promised
+    }
+
+    /// Whether one request brings all of the file: under a version that has not settled there is only one.
+    fn is_read_at_once(&self, file: &FileRef) -> bool {
+        self.is_small(file) && file.size <= UNSETTLED_BYTES_MAX
     }
 
     /// The whole content of a small file, if it is cached. Not counted as a hit.
@@ -417,7 +467,11 @@ impl ReadPath {
             Entry::Vacant(_) if inner.data.contains(&file.key(index)) => None,
             Entry::Vacant(entry) => {
                 let len = ReadRequest::block_len(file.size, index);
-                let flight = Arc::new(Flight::new(file.path.clone(), to_usize(len)));
+                let flight = Arc::new(Flight::new(
+                    file.path.clone(),
+                    inner.data_epoch.now(),
+                    to_usize(len),
+                ));
                 drop(entry.insert(Arc::clone(&flight)));
                 Some(flight)
             }
@@ -455,6 +509,20 @@ impl Inner {
         }
     }
 
+    /// Keeps what `flight` has brought, unless it was cleared meanwhile, and takes it off the list of
+    /// flights; [`Flight::finish`] follows.
+    pub(super) fn land(&self, key: BlockKey, flight: &Arc<Flight>, block: &Block, weight: u64) {
+        let keep = || self.data.insert(key, block.clone(), weight);
+        self.data_epoch.keep(flight.asked(), flight.path(), keep);
+        self.end_flight(&key, flight);
+    }
+
+    /// Takes `flight` off the list; there may be another one by now, begun after a clear.
+    pub(super) fn end_flight(&self, key: &BlockKey, flight: &Arc<Flight>) {
+        self.block_flights
+            .remove_if(key, |_, listed| Arc::ptr_eq(listed, flight));
+    }
+
     /// Where `failure` of a read of `file` says that the metadata that led to it is wrong, the next
     /// look-up asks again. What is known of another version stays: after a `chmod -R` the first file
     /// renews its directory's listing, and the others find their new versions in it.
@@ -462,6 +530,8 @@ impl Inner {
         let renewed = || self.known_unlike(&file.path, file.version).is_some();
         match failure.kind {
             FailureKind::Stale if renewed() => {}
+            // Its listing is right, and says nothing of this file any more once it could have settled.
+            FailureKind::Stale if !file.version.is_settled() => self.forget_unsettled(&file.path),
             FailureKind::Stale | FailureKind::NotFound => self.forget_attributes(&file.path),
             _ => {}
         }
@@ -479,17 +549,22 @@ struct Fetch {
 impl Fetch {
     async fn run(mut self) {
         let source = self.inner.source_of(&self.file);
+        let block_count = self.flights.len() as u64;
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
             size: self.file.size,
             first_block: self.next_block,
-            block_count: self.flights.len() as u64,
+            block_count,
             content: self.file.content,
             through: false,
         };
-        let outcome = match source.read(request).await {
-            Ok(stream) => self.fill(stream).await,
+        let block_bytes = ReadRequest::block_len(self.file.size, self.next_block);
+        let bytes = block_bytes.saturating_mul(block_count).min(FETCH_BYTES_MAX);
+        let room = Arc::clone(&self.inner.room);
+        let mut charge = room.fetch(bytes).await;
+        let outcome = match charge.awaiting(source.read(request)).await {
+            Ok(stream) => self.fill(stream, &mut charge).await,
             Err(failure) => Err(failure),
         };
         let failure = match outcome {
@@ -500,11 +575,16 @@ impl Fetch {
         self.fail_rest(&failure);
     }
 
-    async fn fill(&mut self, mut stream: ReadStream) -> Result<(), Failure> {
+    async fn fill(&mut self, mut stream: ReadStream, charge: &mut Charge) -> Result<(), Failure> {
         while let Some(flight) = self.flights.as_slice().first().map(Arc::clone) {
             let hash = loop {
-                match stream.next().await {
+                match charge.awaiting(stream.next()).await {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
+                        if flight.is_empty() {
+                            charge.begin().await;
+                        } else {
+                            charge.go_on();
+                        }
                         flight.push(bytes)?;
                     }
                     Some(Ok(BlockPart::Restart)) => flight.restart(),
@@ -520,8 +600,7 @@ impl Fetch {
             self.file.check(hash)?;
             let key = self.file.key(self.next_block);
             let weight = block.bytes.len() as u64;
-            self.inner.data.insert(key, block.clone(), weight);
-            self.inner.block_flights.remove(&key);
+            self.inner.land(key, &flight, &block, weight);
             flight.finish(Ok(block));
             self.next_block += 1;
             self.flights.next();
@@ -532,8 +611,7 @@ impl Fetch {
     fn fail_rest(&mut self, failure: &Failure) {
         for flight in self.flights.by_ref() {
             self.inner
-                .block_flights
-                .remove(&self.file.key(self.next_block));
+                .end_flight(&self.file.key(self.next_block), &flight);
             flight.finish(Err(failure.clone()));
             self.next_block += 1;
         }
@@ -548,6 +626,12 @@ impl Drop for Fetch {
             "the node is shutting down",
         ));
     }
+}
+
+/// The answer to a read of a file that several requests would bring, of a version that has not settled.
+fn must_settle(file: &FileRef) -> Failure {
+    let detail = format!("{}: too young to be read in parts", file.path);
+    Failure::new(FailureKind::Stale, detail)
 }
 
 pub(super) async fn landed(flight: &Flight) -> Result<Block, Failure> {

@@ -12,8 +12,10 @@
 //! Who reads many files of a large directory in no order has all of it brought (`scattered`).
 //!
 //! While a bundle is under way its files have flights, so that a reader joins it; one who waits for a
-//! file far behind in it has that one asked for by itself (`urgent`). A bundle of which nothing comes for [`PATIENCE`] is given up. However it ends, whoever waits for a
-//! file that it did not bring gets a request of its own.
+//! file far behind in it has that one asked for by itself (`urgent`). A bundle is never given up while
+//! it may still bring something: what storage reads for it would be read again. One of which nothing
+//! comes for [`PATIENCE`] keeps no others from being begun. However it ends, one who waits for a file that
+//! it did not bring gets a request of its own.
 
 use super::blocks::{FileRef, Haste};
 use super::directory::Directory;
@@ -53,9 +55,11 @@ const UNDER_WAY_MAX: usize = 8;
 const FOR_CHILDREN_MAX: usize = 64;
 /// Directories that are listed and brought ahead of one who goes from directory to directory.
 const DIRECTORIES_AHEAD: usize = 2;
-/// How long a bundle may bring nothing before it is given up: one file that hangs must not keep the
-/// readers of the others.
+/// How long a bundle may bring nothing before another may be begun in its place.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Bundles that have brought nothing for so long; with more of them none is begun. They end when storage,
+/// or the node above, gives the files up that hang.
+const STALLED_MAX: usize = 64;
 /// Files that are reported as arrived together, if they arrive together.
 const REPORT_FILES: usize = 32;
 
@@ -91,8 +95,9 @@ pub(super) struct Account {
     useful_bytes: AtomicU64,
     /// What was brought to readers in no order has an account of its own.
     pub(super) scattered: scattered::Account,
-    under_way: AtomicUsize,
+    pub(super) under_way: AtomicUsize,
     for_children: AtomicUsize,
+    pub(super) stalled: AtomicUsize,
     /// The directory that a reader has just gone through to its end: it may carry on in the next one.
     /// Guards itself; held for a copy of a path.
     walked_out: Mutex<Option<ItemPath>>,
@@ -140,7 +145,11 @@ impl Account {
 
     /// Whether another bundle may be begun.
     pub(super) fn has_room(&self) -> bool {
-        self.under_way.load(Ordering::Relaxed) < UNDER_WAY_MAX
+        self.under_way.load(Ordering::Relaxed) < UNDER_WAY_MAX && !self.is_stuck()
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed) >= STALLED_MAX
     }
 }
 
@@ -368,6 +377,7 @@ impl ReadPath {
             directory: directory.clone(),
             files,
             own,
+            stalled: false,
             arrived: Vec::new(),
         };
         drop(self.0.runtime.spawn(bring.run()));
@@ -427,11 +437,13 @@ impl ReadPath {
         let BundleRequest { directory, files } = request;
         let file_of = |(index, file): (usize, BundleFile)| {
             let path = directory.join(&file.name).ok()?;
-            let file = FileRef::new(path, file.version, file.size, file.content);
+            let file = FileRef::asked(path, file.version, file.size, file.content);
             Some((index, file))
         };
         let files: Vec<_> = files.into_iter().enumerate().filter_map(file_of).collect();
-        if self.0.bundles.for_children.load(Ordering::Relaxed) < FOR_CHILDREN_MAX {
+        let account = &self.0.bundles;
+        let under_way = account.for_children.load(Ordering::Relaxed);
+        if under_way < FOR_CHILDREN_MAX && !account.is_stuck() {
             let missing = files.iter();
             let claim = |(_, file): &(_, FileRef)| Some((file.clone(), self.claim(file, 0)?));
             let claimed: Vec<_> = missing.filter_map(claim).collect();
@@ -464,6 +476,8 @@ struct Bring {
     files: Vec<Option<Waiting>>,
     /// Decided on here, not by a child.
     own: bool,
+    /// It counts as stalled, and no more among those under way.
+    stalled: bool,
     /// Here, and to be reported.
     arrived: Vec<FileRef>,
 }
@@ -475,13 +489,15 @@ impl Bring {
             files: self.files.iter().flatten().map(wanted).collect(),
         };
         let inner = Arc::clone(&self.path.0);
+        // One file at a time is put together, and goes into the cache.
+        let sizes = self.files.iter().flatten().map(|(file, _)| file.size);
+        let _charge = inner.room.fetch(sizes.max().unwrap_or(0)).await;
         let opening = inner.source.bundle(request);
-        match timeout(PATIENCE, opening).await {
-            Ok(Ok(stream)) => self.fill(stream).await,
-            Ok(Err(failure)) => {
+        match self.patiently(opening).await {
+            Ok(stream) => self.fill(stream).await,
+            Err(failure) => {
                 tracing::debug!(directory = %self.directory, %failure, "no bundle");
             }
-            Err(_elapsed) => self.give_up(),
         }
         // The rest is given back as this is dropped.
     }
@@ -492,10 +508,7 @@ impl Bring {
                 Some(ready) => ready,
                 None => {
                     self.report();
-                    match timeout(PATIENCE, stream.next()).await {
-                        Ok(next) => next,
-                        Err(_elapsed) => return self.give_up(),
-                    }
+                    self.patiently(stream.next()).await
                 }
             };
             match next {
@@ -509,8 +522,31 @@ impl Bring {
         }
     }
 
-    fn give_up(&self) {
-        tracing::debug!(directory = %self.directory, "a bundle that brings nothing was given up");
+    /// Waits for `coming`; while it lets wait for too long, the bundle counts as stalled.
+    async fn patiently<T>(&mut self, coming: impl Future<Output = T>) -> T {
+        let mut coming = std::pin::pin!(coming);
+        if let Ok(come) = timeout(PATIENCE, &mut coming).await {
+            return come;
+        }
+        tracing::debug!(directory = %self.directory, "a bundle brings nothing");
+        self.set_stalled(true);
+        let come = coming.await;
+        self.set_stalled(false);
+        come
+    }
+
+    fn set_stalled(&mut self, stalled: bool) {
+        if self.stalled != stalled {
+            let account = &self.path.0.bundles;
+            let under_way = account.count_of(self.own);
+            let (from, to) = match stalled {
+                true => (under_way, &account.stalled),
+                false => (&account.stalled, under_way),
+            };
+            from.fetch_sub(1, Ordering::Relaxed);
+            to.fetch_add(1, Ordering::Relaxed);
+            self.stalled = stalled;
+        }
     }
 
     fn land(&mut self, item: BundleItem) {
@@ -531,8 +567,7 @@ impl Bring {
             path: file.path.clone(),
         };
         let key = file.key(0);
-        inner.data.insert(key, block.clone(), file.size);
-        inner.block_flights.remove(&key);
+        inner.land(key, &flight, &block, file.size);
         // The map's share is gone: whoever else holds one waits.
         let wanted = Arc::strong_count(&flight) > 1;
         flight.finish(Ok(block));
@@ -560,6 +595,7 @@ impl Drop for Bring {
         for (file, flight) in std::mem::take(&mut self.files).into_iter().flatten() {
             self.path.give_back(&file, flight);
         }
+        self.set_stalled(false);
         let count = self.path.0.bundles.count_of(self.own);
         count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -580,6 +616,8 @@ impl ReadPath {
             .block_flights
             .remove_if(&file.key(0), unwanted)
             .is_none()
+            // A clear may have taken it off the list.
+            && Arc::strong_count(&flight) > 1
         {
             self.launch(file, 0, &mut vec![flight]);
         }

@@ -1,5 +1,6 @@
 //! A block on its way here: a buffer that grows, and those who wait for it or forward it.
 
+use super::epoch::Moment;
 use super::{Block, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
@@ -21,6 +22,9 @@ pub(super) enum Progress {
 /// So many failed fetches of equal files at other paths are waited for before one fails for good: with
 /// more of them, something else is wrong.
 const DETOURS_MAX: u32 = 4;
+
+/// What is copied of a block under way for a child at a time.
+const FORWARD_BYTES_MAX: usize = 128 << 10;
 
 #[derive(Debug, Default)]
 struct Filling {
@@ -51,6 +55,7 @@ const LANDED: u8 = 3;
 pub(super) struct Flight {
     /// The file it was begun for. Those who wait may want it for an equal file elsewhere.
     path: ItemPath,
+    asked: Moment,
     len: usize,
     way: AtomicU8,
     /// Guards the bytes so far. Held for a copy of at most one block, never across an await.
@@ -59,9 +64,10 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(path: ItemPath, len: usize) -> Self {
+    pub(super) fn new(path: ItemPath, asked: Moment, len: usize) -> Self {
         Self {
             path,
+            asked,
             len,
             way: AtomicU8::new(PLAIN),
             filling: Mutex::default(),
@@ -73,6 +79,15 @@ impl Flight {
     /// path, and this has not happened [`DETOURS_MAX`] times already.
     pub(super) fn is_elsewhere(&self, file: &FileRef, detours: u32) -> bool {
         self.path != file.path && detours < DETOURS_MAX
+    }
+
+    pub(super) fn path(&self) -> &ItemPath {
+        &self.path
+    }
+
+    /// When it was begun.
+    pub(super) fn asked(&self) -> Moment {
+        self.asked
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<Progress> {
@@ -108,6 +123,11 @@ impl Flight {
         self.way
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
+    }
+
+    /// Whether none of its bytes are here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().arrived() == 0
     }
 
     /// Appends bytes as they arrive.
@@ -179,15 +199,16 @@ impl Flight {
         });
     }
 
-    /// The bytes behind `from`, if the block has begun anew so often.
+    /// The bytes behind `from`, at most [`FORWARD_BYTES_MAX`], if the block has begun anew so often.
     pub(super) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
         let filling = self.lock();
         if filling.restarts != restarts || filling.arrived() <= from {
             return None;
         }
+        let to = filling.arrived().min(from + FORWARD_BYTES_MAX);
         Some(match &filling.whole {
-            Some(whole) => whole.slice(from..),
-            None => Bytes::copy_from_slice(&filling.bytes[from..]),
+            Some(whole) => whole.slice(from..to),
+            None => Bytes::copy_from_slice(&filling.bytes[from..to]),
         })
     }
 

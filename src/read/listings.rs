@@ -12,7 +12,6 @@ use copperfs_overlay::{
     ListingStream,
 };
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A directory's page in the listings cache. Page 0 is the only one but for large directories.
@@ -185,7 +184,9 @@ impl ReadPath {
         if known.is_some() && known == directory.digest() {
             return Ok(Listed::Unchanged { lease });
         }
-        let mut listing: ListingStream = directory.to_listing(&path)?.into();
+        let mut listing = directory.to_listing(&path)?;
+        inner.with_settled(&path, &directory, &mut listing.entries);
+        let mut listing: ListingStream = listing.into();
         listing.head.lease = lease;
         Ok(Listed::Listing(listing))
     }
@@ -231,7 +232,7 @@ impl Inner {
         lead: Lead<ListingKey, Result<Arc<Directory>, Failure>>,
         arriving: Arc<Arriving>,
     ) {
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let asked_at = self.epoch.now();
         let key = lead.key();
         let held = self.held(key).await;
         let known = held.as_ref().and_then(|directory| directory.digest());
@@ -259,9 +260,13 @@ impl Inner {
                 .map(|itself| Arc::new(Directory::unlistable(itself.value, grant(itself.lease)))),
             Err(failure) => Err(failure),
         };
-        if self.epoch.load(Ordering::Acquire) == epoch {
+        let keep = || {
             self.keep_listing(key, held.as_ref(), &answer);
-        }
+            if let Ok(directory) = &answer {
+                self.settle_directory(&key.path, directory);
+            }
+        };
+        self.epoch.keep(asked_at, &key.path, keep);
         arriving.end(answer.clone());
         self.arriving
             .remove_if(lead.key(), |_, held| Arc::ptr_eq(held, &arriving));

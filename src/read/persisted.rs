@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Listings that wait to be written, or paths to be cleared; more are not. Each may pin a directory in
 /// memory.
@@ -27,6 +28,9 @@ const QUEUE_MAX: usize = 128;
 const BYTES_MAX: u64 = 256 << 20;
 /// A disk that takes longer has none: the listing is then asked for as if for the first time.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Listings that are read at a time: those of a disk that hangs keep their threads. Others are asked for
+/// as if for the first time.
+const READS_MAX: usize = 16;
 
 /// See the module. Cheap to clone; the writer ends with the last of them.
 #[derive(Clone, Debug)]
@@ -36,6 +40,7 @@ pub struct PersistedListings(Arc<Inner>);
 struct Inner {
     dir: PathBuf,
     queue: SyncSender<Job>,
+    reads: Arc<Semaphore>,
     counters: Arc<Counters>,
 }
 
@@ -89,6 +94,7 @@ impl PersistedListings {
         Some(Self(Arc::new(Inner {
             dir: dir.to_owned(),
             queue,
+            reads: Arc::new(Semaphore::new(READS_MAX)),
             counters,
         })))
     }
@@ -98,8 +104,17 @@ impl PersistedListings {
     pub(super) async fn load(&self, path: &ItemPath) -> Option<Listing> {
         let file = self.0.dir.join(format::file_name(path));
         let (reading, wanted) = (file.clone(), path.clone());
-        let read = tokio::task::spawn_blocking(move || Record::read(&reading, &wanted));
-        let Ok(Ok(loaded)) = tokio::time::timeout(PATIENCE, read).await else {
+        let reads = Arc::clone(&self.0.reads);
+        let read = async move {
+            let permit = reads.acquire_owned().await.ok()?;
+            let read = tokio::task::spawn_blocking(move || {
+                let read = Record::read(&reading, &wanted);
+                drop(permit);
+                read
+            });
+            read.await.ok()
+        };
+        let Ok(Some(loaded)) = tokio::time::timeout(PATIENCE, read).await else {
             return None;
         };
         match loaded {
@@ -120,9 +135,10 @@ impl PersistedListings {
         }
     }
 
-    /// Writes down what is known of directory `path`, some time.
+    /// Writes down what is known of directory `path`, some time; nothing of one whose version says nothing
+    /// about a later launch.
     pub(super) fn keep(&self, path: &ItemPath, directory: &Arc<Directory>) {
-        if directory.listable {
+        if directory.listable && directory.attributes.version.outlives_launch() {
             self.queue(Job::Keep(path.clone(), Arc::clone(directory)));
         }
     }

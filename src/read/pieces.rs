@@ -97,13 +97,23 @@ enum Claim {
     Ours(Arc<Flight>),
 }
 
+/// The bytes of `range`, which lies within block `block`, if `held` gives all its pieces.
+pub(super) fn joined(
+    file: &FileRef,
+    block: u64,
+    range: &Range<u64>,
+    held: impl Fn(&BlockKey) -> Option<Block>,
+) -> Option<Cut> {
+    let range = range.clone();
+    let part = Part { file, block, range };
+    let held = part.pieces().map(|piece| held(&part.key(piece)));
+    Some(part.join(&held.collect::<Option<Vec<_>>>()?))
+}
+
 impl ReadPath {
     /// The bytes of `range`, which lies within block `block`, if all its pieces are cached.
     pub(super) fn pieces_now(&self, file: &FileRef, block: u64, range: &Range<u64>) -> Option<Cut> {
-        let range = range.clone();
-        let part = Part { file, block, range };
-        let held = part.pieces().map(|piece| self.0.data.get(&part.key(piece)));
-        Some(part.join(&held.collect::<Option<Vec<_>>>()?))
+        joined(file, block, range, |key| self.0.data.get(key))
     }
 
     /// The bytes of `range`, which lies within block `block`, and no others unless that block is here or
@@ -186,7 +196,7 @@ impl ReadPath {
                     let range = part.piece_range(piece);
                     let flight = Arc::new({
                         let len = to_usize(range.end - range.start);
-                        Flight::new(part.file.path.clone(), len)
+                        Flight::new(part.file.path.clone(), inner.data_epoch.now(), len)
                     });
                     drop(entry.insert(Arc::clone(&flight)));
                     Claim::Ours(flight)
@@ -236,7 +246,9 @@ impl PiecesFetch {
         };
         let due = request.len;
         let source = self.inner.source_of(&self.file);
-        let failure = match source.read_range(request).await {
+        let room = Arc::clone(&self.inner.room);
+        let mut charge = room.fetch(due).await;
+        let failure = match charge.awaiting(source.read_range(request)).await {
             Ok(answer) if answer.bytes.len() as u64 == due => return self.land(&answer),
             Ok(_) => {
                 let detail = format!("{}: a range of another length", self.file.path);
@@ -264,8 +276,7 @@ impl PiecesFetch {
             };
             let key = self.file.piece_key(self.block, self.next);
             let weight = chunk.len() as u64 + PIECE_COST_BYTES;
-            self.inner.data.insert(key, piece.clone(), weight);
-            self.inner.block_flights.remove(&key);
+            self.inner.land(key, &flight, &piece, weight);
             flight.finish(Ok(piece));
             self.next += 1;
         }
@@ -274,7 +285,7 @@ impl PiecesFetch {
     fn fail_rest(&mut self, failure: &Failure) {
         for flight in self.flights.by_ref() {
             let key = self.file.piece_key(self.block, self.next);
-            self.inner.block_flights.remove(&key);
+            self.inner.end_flight(&key, &flight);
             flight.finish(Err(failure.clone()));
             self.next += 1;
         }

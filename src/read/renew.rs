@@ -1,7 +1,7 @@
 //! Another version of a file that is being read: what storage says of it now, and whether it has the bytes
 //! that were given out.
 
-use super::attributes::{Found, Known, attributes_in, given_up};
+use super::attributes::{Demand, Found, Known, attributes_in, given_up};
 use super::blocks::{FileRef, Haste};
 use super::given::{Account, Scattered};
 use super::single_flight::{Joined, answer_of};
@@ -71,7 +71,7 @@ impl ReadPath {
                 let asking = Arc::clone(inner).stat(
                     parent.clone(),
                     vec![(name.clone(), lead)],
-                    Some(denied),
+                    Demand::Denied(denied),
                 );
                 drop(inner.runtime.spawn(asking));
                 let known = answer_of(pending).await;

@@ -1,16 +1,24 @@
 //! How much memory reads that are under way may take.
 //!
-//! The data cache has its bound; what is on its way into it, and what is being handed to a reader, is
-//! in memory too. Both come out of what the node was given for data: [`reserve`] says how much of it is
-//! for what is under way, and the cache gets the rest. A local read takes room for what it brings before
-//! it asks for it, and waits, without a thread, while there is none. Children's reads take none here: what
-//! they ask for at a time is bounded on their own nodes, and a node that waited for room while others
-//! wait for it could wait for ever.
+//! The data cache has its bound; what is on its way into it, and what is being handed on, is in memory
+//! too. All of it comes out of what the node was given for data: [`reserve`] says how much of it is for
+//! what is under way, and the cache gets the rest. Three kinds of holders have a share each:
 //!
-//! A read that gets no answer within [`PATIENCE`] holds no memory, only a place: it gives its room back,
-//! so that storage that hangs does not keep reads of other storage waiting.
+//! - *Fetches*: what a request to the source is filling, whoever it is for. It takes room before it asks
+//!   and keeps it until it ends ([`Charge`]).
+//! - *Readers*: what a local read puts together. It waits for fetches, never the other way round.
+//! - *Hand-outs*: blocks that children are sent. One that finds no room is sent in small copies instead
+//!   ([`COPY_BYTES`]), so that slow children slow down each other and pin nothing.
+//!
+//! Nobody waits for ever. A holder that is brought nothing for [`PATIENCE`] gives its room back: it has
+//! mostly asked and got nothing yet, and then it holds no memory, only a place; so storage that hangs
+//! does not keep other reads waiting, and nodes that ask each other, in several trees, never wait in a
+//! circle. When something comes after all, it waits for room again before it takes the first of a block;
+//! in the midst of one it goes on.
 
 use crate::num::to_usize;
+use futures_util::FutureExt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -20,53 +28,140 @@ use tokio::time::timeout;
 const RESERVE_SHARE: u64 = 4;
 /// … but no more than this: 256 blocks under way keep any link busy.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
-/// The least that lets one block come.
-const RESERVE_BYTES_MIN: u64 = 1 << 20;
+/// The least that lets one block come, of each share.
+const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// How long a read keeps its room without an answer.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The unit in which room is given.
 const UNIT_BYTES: u64 = 4096;
+
+/// What a fetch holds at most: the block that it fills, and those that its source has begun.
+pub(super) const FETCH_BYTES_MAX: u64 = 3 << 20;
+
+/// What is handed to a child at a time where there is no room to pin a block.
+pub(super) const COPY_BYTES: usize = 64 << 10;
 
 /// Of `data_bytes`, those for what is under way.
 pub(super) fn reserve(data_bytes: u64) -> u64 {
     (data_bytes / RESERVE_SHARE).min(RESERVE_BYTES_MAX)
 }
 
+/// Room held; given back when it is dropped.
+pub(super) type Held = OwnedSemaphorePermit;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Room {
-    units: Arc<Semaphore>,
-    units_max: u64,
+    fetches: Share,
+    readers: Share,
+    handouts: Share,
 }
 
 impl Room {
     pub(super) fn new(bytes: u64) -> Self {
-        let units_max = bytes.max(RESERVE_BYTES_MIN) / UNIT_BYTES;
+        Self {
+            fetches: Share::new(bytes / 2),
+            readers: Share::new(bytes / 4),
+            handouts: Share::new(bytes / 4),
+        }
+    }
+
+    /// Carries out a local read, `work`, which puts `bytes` together, once there is room for them. One
+    /// that wants more than there is in all gets all of it.
+    pub(super) async fn within<T>(&self, bytes: u64, work: impl Future<Output = T>) -> T {
+        let held = self.readers.take(bytes).await;
+        let mut work = pin!(work);
+        match timeout(PATIENCE, &mut work).await {
+            Ok(done) => done,
+            Err(_elapsed) => {
+                drop(held);
+                work.await
+            }
+        }
+    }
+
+    /// Waits for room for a fetch that holds up to `bytes` at a time.
+    pub(super) async fn fetch(&self, bytes: u64) -> Charge {
+        let share = self.fetches.clone();
+        let held = share.take(bytes).await;
+        Charge { share, bytes, held }
+    }
+
+    /// Room for a block of `bytes` that is handed to a child, if there is any now.
+    pub(super) fn hand_out_now(&self, bytes: u64) -> Option<Held> {
+        self.handouts.take_now(bytes)
+    }
+}
+
+/// The room of one fetch, from before it asks until it ends.
+#[derive(Debug)]
+pub(super) struct Charge {
+    share: Share,
+    bytes: u64,
+    held: Option<Held>,
+}
+
+impl Charge {
+    /// Waits for what comes next; the room goes back while nothing does.
+    pub(super) async fn awaiting<T>(&mut self, coming: impl Future<Output = T>) -> T {
+        let mut coming = pin!(coming);
+        if let Some(here) = (&mut coming).now_or_never() {
+            return here;
+        }
+        match timeout(PATIENCE, &mut coming).await {
+            Ok(here) => here,
+            Err(_elapsed) => {
+                self.held = None;
+                coming.await
+            }
+        }
+    }
+
+    /// The first of a block is here: waits for room if it was given back.
+    pub(super) async fn begin(&mut self) {
+        if self.held.is_none() {
+            self.held = self.share.take(self.bytes).await;
+        }
+    }
+
+    /// More of a block is here: takes room again if there is any.
+    pub(super) fn go_on(&mut self) {
+        if self.held.is_none() {
+            self.held = self.share.take_now(self.bytes);
+        }
+    }
+}
+
+/// Room for one kind of holders.
+#[derive(Clone, Debug)]
+struct Share {
+    units: Arc<Semaphore>,
+    units_max: u64,
+}
+
+impl Share {
+    fn new(bytes: u64) -> Self {
+        let units_max = bytes.max(SHARE_BYTES_MIN) / UNIT_BYTES;
         Self {
             units: Arc::new(Semaphore::new(to_usize(units_max))),
             units_max,
         }
     }
 
-    /// Carries out `work`, which brings `bytes`, once there is room for them. Who wants more than there
-    /// is in all gets all of it.
-    pub(super) async fn within<T>(&self, bytes: u64, work: impl Future<Output = T>) -> T {
-        let permit = self.take(bytes).await;
-        let mut work = std::pin::pin!(work);
-        match timeout(PATIENCE, &mut work).await {
-            Ok(done) => done,
-            Err(_elapsed) => {
-                drop(permit);
-                work.await
-            }
-        }
+    fn units(&self, bytes: u64) -> u32 {
+        let units = bytes.div_ceil(UNIT_BYTES).min(self.units_max);
+        u32::try_from(units).unwrap_or(u32::MAX)
     }
 
-    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let units = bytes.div_ceil(UNIT_BYTES).min(self.units_max);
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
+    async fn take(&self, bytes: u64) -> Option<Held> {
         // The semaphore is never closed.
-        Arc::clone(&self.units).acquire_many_owned(units).await.ok()
+        let units = Arc::clone(&self.units);
+        units.acquire_many_owned(self.units(bytes)).await.ok()
+    }
+
+    fn take_now(&self, bytes: u64) -> Option<Held> {
+        let units = Arc::clone(&self.units);
+        units.try_acquire_many_owned(self.units(bytes)).ok()
     }
 }
 
@@ -77,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn reads_wait_for_room_and_those_that_hang_make_it() {
-        let room = Arc::new(Room::new(4 << 20));
+        let room = Arc::new(Room::new(16 << 20));
         let (now, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let reads = (0..64).map(|_| {
             let (room, now, most) = (Arc::clone(&room), Arc::clone(&now), Arc::clone(&most));
@@ -102,5 +197,37 @@ mod tests {
         tokio::task::yield_now().await;
         room.within(1 << 20, std::future::ready(())).await;
         hanging.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_keeps_its_room_while_it_comes_and_gives_it_back_while_it_hangs() {
+        let room = Room::new(4 << 20);
+        let mut first = room.fetch(2 << 20).await;
+        first.awaiting(tokio::time::sleep(PATIENCE / 2)).await;
+        assert!(
+            timeout(PATIENCE * 9, room.fetch(1)).await.is_err(),
+            "it comes"
+        );
+        first.awaiting(tokio::time::sleep(PATIENCE * 2)).await;
+        let second = timeout(PATIENCE * 9, room.fetch(2 << 20)).await.unwrap();
+        first.go_on();
+        assert!(
+            timeout(PATIENCE * 9, first.begin()).await.is_err(),
+            "no room"
+        );
+        drop(second);
+        first.begin().await;
+        assert!(timeout(PATIENCE * 9, room.fetch(1)).await.is_err());
+        drop(first);
+        room.fetch(1).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_kind_has_room_of_its_own() {
+        let room = Room::new(4 << 20);
+        let _fetch = room.fetch(1 << 40).await;
+        let _handed = room.hand_out_now(1 << 20).unwrap();
+        assert!(room.hand_out_now(1).is_none());
+        room.within(1 << 20, std::future::ready(())).await;
     }
 }

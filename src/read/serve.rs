@@ -3,12 +3,13 @@
 use super::blocks::{FileRef, Source};
 use super::flight::{Flight, Progress};
 use super::lease::least_for_child;
+use super::room::{COPY_BYTES, Held};
 use super::{Block, Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files,
-    FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, StatAnswers, Version, XattrList,
+    Attributes, BlockPart, BundleRequest, BundleStream, ContentHash, Cursor, Failure, FailureKind,
+    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -90,9 +91,10 @@ impl Files for ReadPath {
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let feed = Feed {
             path: self.clone(),
-            file: FileRef::new(request.path, request.version, request.size, request.content),
+            file: FileRef::asked(request.path, request.version, request.size, request.content),
             blocks,
-            current: Current::None,
+            current: Current::Look(0),
+            copied: None,
             detours: 0,
         };
         let parts = stream::unfold(feed, |mut feed| async move {
@@ -113,7 +115,8 @@ impl Files for ReadPath {
             }
             let block = request.block();
             let range = request.offset..request.offset + request.len;
-            let file = FileRef::new(request.path, request.version, request.size, request.content);
+            // Part of a block cannot be held against any promise.
+            let file = FileRef::new(request.path, request.version, request.size, None);
             let cut = this.pieces(&file, block, &range).await?;
             Ok(RangeAnswer::of(cut.bytes))
         }
@@ -135,108 +138,146 @@ impl Files for ReadPath {
     }
 
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        self.0.source.usage(path)
+        let this = self.clone();
+        async move { this.usage(&path).await }.boxed()
     }
 }
 
 /// A run of blocks on its way to one child. It looks for each block only when it comes to it, so that
-/// a slow child pins no more than one block.
+/// a slow child pins no more than one block, and only while there is room for that.
 struct Feed {
     path: ReadPath,
     file: FileRef,
     blocks: Range<u64>,
     current: Current,
+    /// Of the block of which copies are sent: one that is found behind them must be the same.
+    copied: Option<ContentHash>,
     /// Flights of equal files elsewhere that failed.
     detours: u32,
 }
 
 enum Current {
-    None,
+    /// To be looked for; so many of its bytes are sent.
+    Look(usize),
     /// On its way here; so many bytes are forwarded since it began anew so often.
     Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
-    /// The rest of a verified block.
-    Rest(Block, usize),
+    /// A verified block that is being sent, and its room.
+    Sending(Block, Held),
+    /// All its bytes are sent.
+    Sent(ContentHash),
     Failed,
 }
 
+type Part = Result<BlockPart, Failure>;
+
 impl Feed {
-    /// The next block, from its beginning.
-    fn look(&self) -> Current {
-        let wanted = || [self.blocks.clone(), 0..0];
-        match self.path.source_of(&self.file, self.blocks.start, wanted) {
-            Source::Cached(block) => Current::Rest(block, 0),
-            Source::Flying(flight) => {
-                let progress = flight.watch();
-                Current::Flying(flight, progress, (0, 0))
+    async fn next(&mut self) -> Option<Part> {
+        loop {
+            let current = std::mem::replace(&mut self.current, Current::Failed);
+            let part = match current {
+                Current::Failed => return None,
+                Current::Look(_) if self.blocks.is_empty() => return None,
+                Current::Look(sent) => self.look(sent),
+                Current::Sending(block, _room) => Some(self.end(block.hash)),
+                Current::Sent(hash) => Some(self.end(hash)),
+                Current::Flying(flight, progress, sent) => self.fly(flight, progress, sent).await,
+            };
+            if part.is_some() {
+                return part;
             }
         }
     }
 
-    async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
-        loop {
-            match &mut self.current {
-                Current::Failed => return None,
-                Current::None => {
-                    if self.blocks.is_empty() {
-                        return None;
-                    }
-                    self.current = self.look();
+    /// Looks for the block, of which `sent` bytes are sent.
+    fn look(&mut self, sent: usize) -> Option<Part> {
+        let wanted = || [self.blocks.clone(), 0..0];
+        match self.path.source_of(&self.file, self.blocks.start, wanted) {
+            Source::Cached(block) => Some(self.found(block, sent)),
+            Source::Flying(flight) => {
+                let progress = flight.watch();
+                self.current = Current::Flying(flight, progress, (sent, 0));
+                None
+            }
+        }
+    }
+
+    /// The block is here: it is pinned while it is sent. Where there is no room for that, a little of it
+    /// is copied, and it is looked for again behind that.
+    fn found(&mut self, block: Block, sent: usize) -> Part {
+        let len = block.bytes.len();
+        if sent > 0 && self.copied.is_some_and(|hash| hash != block.hash) {
+            return self.restart();
+        }
+        if sent >= len {
+            return self.end(block.hash);
+        }
+        if let Some(room) = self.path.0.room.hand_out_now(len as u64) {
+            let rest = block.bytes.slice(sent..);
+            self.current = Current::Sending(block, room);
+            return Ok(BlockPart::Bytes(rest));
+        }
+        let end = len.min(sent + COPY_BYTES);
+        self.copied = Some(block.hash);
+        self.current = match end == len {
+            true => Current::Sent(block.hash),
+            false => Current::Look(end),
+        };
+        Ok(BlockPart::Bytes(Bytes::copy_from_slice(
+            &block.bytes[sent..end],
+        )))
+    }
+
+    fn end(&mut self, hash: ContentHash) -> Part {
+        self.blocks.start += 1;
+        self.current = Current::Look(0);
+        self.copied = None;
+        Ok(BlockPart::End(hash))
+    }
+
+    fn restart(&mut self) -> Part {
+        self.current = Current::Look(0);
+        self.copied = None;
+        Ok(BlockPart::Restart)
+    }
+
+    /// Goes on with a block that is on its way.
+    async fn fly(
+        &mut self,
+        flight: Arc<Flight>,
+        mut progress: watch::Receiver<Progress>,
+        (sent, before): (usize, u32),
+    ) -> Option<Part> {
+        let now = progress.borrow_and_update().clone();
+        match now {
+            Progress::Done(block, restarts) => {
+                if restarts != before && sent > 0 {
+                    return Some(self.restart());
                 }
-                Current::Rest(block, sent) => {
-                    if *sent < block.bytes.len() {
-                        let bytes = block.bytes.slice(*sent..);
-                        *sent = block.bytes.len();
-                        return Some(Ok(BlockPart::Bytes(bytes)));
-                    }
-                    let hash = block.hash;
-                    self.current = Current::None;
-                    self.blocks.start += 1;
-                    return Some(Ok(BlockPart::End(hash)));
+                Some(self.found(block, sent))
+            }
+            Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
+                self.detours += 1;
+                self.current = Current::Look(0);
+                (sent > 0).then(|| self.restart())
+            }
+            Progress::Failed(failure) => Some(Err(failure)),
+            Progress::Filling(restarts) => {
+                if restarts != before {
+                    self.current = Current::Flying(flight, progress, (0, restarts));
+                    return (sent > 0).then_some(Ok(BlockPart::Restart));
                 }
-                Current::Flying(flight, progress, sent) => {
-                    let now = progress.borrow_and_update().clone();
-                    match now {
-                        Progress::Done(block, restarts) => {
-                            let (forwarded, before) = *sent;
-                            let void = restarts != before && forwarded > 0;
-                            self.current = Current::Rest(block, if void { 0 } else { forwarded });
-                            if void {
-                                return Some(Ok(BlockPart::Restart));
-                            }
-                        }
-                        Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
-                            let void = sent.0 > 0;
-                            self.detours += 1;
-                            self.current = Current::None;
-                            if void {
-                                return Some(Ok(BlockPart::Restart));
-                            }
-                        }
-                        Progress::Failed(failure) => {
-                            self.current = Current::Failed;
-                            return Some(Err(failure));
-                        }
-                        Progress::Filling(restarts) => {
-                            let (forwarded, before) = *sent;
-                            if restarts != before {
-                                *sent = (0, restarts);
-                                if forwarded > 0 {
-                                    return Some(Ok(BlockPart::Restart));
-                                }
-                            }
-                            if let Some(bytes) = flight.forwardable(sent.0, restarts) {
-                                sent.0 += bytes.len();
-                                return Some(Ok(BlockPart::Bytes(bytes)));
-                            }
-                            let wait = self.path.changed_soon(&self.file, flight, progress);
-                            if wait.await.is_err() {
-                                self.current = Current::Failed;
-                                let detail = "the fetch was given up";
-                                return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
-                            }
-                        }
-                    }
+                if let Some(bytes) = flight.forwardable(sent, restarts) {
+                    let sent = sent + bytes.len();
+                    self.current = Current::Flying(flight, progress, (sent, restarts));
+                    return Some(Ok(BlockPart::Bytes(bytes)));
                 }
+                let wait = self.path.changed_soon(&self.file, &flight, &mut progress);
+                if wait.await.is_err() {
+                    let detail = "the fetch was given up";
+                    return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
+                }
+                self.current = Current::Flying(flight, progress, (sent, restarts));
+                None
             }
         }
     }

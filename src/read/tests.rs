@@ -31,8 +31,12 @@ struct Source {
     stats: Mutex<Vec<Vec<Bytes>>>,
     lists: AtomicU64,
     taken_back: AtomicU64,
+    usages: AtomicU64,
     /// One permit lets one chunk or one listing through.
     gate: Semaphore,
+    /// Streams of blocks that have given something and not all, and the most of them at a time.
+    begun: Arc<AtomicU64>,
+    begun_most: Arc<AtomicU64>,
 }
 
 const OPEN_GATE: usize = 1 << 20;
@@ -62,7 +66,10 @@ impl Source {
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
+            usages: AtomicU64::new(0),
             gate: Semaphore::new(OPEN_GATE),
+            begun: Arc::default(),
+            begun_most: Arc::default(),
         }
     }
 
@@ -91,7 +98,6 @@ impl Source {
             mtime: time,
             ctime: time,
             version: Version::from_data([state; 16]),
-            provisional: false,
             link_target: None,
             content: self.indexed.get(name).copied(),
         })
@@ -197,9 +203,19 @@ impl Files for Shared {
                 }
                 parts.push(Ok(BlockPart::End(hash)));
             }
-            let gated = stream::iter(parts).then(move |part| {
+            let last = parts.len() - 1;
+            let gated = stream::iter(parts).enumerate().then(move |(nth, part)| {
                 let source = Arc::clone(&source);
                 async move {
+                    // As from storage: not all of it at once.
+                    tokio::task::yield_now().await;
+                    if nth == 0 {
+                        let begun = source.begun.fetch_add(1, Ordering::Relaxed) + 1;
+                        source.begun_most.fetch_max(begun, Ordering::Relaxed);
+                    }
+                    if nth == last {
+                        source.begun.fetch_sub(1, Ordering::Relaxed);
+                    }
                     let permit = source.gate.acquire().await.unwrap();
                     if source.gate.available_permits() < OPEN_GATE / 2 {
                         permit.forget();
@@ -270,7 +286,13 @@ impl Files for Shared {
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        std::future::ready(Ok(FilesystemUsage::default())).boxed()
+        let source = Arc::clone(&self.0);
+        async move {
+            source.usages.fetch_add(1, Ordering::Relaxed);
+            let _permit = source.gate.acquire().await.unwrap();
+            Ok(FilesystemUsage::default())
+        }
+        .boxed()
     }
 }
 
@@ -728,9 +750,11 @@ async fn extended_attributes_are_asked_for_once() {
     assert!(path.xattrs_now(&f).is_some());
 }
 
+mod bounds;
 mod bundles;
 mod contents;
 mod leases;
 mod ranges;
 mod renewed;
 mod siblings;
+mod usage;

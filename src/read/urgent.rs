@@ -1,7 +1,8 @@
 //! Who waits for a file that a bundle is to bring does not wait for all those before it: after a moment
 //! the file is asked for by itself, and comes from whoever has it first.
 //!
-//! The moment is there because most files of a bundle come within it, and would be fetched twice.
+//! The moment is there because most files of a bundle come within it, and would travel twice. Storage
+//! reads the file once all the same (`origin::Once`).
 
 use super::blocks::{FileRef, landed};
 use super::flight::{Flight, Progress};
@@ -87,11 +88,13 @@ impl Urgent {
             content: self.file.content,
             through: false,
         };
-        let mut parts = self.inner.source.read(request).await?;
+        let mut charge = self.inner.room.fetch(self.file.size).await;
+        let mut parts = charge.awaiting(self.inner.source.read(request)).await?;
         let mut bytes = BytesMut::new();
-        while let Some(part) = parts.next().await {
+        while let Some(part) = charge.awaiting(parts.next()).await {
             match part? {
                 BlockPart::Bytes(more) if bytes.len() as u64 <= self.file.size => {
+                    charge.begin().await;
                     bytes.extend_from_slice(&more);
                 }
                 BlockPart::Bytes(_) => break,
@@ -116,10 +119,10 @@ impl Urgent {
             return;
         }
         let key = self.file.key(0);
-        if let Ok(block) = &outcome {
-            self.inner.data.insert(key, block.clone(), self.file.size);
+        match &outcome {
+            Ok(block) => self.inner.land(key, &self.flight, block, self.file.size),
+            Err(_) => self.inner.end_flight(&key, &self.flight),
         }
-        self.inner.block_flights.remove(&key);
         self.flight.finish(outcome);
     }
 }

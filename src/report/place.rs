@@ -3,6 +3,7 @@
 //! What comes from another node is read leniently and never trusted: numbers may name nodes that do
 //! not exist, text may hold anything.
 
+use crate::origin::HangingCalls;
 use copperfs_overlay::{LinkReport, LinkStatus};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,33 @@ pub struct Standing {
     pub links: Vec<Link>,
     /// Its children, one entry per tree.
     pub children: Vec<Children>,
+    /// What calls into storage hang on it, if any do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hanging: Option<Hanging>,
+}
+
+/// Calls into storage that hang on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hanging {
+    /// How many.
+    pub calls: u64,
+    /// What the oldest of them does, a verb.
+    pub action: String,
+    /// What it is about: a path of the namespace.
+    pub path: String,
+    /// How long it has taken so far, in milliseconds.
+    pub since_ms: u64,
+}
+
+impl From<HangingCalls> for Hanging {
+    fn from(hanging: HangingCalls) -> Self {
+        Self {
+            calls: u64::try_from(hanging.calls).unwrap_or(u64::MAX),
+            action: hanging.action.to_owned(),
+            path: printable(&hanging.path.to_string(), REASON_BYTES_MAX),
+            since_ms: u64::try_from(hanging.since.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 impl Standing {
@@ -151,6 +179,7 @@ mod tests {
                     connected: 1 << 20,
                 })
                 .collect(),
+            hanging: None,
         };
         let json = serde_json::to_vec(&standing).unwrap();
         assert!(json.len() < 48 << 10, "{} bytes", json.len());

@@ -364,8 +364,7 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         Err(Errno::WOULDBLOCK) => {
             return Err(StoreError::InUse {
                 path: path.to_owned(),
-                holder: holder
-                    .map_or_else(|| "another daemon".into(), |pid| format!("process {pid}")),
+                holder: holder.map_or_else(|| "another daemon".into(), |holder| process(&holder)),
             });
         }
         Err(errno) => return Err(failed("lock")(errno)),
@@ -400,10 +399,29 @@ fn create_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 /// Says in the identity file what this is, and whose.
 fn sign(identity: &OwnedFd) -> Result<(), Errno> {
-    let text = format!("{TITLE}\nformat {FORMAT}\npid {}\n", std::process::id());
+    let (pid, namespace) = (std::process::id(), pid_namespace());
+    let text = format!("{TITLE}\nformat {FORMAT}\npid {pid} {namespace}\n");
     rustix::fs::ftruncate(identity, 0)?;
     pwrite(identity, text.as_bytes(), 0)?;
     Ok(())
+}
+
+/// The pid namespace of this process, as the kernel names it.
+fn pid_namespace() -> String {
+    let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    link.display().to_string()
+}
+
+/// The process that an identity file names by its number and the namespace that this counts in. The lock
+/// says that it lives; its number says nothing in another namespace.
+fn process(holder: &str) -> String {
+    match holder.split_once(' ') {
+        Some((pid, namespace)) if namespace != pid_namespace() => {
+            format!("process {pid} of another pid namespace")
+        }
+        Some((pid, _)) => format!("process {pid}"),
+        None => format!("process {holder}"),
+    }
 }
 
 /// A new and locked identity file for a store that has lost its own.

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 const READ_FAILURES_MAX: u32 = 3;
 /// How long a disk in trouble is left alone before it is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The same of one that does not answer: a try costs a reader [`super::READ_PATIENCE`], and so a tenth
+/// of its time at most.
+const HANG_PAUSE: Duration = Duration::from_secs(9);
 
 /// See the module.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ pub(super) struct Health {
     /// Milliseconds after `start` until which nothing is read, or written.
     no_reads_until: AtomicU64,
     no_writes_until: AtomicU64,
+    /// Milliseconds after `start` at which a read last ended.
+    last_read: AtomicU64,
     /// Trouble was told of.
     told: AtomicBool,
 }
@@ -31,6 +36,7 @@ impl Health {
             read_failures: AtomicU32::new(0),
             no_reads_until: AtomicU64::new(0),
             no_writes_until: AtomicU64::new(0),
+            last_read: AtomicU64::new(0),
             told: AtomicBool::new(false),
         }
     }
@@ -39,9 +45,39 @@ impl Health {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn pause(&self, until: &AtomicU64) {
-        let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
-        until.store(self.now().saturating_add(pause), Ordering::Relaxed);
+    fn pause(&self, until: &AtomicU64, pause: Duration) {
+        until.store(self.after(pause), Ordering::Relaxed);
+    }
+
+    fn after(&self, pause: Duration) -> u64 {
+        let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        self.now().saturating_add(pause)
+    }
+
+    /// Whether a reader may read from the disk. After a pause one of them tries it, and the others go on
+    /// without it until that one has read.
+    pub(super) fn begin_read(&self) -> bool {
+        let until = self.no_reads_until.load(Ordering::Relaxed);
+        if until == 0 {
+            return true;
+        }
+        let (relaxed, next) = (Ordering::Relaxed, self.after(HANG_PAUSE));
+        self.now() >= until
+            && (self.no_reads_until)
+                .compare_exchange(until, next, relaxed, relaxed)
+                .is_ok()
+    }
+
+    /// A read has had no answer for `patience`. Where no other one had either, the disk hangs.
+    pub(super) fn read_hangs(&self, patience: Duration) {
+        let patience = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let quiet = self
+            .now()
+            .saturating_sub(self.last_read.load(Ordering::Relaxed));
+        if quiet >= patience {
+            self.pause(&self.no_reads_until, HANG_PAUSE);
+            self.tell("read", Errno::TIMEDOUT);
+        }
     }
 
     pub(super) fn may_read(&self) -> bool {
@@ -55,14 +91,20 @@ impl Health {
     }
 
     pub(super) fn read_well(&self) {
+        self.last_read.store(self.now(), Ordering::Relaxed);
+        if self.no_reads_until.load(Ordering::Relaxed) > 0 {
+            self.no_reads_until.store(0, Ordering::Relaxed);
+            tracing::info!("the store's disk is read again");
+        }
         if self.read_failures.load(Ordering::Relaxed) > 0 {
             self.read_failures.store(0, Ordering::Relaxed);
         }
     }
 
     pub(super) fn read_failed(&self, errno: Errno) {
+        self.last_read.store(self.now(), Ordering::Relaxed);
         if self.read_failures.fetch_add(1, Ordering::Relaxed) + 1 >= READ_FAILURES_MAX {
-            self.pause(&self.no_reads_until);
+            self.pause(&self.no_reads_until, PAUSE);
         }
         self.tell("read", errno);
     }
@@ -81,7 +123,7 @@ impl Health {
     }
 
     pub(super) fn write_failed(&self, errno: Errno) {
-        self.pause(&self.no_writes_until);
+        self.pause(&self.no_writes_until, PAUSE);
         self.tell("write to", errno);
     }
 

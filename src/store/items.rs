@@ -9,7 +9,6 @@ use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// How many blocks of items have each content. Kept by the writer's thread alone, which is the one that
 /// notes and removes: so nothing that an item has goes with another one.
@@ -126,15 +125,7 @@ impl Store {
         if items.is_empty() {
             return;
         }
-        if let Err(items) = self.0.writer.try_release(items) {
-            let inner = Arc::clone(&self.0);
-            let release = move || inner.writer.release(items);
-            // Bounded by what was evicted: one call for all of it.
-            match tokio::runtime::Handle::try_current() {
-                Ok(runtime) => drop(runtime.spawn_blocking(release)),
-                Err(_) => release(),
-            }
-        }
+        self.0.writer.release(items);
     }
 
     /// Block `index` of an item, checked, and its hash; `None` if it is not here, or damaged.

@@ -1,5 +1,6 @@
 //! A store in front of a source of files: blocks that are here come from here, the others from the
-//! source, and what passes by is kept.
+//! source, and what passes by is kept; but for bytes of versions that have not settled, which nobody
+//! will ask for again.
 
 use super::catalog::Place;
 use super::writer::Put;
@@ -85,7 +86,7 @@ impl Files for Stored {
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        if request.through {
+        if request.through || !request.version.is_settled() {
             return self.source.read(request);
         }
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
@@ -126,6 +127,9 @@ impl Files for Stored {
             if let Some(fault) = request.fault() {
                 let detail = format!("{}: {fault}", request.path);
                 return Err(Failure::new(FailureKind::Corrupt, detail));
+            }
+            if !request.version.is_settled() {
+                return this.source.read_range(request).await;
             }
             if let Some(bytes) = this.cut(&request).await {
                 return Ok(RangeAnswer::of(bytes));
@@ -436,6 +440,9 @@ impl Stored {
                 let mut item = item?;
                 if let Some((index, file)) = files.get(item.index) {
                     item.index = *index;
+                    if !file.version.is_settled() {
+                        return Ok(item);
+                    }
                     let put = Put {
                         file: file.id(),
                         moment,

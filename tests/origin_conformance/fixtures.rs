@@ -61,7 +61,19 @@ pub(crate) async fn names(origin: &dyn Origin, dir: &str) -> Vec<String> {
     names
 }
 
+/// Attributes of `file` once its version has settled.
 pub(crate) async fn stat(origin: &dyn Origin, file: &str) -> Result<Attributes, Failure> {
+    loop {
+        let found = look(origin, file).await?;
+        if found.version.is_settled() {
+            return Ok(found);
+        }
+        tokio::time::sleep(found.granularity() + Duration::from_millis(10)).await;
+    }
+}
+
+/// One look at `file`.
+pub(crate) async fn look(origin: &dyn Origin, file: &str) -> Result<Attributes, Failure> {
     let (parent, name) = match path(file).split() {
         Some((parent, name)) => (parent, Bytes::copy_from_slice(name)),
         None => (ItemPath::root(), Bytes::new()),

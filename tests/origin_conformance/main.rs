@@ -11,7 +11,9 @@ mod capabilities;
 mod examine;
 mod faults;
 mod faulty_server;
+mod filesystems;
 mod fixtures;
+mod hanging;
 mod pages;
 mod posix;
 mod pressure;
@@ -19,3 +21,6 @@ mod refusals;
 mod router;
 mod servers;
 mod suite;
+
+#[path = "../fixtures/silent_files.rs"]
+mod silent_files;

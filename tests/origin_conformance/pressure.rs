@@ -4,7 +4,7 @@ use crate::faulty_server::{Reply, Request, Server, content};
 use crate::fixtures::{path, pattern, quick};
 use bytes::Bytes;
 use copperfs::origin::{
-    ByteRange, ObjectOrigin, Origin, OriginOptions, OriginSpec, Origins, Retries,
+    ByteRange, ObjectOrigin, Once, Origin, OriginOptions, OriginSpec, Origins, Retries,
 };
 use copperfs_overlay::{
     BundleFile, BundleRequest, FailureKind, Files, LISTING_ENTRIES_MAX, Listing,
@@ -112,9 +112,9 @@ fn bundles(listing: &Listing, at_once: usize) -> Vec<BundleRequest> {
 }
 
 /// The names that a bundle brings, each with the right bytes.
-async fn brought(origins: &Origins, request: BundleRequest) -> Vec<Bytes> {
+async fn brought(files: &impl Files, request: BundleRequest) -> Vec<Bytes> {
     let names: Vec<Bytes> = request.files.iter().map(|file| file.name.clone()).collect();
-    let mut items = origins.bundle(request).await.expect("a bundle");
+    let mut items = files.bundle(request).await.expect("a bundle");
     let mut found = Vec::new();
     while let Some(item) = items.next().await {
         let item = item.expect("an item");
@@ -211,9 +211,10 @@ async fn a_reader_goes_before_a_bundle() {
     let listing = listed(&origins).await;
     let last = listing.entries[199].attributes.clone().expect("attributes");
     let request = bundles(&listing, 200).remove(0);
+    let once = Once::new(Arc::new(origins), Duration::from_secs(20));
     let bundle = {
-        let origins = origins.clone();
-        tokio::spawn(async move { brought(&origins, request).await })
+        let once = once.clone();
+        tokio::spawn(async move { brought(&once, request).await })
     };
     while server.requests().len() < 10 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -227,7 +228,7 @@ async fn a_reader_goes_before_a_bundle() {
         content: None,
         through: false,
     };
-    let mut parts = origins.read(request).await.expect("a stream");
+    let mut parts = once.read(request).await.expect("a stream");
     let first = parts.next().await.expect("a part").expect("bytes");
     assert!(
         matches!(&first, copperfs_overlay::BlockPart::Bytes(bytes) if bytes == "0199"),

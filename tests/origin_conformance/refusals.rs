@@ -176,3 +176,57 @@ async fn addresses_where_no_store_is() {
     let text = refusal(&nowhere, &quick()).await;
     assert!(text.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{text}");
 }
+
+/// Without credentials the clients ask the cloud's metadata service, and the store hears nothing: what is
+/// said names the credentials that are missing, and blames neither the network nor what they grant.
+#[tokio::test]
+async fn missing_credentials_are_named() {
+    let store = Server::start(|_| Reply::Answer(200, String::new(), Vec::new())).await;
+    let refusing = Server::start(|_| Reply::Answer(403, String::new(), Vec::new())).await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let nobody = free.local_addr().expect("its address");
+    drop(free);
+    let endpoint = format!("http://{}", store.address);
+    for (address, answer) in [
+        (nobody, "does not answer (Connection refused"),
+        (refusing.address, "answered 403"),
+    ] {
+        let service = format!("http://{address}");
+        let amazon = [
+            ("endpoint", endpoint.as_str()),
+            ("allow_http", "true"),
+            ("metadata_endpoint", service.as_str()),
+        ];
+        let token = format!("{service}/metadata/identity/oauth2/token");
+        let azure = [
+            ("endpoint", endpoint.as_str()),
+            ("allow_http", "true"),
+            ("account_name", "someone"),
+            ("msi_endpoint", token.as_str()),
+        ];
+        for (spec, missing, way_out) in [
+            (
+                spec("s3://bucket/top", &amazon),
+                "AWS_ACCESS_KEY_ID is not set",
+                "AWS_SKIP_SIGNATURE=true",
+            ),
+            (
+                spec("az://box/top", &azure),
+                "neither AZURE_STORAGE_ACCOUNT_KEY nor",
+                "AZURE_SKIP_SIGNATURE=true",
+            ),
+        ] {
+            let text = refusal(&spec, &quick()).await;
+            for words in [missing, way_out, "the cloud's metadata service", answer] {
+                assert!(text.contains(words), "{words}: {text}");
+            }
+            for blamed in ["check the endpoint", "list permission"] {
+                assert!(!text.contains(blamed), "{blamed}: {text}");
+            }
+            if spec.uri.starts_with("s3") {
+                assert!(text.contains("~/.aws/credentials"), "{text}");
+            }
+        }
+    }
+    assert!(store.requests().is_empty(), "{:?}", store.requests());
+}

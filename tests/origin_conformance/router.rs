@@ -45,7 +45,14 @@ async fn stat(files: &Origins, file: &str) -> Result<Attributes, Failure> {
         Some((parent, name)) => (parent, Bytes::copy_from_slice(name)),
         None => (path(""), Bytes::new()),
     };
-    files.stat(parent, vec![name]).await?.value.remove(0)
+    loop {
+        let looked = files.stat(parent.clone(), vec![name.clone()]).await?;
+        let found = looked.value.into_iter().next().expect("one answer")?;
+        if found.version.is_settled() {
+            return Ok(found);
+        }
+        tokio::time::sleep(found.granularity() + std::time::Duration::from_millis(10)).await;
+    }
 }
 
 async fn blocks(
@@ -348,4 +355,44 @@ fn origins_that_cannot_be_served_are_named() {
         missing.contains("/none") && missing.contains("check the path"),
         "{missing}"
     );
+}
+
+/// Roots compare what they serve while it is in use: what is written to a file of the top does not make
+/// storage look like another one. A directory with the same names, contents and times does.
+#[tokio::test]
+async fn a_fingerprint_stays_while_files_grow_and_tells_copies_apart() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let (one, two) = (scratch.path().join("one"), scratch.path().join("two"));
+    std::fs::create_dir_all(one.join("dir")).expect("a directory");
+    std::fs::write(one.join("job.log"), "begun\n").expect("a file");
+    symlink("dir", one.join("link")).expect("a link");
+    let print = async |dir: &Path| {
+        let origins = open(&[spec("data", dir)]);
+        let prints = origins.fingerprints().await.expect("fingerprints");
+        // Of directories by the same name on two nodes: here they have two.
+        (prints[0].prefix.clone(), prints[0].fingerprint)
+    };
+    let first = print(&one).await;
+    let mut log = std::fs::File::options()
+        .append(true)
+        .open(one.join("job.log"))
+        .expect("the file");
+    std::io::Write::write_all(&mut log, b"a line\n").expect("written");
+    std::fs::write(one.join("dir/new"), "below the top").expect("a file");
+    assert_eq!(print(&one).await, first, "a file grew");
+    std::fs::write(one.join("second.log"), "").expect("a file");
+    assert_ne!(print(&one).await, first, "a name is new");
+    std::fs::remove_file(one.join("second.log")).expect("removed");
+    assert_eq!(print(&one).await, first);
+
+    // Another directory takes its place, under the same URI and with the same entries.
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([&one, &two])
+        .status()
+        .expect("cp");
+    assert!(copied.success());
+    std::fs::rename(&one, scratch.path().join("away")).expect("moved");
+    std::fs::rename(&two, &one).expect("moved");
+    assert_ne!(print(&one).await, first, "a copy is not the same storage");
 }

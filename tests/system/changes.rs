@@ -3,7 +3,7 @@
 
 use crate::skip;
 use crate::support::fixture::settle;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, is_root};
+use crate::support::{Mount, Scratch, Tree, is_root};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs;
@@ -95,11 +95,7 @@ fn clear_after_kinds_and_names_have_changed() {
     fs::write(at("dir/becomes_file"), "now a file").unwrap();
     fs::remove_file(at("dir/turns")).unwrap();
     symlink("b", at("dir/turns")).unwrap();
-    check(
-        copperfs(["clear", "--cluster"])
-            .arg(&tree.leaf().point)
-            .arg("/dir"),
-    );
+    tree.leaf().clear_everywhere("/dir");
 
     assert_eq!(seen("dir/a").unwrap(), "second");
     assert_eq!(seen("dir/b").unwrap(), "first");
@@ -180,11 +176,7 @@ fn readers_under_change_never_see_a_mixture_nor_what_was_cleared() {
         while start.elapsed() < Duration::from_secs(8) {
             version += 1;
             write(&origin, version);
-            check(
-                copperfs(["clear", "--cluster"])
-                    .arg(&tree.leaf().point)
-                    .arg("/dir"),
-            );
+            tree.leaf().clear_everywhere("/dir");
             cleared.store(version, Ordering::Release);
         }
         version

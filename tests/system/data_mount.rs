@@ -228,12 +228,12 @@ fn clear_reaches_both_mounts() {
     };
     let mut asks: Vec<(&str, Vec<&str>, &Path)> = Vec::new();
     for point in [both.node().point.as_path(), &both.data] {
-        asks.push(("here", vec!["clear"], point));
-        asks.push(("everywhere", vec!["clear", "--cluster"], point));
+        asks.push(("here", vec!["clear", "--everything", "--this-node"], point));
+        asks.push(("everywhere", vec!["clear", "--everything"], point));
     }
     origin.file("set/f0", "before");
     origin.settle();
-    check(copperfs(["clear"]).arg(&both.data));
+    check(copperfs(["clear", "--everything"]).arg(&both.data));
     shown("before");
     for (number, (which, command, point)) in asks.into_iter().enumerate() {
         let text = format!("text {number} {which}");
@@ -254,7 +254,7 @@ fn clear_reaches_both_mounts() {
     assert_eq!(pid(&both.data), pid(&both.node().point));
 }
 
-/// Either mount point names the daemon to `unmount`, and both mounts go; also while they are in use.
+/// Either mount point names the daemon to `unmount`, and both mounts go. While either is in use, `--force` is needed.
 #[test]
 fn unmount_of_either_takes_both_away() {
     if !is_root() {
@@ -267,7 +267,13 @@ fn unmount_of_either_takes_both_away() {
     for used in [false, true] {
         both.mount(origin.path(), &[]);
         let held = used.then(|| File::open(both.data("set/f1")).unwrap());
-        check(copperfs(["unmount"]).arg(&both.node().point));
+        let point = both.node().point.clone();
+        if used {
+            let refused = run(copperfs(["unmount"]).arg(&point));
+            assert!(refused.refused().contains("open file"), "{refused:?}");
+            assert!(both.node().is_alive() && mount_at(&both.data).is_some());
+        }
+        check(copperfs(["unmount", "--force"]).arg(&point));
         both.assert_nothing_left();
         drop(held);
     }

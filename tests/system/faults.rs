@@ -227,7 +227,7 @@ fn a_killed_reader_goes_away_at_once() {
     assert!(fs::read(tree.path(1, "cold/f0")).unwrap() == noise(1000, 4000));
 }
 
-/// Two end by SIGTERM and by `unmount` while readers hang inside: the daemon is gone within its bound,
+/// Two end by SIGTERM and by `unmount --force` while readers hang inside: the daemon is gone within its bound,
 /// the mount too, and the readers have an error.
 #[test]
 fn a_daemon_ends_with_readers_inside() {
@@ -251,7 +251,7 @@ fn a_daemon_ends_with_readers_inside() {
     );
     tree.nodes[1].signal(Signal::TERM);
     let start = Instant::now();
-    check(copperfs(["unmount"]).arg(&tree.nodes[2].point));
+    check(copperfs(["unmount", "--force"]).arg(&tree.nodes[2].point));
     for node in &tree.nodes[1..] {
         eventually(Duration::from_secs(20), "the daemon is gone", || {
             !node.is_alive()
@@ -306,7 +306,7 @@ fn the_mount_of_a_killed_daemon_is_cleaned() {
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
 }
 
-/// `unmount` ends the daemon of a mount that is in use: by an open file, by a working directory, by a
+/// `unmount --force` ends the daemon of a mount that is in use: by an open file, by a working directory, by a
 /// mapping.
 #[test]
 fn unmount_ends_a_daemon_whose_mount_is_in_use() {

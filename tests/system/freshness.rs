@@ -3,7 +3,7 @@
 use crate::skip;
 use crate::support::fixture::noise;
 use crate::support::kernel::forget_pages;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, errno, is_root, python};
+use crate::support::{Mount, Scratch, Tree, errno, is_root, python};
 use rustix::io::Errno;
 use std::fs;
 use std::io::{Read, Write};
@@ -184,7 +184,7 @@ assert pieces == {b'o'}, pieces";
     let mut run = python();
     run.args(["-c", script]).arg(mount.path("file")).arg(&file);
     run.arg(env!("CARGO_BIN_EXE_copperfs"))
-        .arg("clear")
+        .args(["clear", "--everything"])
         .arg(&mount.node.point);
     let finished = crate::support::run(&mut run);
     assert_eq!(finished.text(), "held\n", "{finished:?}");
@@ -196,9 +196,9 @@ assert pieces == {b'o'}, pieces";
     );
 }
 
-/// `clear --cluster`: all four nodes show the new file, and read it from the origin once.
+/// `clear` reaches all nodes: all four show the new file, and read it from the origin once.
 #[test]
-fn clear_cluster_reaches_every_node() {
+fn clear_reaches_every_node() {
     if !is_root() {
         skip!("needs root");
     }
@@ -211,11 +211,7 @@ fn clear_cluster_reaches_every_node() {
     }
     fs::write(&file, "new and longer").unwrap();
     let before = tree.root().stats();
-    check(
-        copperfs(["clear", "--cluster"])
-            .arg(&tree.leaf().point)
-            .arg("/dir"),
-    );
+    tree.leaf().clear_everywhere("/dir");
     for rank in (0..4).rev() {
         assert_eq!(
             fs::read(tree.path(rank, "dir/file")).unwrap(),

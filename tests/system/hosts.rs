@@ -2,9 +2,12 @@
 //! cannot show.
 
 use crate::skip;
+use crate::support::command::Background;
 use crate::support::fixture::{packages, packages_total};
 use crate::support::hosts::{Hosts, Job, missing};
 use crate::support::{Scratch, copperfs, python, sh};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Four hosts import a tree at once, and sum it up, over the wire; the root reads each file once.
@@ -118,7 +121,39 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
         let finished = crate::support::run(run.args(["-c", sum, "sh"]).arg(&point));
         assert_eq!(finished.text(), native, "{finished:?}");
     }
-    crate::support::check(copperfs(["unmount", "--all"]).arg(&point));
+    // One host that is in use keeps all of them.
+    let mut hold = hosts.command(2, "bash");
+    hold.args(["-c", "cd \"$1\"; echo in; read -r _", "hold"])
+        .arg(&point);
+    let mut holder = Background::spawn(hold.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut said = String::new();
+    BufReader::new(holder.stdout())
+        .read_line(&mut said)
+        .unwrap();
+    assert_eq!(said, "in\n");
+    let refused = crate::support::run(copperfs(["unmount", "--all"]).arg(&point));
+    let said = refused.refused();
+    assert!(
+        said.contains("h2: ") && said.contains("bash: working directory"),
+        "{said}"
+    );
+    assert!(said.contains("1 of 4 nodes are in use"), "{said}");
+    for number in 1..=4 {
+        let mut look = hosts.command(number, "bash");
+        look.args(["-c", "cat \"$1\"/package_09/* | md5sum", "sh"])
+            .arg(&point);
+        assert_eq!(
+            crate::support::run(&mut look).text(),
+            native,
+            "h{number} has gone"
+        );
+    }
+    drop(holder);
+    let ended = || {
+        let mut unmount = copperfs(["unmount", "--all"]);
+        crate::support::run(unmount.arg(&point)).status.success()
+    };
+    crate::support::eventually(Duration::from_secs(20), "all nodes are idle", ended);
     for number in 1..=4 {
         // Nobody reaps on such a host: what has ended is still shown.
         const LEFT: &str = "grep -c \"$1\" /proc/self/mountinfo

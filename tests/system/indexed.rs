@@ -170,6 +170,38 @@ fn an_indexer_that_is_killed_goes_on() {
     assert!(show.contains("3031"), "{show}");
 }
 
+/// A finished index may have cost a read of all storage: only `--force` replaces it, and it is whole until
+/// the new one is.
+#[test]
+fn a_finished_index_is_replaced_only_by_force_and_in_one_step() {
+    let (origin, out) = (Scratch::new(), Scratch::new());
+    origin.file("dir/file", "content");
+    let file = out.path().join("index");
+    index(origin.path(), &file, &["--hash"]);
+    let first = fs::read(&file).unwrap();
+    let again = |tree: &Path, flags: &[&str]| {
+        let mut make = copperfs(["index", "--json", "-o"]);
+        run(make.arg(&file).arg(tree).args(flags))
+    };
+    for flags in [&[][..], &["--hash"], &["--resume"]] {
+        let finished = again(origin.path(), flags);
+        let refused = finished.refused();
+        assert!(refused.contains("--force"), "{flags:?}: {refused}");
+        assert!(fs::read(&file).unwrap() == first, "{flags:?}");
+    }
+    let names = || fs::read_dir(out.path()).unwrap().count();
+    assert_eq!(names(), 1, "nothing was begun");
+    // One that fails replaces nothing.
+    let missing = origin.path().join("none");
+    again(&missing, &["--force"]).refused();
+    assert!(fs::read(&file).unwrap() == first);
+    origin.file("dir/second", "more content");
+    let replaced: Value = serde_json::from_str(&again(origin.path(), &["--force"]).text()).unwrap();
+    assert_eq!(replaced["files"], 2);
+    assert!(fs::read(&file).unwrap() != first);
+    assert_eq!(names(), 1);
+}
+
 /// A file that changed after it was indexed is told so, and the log says what to do; the index made
 /// anew counts from the next clear on.
 #[test]
@@ -192,7 +224,7 @@ fn a_file_that_changed_since_it_was_indexed_is_stale() {
         mount.log()
     );
     assert_eq!(fs::read(mount.path("dir/other")).unwrap(), b"other");
-    index(origin.path(), &file, &[]);
+    index(origin.path(), &file, &["--force"]);
     assert_eq!(errno(read()), Errno::STALE, "not before a clear");
     mount.clear("/");
     eventually(Duration::from_secs(5), "the new file is seen", || {

@@ -57,7 +57,7 @@ fn stuck() -> (Scratch, Tree, Vec<Background>) {
     let mut reader = Command::new("cat");
     let reader = quiet(reader.arg(tree.path(1, "cold/file")));
     std::thread::sleep(Duration::from_millis(300));
-    let clear = quiet(copperfs(["clear"]).arg(&tree.leaf().point));
+    let clear = quiet(copperfs(["clear", "--everything", "--this-node"]).arg(&tree.leaf().point));
     let notifier = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", tree.leaf().pid.as_raw_nonzero()));
         tasks.unwrap().any(|task| {
@@ -171,7 +171,7 @@ fn a_daemon_killed_under_load_dies() {
             quiet(Command::new("sh").args(["-c", script]).arg(path))
         };
         let mut inside: Vec<Background> = (0..DIRECTORIES).map(reader).collect();
-        let clearing = "while \"$0\" clear \"$1\"; do :; done";
+        let clearing = "while \"$0\" clear --everything \"$1\"; do :; done";
         let mut clear = Command::new("sh");
         let clear = clear.args(["-c", clearing, env!("CARGO_BIN_EXE_copperfs")]);
         inside.push(quiet(clear.arg(&mount.point)));

@@ -102,7 +102,7 @@ fn options_come_from_flags_environment_and_file() {
     assert_eq!(content(true, true), "flag");
 }
 
-/// With a node gone, the others are told of by `stats --cluster`, `clear --cluster` says whom it did
+/// With a node gone, the others are told of by `stats --cluster`, `clear` says whom it did
 /// not reach, both within a bound, and `unmount --all` takes the rest away.
 #[test]
 fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {
@@ -123,7 +123,7 @@ fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {
         assert_eq!(ranks, [0, 1, 3], "asked of node {asked}");
         assert_eq!(total.get("nodes"), 3);
     }
-    let cleared = run(copperfs(["clear", "--cluster"]).arg(&tree.root().point));
+    let cleared = run(&mut tree.root().clearing("/"));
     assert!(
         !cleared.status.success(),
         "one node was not cleared: {cleared:?}"
@@ -215,7 +215,7 @@ fn descriptors_and_threads_do_not_pile_up() {
             fs::read(tree.path(1, format!("dir/f{number}"))).unwrap();
         }
         tree.leaf().cluster_stats();
-        check(copperfs(["clear", "--cluster"]).arg(&tree.leaf().point));
+        tree.leaf().clear_everywhere("/");
     };
     (0..3).for_each(|_| round());
     let before = (count("fd"), count("task"));

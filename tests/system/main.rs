@@ -16,6 +16,8 @@
     reason = "test code: a panic is how a test says no"
 )]
 
+#[path = "../fixtures/silent_files.rs"]
+mod silent_files;
 mod support;
 
 mod attributes;
@@ -24,10 +26,12 @@ mod budgets;
 mod bundles;
 mod caches;
 mod changes;
+mod clear;
 mod data_mount;
 mod datasets;
 mod faults;
 mod freshness;
+mod hanging;
 mod healing;
 mod hosts;
 mod indexed;
@@ -38,17 +42,22 @@ mod large;
 mod leases;
 mod lifecycle;
 mod limits;
+mod memory;
 mod names;
+mod namespaces;
 mod object_store;
 mod ordinary_user;
 mod origins;
 mod outside;
 mod real_clients;
 mod secrets;
+mod settling;
 mod slurm;
 mod status;
 mod status_changes;
 mod store;
 mod stores;
+mod swapped;
+mod unmount;
 mod users;
 mod warm;

@@ -76,6 +76,11 @@ impl Server {
         });
     }
 
+    /// Stops it without a word to its clients, or has it go on.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        self.process.as_ref().unwrap().signal(signal);
+    }
+
     fn down(&mut self) {
         self.process = None;
     }

@@ -6,7 +6,7 @@ use crate::support::kernel::mount_at_of;
 use crate::support::{Scratch, copperfs, is_root};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -119,7 +119,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         if self.mounted().is_some() {
             let unmounted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                run(self.copperfs(&["unmount"]).arg(&self.point))
+                run(self.copperfs(&["unmount", "--force"]).arg(&self.point))
             }));
             if !unmounted.is_ok_and(|finished| finished.status.success()) {
                 eprintln!("a daemon of user {USER} may be left behind");
@@ -180,7 +180,9 @@ fn an_ordinary_user_mounts_the_whole_file_system() {
         account.point.display()
     );
     assert!(fs::read_dir(seen).is_err());
-    let cleared = run(account.copperfs(&["clear"]).arg(&account.point));
+    let cleared = run(account
+        .copperfs(&["clear", "--everything"])
+        .arg(&account.point));
     assert!(cleared.status.success(), "{cleared:?}");
     let unmounted = run(account.copperfs(&["unmount"]).arg(&account.point));
     assert!(unmounted.status.success(), "{unmounted:?}");
@@ -238,4 +240,46 @@ fn what_an_ordinary_user_may_not() {
         refuse(&["--allow-other"], "user_allow_other");
     }
     refuse(&["--open", "passthrough"], "CAP_SYS_ADMIN");
+    // A directory of root's: the kernel is not to blame.
+    let closed = account.home.dir("closed");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let origin = format!("--origin=/r={}", closed.display());
+    refuse(&[&origin], "cannot open the directory: Permission denied");
+}
+
+/// A user whose place in `/tmp` another one has taken launches all the same, and later commands find
+/// what it has left, without being told where.
+#[test]
+fn a_squatted_runtime_directory_stops_no_launch() {
+    let account = match Account::new() {
+        Ok(account) => account,
+        Err(reason) => skip!("{reason}"),
+    };
+    // A /tmp of the namespace's own, in which root has been first.
+    const SQUAT: &str =
+        "name=${1##*/}; mount -t tmpfs -o mode=1777 tmpfs /mnt && mkdir /mnt/$name &&
+        mount --bind \"$1\" /mnt/$name && mount --rbind /mnt /tmp && mkdir -m 755 /tmp/copperfs-$2";
+    let home = account.home.path();
+    assert!(home.starts_with("/tmp"), "{}", home.display());
+    let mut squat = Command::new("nsenter");
+    let holder = account.holder.pid().as_raw_nonzero().to_string();
+    squat.args(["--mount", "--target", &holder, "bash", "-c", SQUAT, "squat"]);
+    let squatted = run(squat.arg(home).arg(USER.to_string()));
+    assert!(squatted.status.success(), "{squatted:?}");
+    let copperfs = |arguments: &[&str]| {
+        let mut command = account.copperfs(arguments);
+        command.env_remove("XDG_RUNTIME_DIR").arg(&account.point);
+        run(&mut command)
+    };
+    let launched = copperfs(&["launch", "--hosts", "local:2", "--origin", "/usr"]);
+    assert!(launched.status.success(), "{launched:?}");
+    let made = account.run("ls", &["-d", "/tmp"]);
+    assert!(made.status.success(), "{made:?}");
+    let first = account.point.join("0/usr/bin/env").display().to_string();
+    assert!(account.run("cat", &[&first]).status.success());
+    let again = copperfs(&["launch", "--hosts", "local:2", "--origin", "/usr"]);
+    assert!(again.refused().contains("already mounted"), "{again:?}");
+    let ended = copperfs(&["unmount", "--all"]);
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(ended.text().lines().count(), 2, "by its record: {ended:?}");
 }

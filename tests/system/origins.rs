@@ -102,14 +102,14 @@ fn the_top_of_a_tree_is_the_same_file_under_the_mount() {
 }
 
 /// Storage that a test can make hang: a `bindfs` that is stopped.
-struct Hanging {
-    point: PathBuf,
-    server: Background,
-    real: Scratch,
+pub(crate) struct Hanging {
+    pub(crate) point: PathBuf,
+    pub(crate) server: Background,
+    pub(crate) real: Scratch,
 }
 
 impl Hanging {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let real = Scratch::new();
         let point = real.dir("served");
         let mut bindfs = Command::new("bindfs");
@@ -178,8 +178,9 @@ fn storage_that_hangs_costs_misses_only() {
         forget_pages(&file);
         let start = Instant::now();
         assert!(fs::read(&hit).unwrap() == noise(0, 10_000));
+        // A hit that waited for storage would wait for the request time-out.
         assert!(
-            start.elapsed() < Duration::from_millis(500),
+            start.elapsed() < Duration::from_secs(3),
             "{:?}",
             start.elapsed()
         );

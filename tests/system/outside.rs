@@ -28,8 +28,8 @@ impl Service for Leaf {
     fn report(&self) -> Bytes {
         Bytes::from_static(b"{}")
     }
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        Box::pin(async { Ok(()) })
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+        Box::pin(async { Ok(true) })
     }
     fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
         Box::pin(async { Ok(Vec::new()) })

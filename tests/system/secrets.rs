@@ -85,9 +85,7 @@ impl Needle {
 
 fn runtime_dir(point: &Path, host: &str) -> PathBuf {
     let machine = Machine::inspect();
-    machine
-        .runtime_base(machine.uid)
-        .join(instance_name(point, host))
+    machine.runtime_base().join(instance_name(point, host))
 }
 
 /// A whole local launch that says as much as it can, and works.
@@ -119,7 +117,7 @@ fn a_launch_shows_its_secret_to_nobody() {
 
 fn dirs_of_launches() -> PathBuf {
     let machine = Machine::inspect();
-    machine.runtime_base(machine.uid).join("launches")
+    machine.runtime_base().join("launches")
 }
 
 /// To other hosts it goes through a pipe: what the remote shell is given and what processes show is kept,

@@ -9,7 +9,7 @@ use crate::support::{
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn origin() -> Scratch {
     let origin = Scratch::new();
@@ -86,10 +86,7 @@ impl Seven {
             let file = self.members.point(rank).join(format!("f{rank}"));
             assert_eq!(std::fs::read(file).unwrap().len(), 10_000);
         }
-        let asked = Instant::now();
         let (said, well) = self.status();
-        let took = asked.elapsed();
-        assert!(took < Duration::from_secs(10), "{took:?}");
         assert!(!well && said["healthy"] == false, "{said}");
         let limit = Duration::from_secs(20);
         eventually(limit, "nodes 3 and 4 are with the root", || {

@@ -5,6 +5,7 @@ pub mod command;
 pub mod datasets;
 pub mod fixture;
 pub mod hosts;
+pub mod images;
 pub mod kernel;
 pub mod leash;
 pub mod mount;
@@ -45,21 +46,25 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Waits until `condition` holds, and fails after `limit`.
+/// How much longer a busy machine may take than an idle one.
+const BUSY: u32 = 4;
+
+/// Waits until `condition` holds, and fails if it does not within `limit`, which is meant for an idle
+/// machine: a busy one gets more, so that load is not taken for a defect.
 pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
+    let (start, limit) = (Instant::now(), limit * BUSY);
     while !condition() {
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Runs `work` on a thread of its own and fails if it is not done after `limit`: for what may hang in
-/// the kernel.
+/// Runs `work` on a thread of its own and fails if it is not done within `limit`, which is meant for an
+/// idle machine as that of [`eventually`]: for work that may hang in the kernel.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let worker = std::thread::spawn(move || drop(sender.send(work())));
-    match receiver.recv_timeout(limit) {
+    match receiver.recv_timeout(limit * BUSY) {
         Ok(value) => value,
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {limit:?}"),
         Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match worker.join() {

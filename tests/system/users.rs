@@ -162,12 +162,12 @@ fn clear_is_refused_to_other_users() {
     let command = |verb: &str| {
         let mut command = as_user(NOBODY, NOBODY, program.to_str().unwrap());
         command
-            .arg(verb)
+            .args(verb.split(' '))
             .arg(&mount.node.point)
             .env("COPPERFS_MEMORY", "64MiB");
         run(&mut command)
     };
-    let refused = command("clear");
+    let refused = command("clear --everything");
     assert!(refused.refused().contains("owner"), "{refused:?}");
     assert_eq!(mount.stats().get("cache.data.entries"), 1);
     let stats = command("stats");

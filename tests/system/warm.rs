@@ -7,7 +7,7 @@ use crate::support::kernel::{KernelCache, children};
 use crate::support::{
     Background, Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, run,
 };
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -313,7 +313,7 @@ fn no_helper_outlives_its_daemon() {
     let helpers = [children(daemon, "touch"), children(daemon, "attend")].concat();
     assert_eq!(helpers.len(), 2, "one of each");
     tree.nodes[1].signal(Signal::KILL);
-    check(copperfs(["unmount"]).arg(&tree.root().point));
+    check(copperfs(["unmount", "--force"]).arg(&tree.root().point));
     drop(lines);
     assert!(!ended(warming).success());
     eventually(Duration::from_secs(10), "the helper has ended", || {
@@ -386,4 +386,68 @@ fn recording_passes_on_how_the_program_ends() {
     let status = long.exit_within(Duration::from_secs(20)).expect("an end");
     assert_eq!(status.code(), Some(128 + 15));
     assert!(stop().refused().contains("nothing is being recorded"));
+}
+
+/// A recording belongs to its command: however that ends, nothing stays on and no file stays behind. One
+/// that was begun by `record start` can be forgotten.
+#[test]
+fn a_recording_ends_with_its_command() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("a/b", "text");
+    origin.settle();
+    let mount = Mount::of(origin.path());
+    let scratch = Scratch::new();
+    let profile = scratch.path().join("profile");
+    let recording = || {
+        let mut long = copperfs(["record", "-o"]);
+        long.arg(&profile)
+            .arg(&mount.point)
+            .args(["--", "sleep", "60"]);
+        let long = Background::spawn(long.stdin(Stdio::null()));
+        let children = format!("/proc/{0}/task/{0}/children", long.pid().as_raw_nonzero());
+        let mut sleep = None;
+        eventually(Duration::from_secs(10), "it runs", || {
+            let pids = fs::read_to_string(&children).unwrap_or_default();
+            sleep = pids
+                .split_whitespace()
+                .next()
+                .and_then(|pid| pid.parse().ok());
+            sleep.is_some()
+        });
+        (long, Pid::from_raw(sleep.unwrap()).unwrap())
+    };
+    let stop = |flag: &str| {
+        let mut stop = copperfs(["record", "stop"]);
+        run(stop.arg(&mount.point).arg(flag))
+    };
+    let (mut long, sleep) = recording();
+    long.signal(Signal::KILL);
+    long.exit_within(Duration::from_secs(10)).expect("an end");
+    kill_process(sleep, Signal::KILL).unwrap();
+    let files = || fs::read_dir(scratch.path()).unwrap().count();
+    assert_eq!(files(), 0, "no drafts");
+
+    eventually(Duration::from_secs(10), "another may begin", || {
+        let start = run(copperfs(["record", "start"]).arg(&mount.point));
+        start.status.success()
+    });
+    drop(fs::metadata(mount.path("a/none")));
+    let said = stop("--discard").text();
+    assert!(said.contains("forgotten"), "{said}");
+    assert!(stop("--discard").refused().contains("nothing is being"));
+    assert_eq!(files(), 0);
+
+    // A daemon that is unmounted meanwhile does not wait for it.
+    let (mut long, sleep) = recording();
+    check(copperfs(["unmount"]).arg(&mount.point));
+    kill_process(sleep, Signal::KILL).unwrap();
+    let status = long.exit_within(Duration::from_secs(20)).expect("an end");
+    assert_eq!(
+        status.code(),
+        Some(1),
+        "its profile is lost, and it says so"
+    );
 }

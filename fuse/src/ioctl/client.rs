@@ -11,7 +11,7 @@ use super::{
 use crate::mountinfo::{self, COPPERFS_FSTYPE};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Getter, Opcode, Setter};
+use rustix::ioctl::{Getter, Opcode};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
@@ -76,6 +76,12 @@ pub enum ClientError {
         /// Why.
         source: std::io::Error,
     },
+    /// The path to clear lies below no origin.
+    #[error("no origin of {path} holds such a path")]
+    NoOrigin {
+        /// The mount.
+        path: PathBuf,
+    },
     /// A path too long for the ABI.
     #[error("the path to clear is longer than the interface allows")]
     PathTooLong(#[source] AbiError),
@@ -98,14 +104,20 @@ pub fn cluster_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
 }
 
 /// Drops what is cached of `path` (relative to the mount; empty: everything) and below, on this node
-/// or on all.
+/// or on all. Returns whether anything of it was cached.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<(), ClientError> {
+pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<bool, ClientError> {
     let argument = encode_clear(path, cluster).map_err(ClientError::PathTooLong)?;
     let fd = open(mountpoint)?;
-    set::<CLEAR, CLEAR_BYTES>(&fd, argument).map_err(|errno| explain(mountpoint, errno))
+    match set::<CLEAR, CLEAR_BYTES>(&fd, argument) {
+        Ok(value) => Ok(value > 0),
+        Err(Errno::NOENT) => Err(ClientError::NoOrigin {
+            path: mountpoint.to_owned(),
+        }),
+        Err(errno) => Err(explain(mountpoint, errno)),
+    }
 }
 
 /// Path of the daemon's control socket.
@@ -198,7 +210,36 @@ fn get<const COMMAND: Opcode, const BYTES: usize>(fd: &OwnedFd) -> Result<[u8; B
 fn set<const COMMAND: Opcode, const BYTES: usize>(
     fd: &OwnedFd,
     argument: [u8; BYTES],
-) -> Result<(), Errno> {
+) -> Result<i32, Errno> {
     // SAFETY: as for `get`: FUSE reads exactly the bytes of the array and writes none.
-    unsafe { rustix::ioctl::ioctl(fd, Setter::<COMMAND, [u8; BYTES]>::new(argument)) }
+    unsafe { rustix::ioctl::ioctl(fd, Valued::<COMMAND, BYTES>(argument)) }
+}
+
+/// As rustix's `Setter`, but the call's own value is kept.
+struct Valued<const COMMAND: Opcode, const BYTES: usize>([u8; BYTES]);
+
+#[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
+// SAFETY: nothing is written to the argument, whose size is that in the command's number, and the output
+// is not read through the pointer.
+unsafe impl<const COMMAND: Opcode, const BYTES: usize> rustix::ioctl::Ioctl
+    for Valued<COMMAND, BYTES>
+{
+    type Output = i32;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        COMMAND
+    }
+
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        self.0.as_mut_ptr().cast()
+    }
+
+    unsafe fn output_from_ptr(
+        out: rustix::ioctl::IoctlOutput,
+        _: *mut std::ffi::c_void,
+    ) -> rustix::io::Result<i32> {
+        Ok(out)
+    }
 }

@@ -119,7 +119,10 @@ impl Session {
             push: Arc::clone(&push),
             owner: rustix::process::geteuid().as_raw(),
         });
-        let adapter = Adapter::new(shared, Arc::clone(&pending), Policy::of(options));
+        let adapter = {
+            let (pending, patience) = (Arc::clone(&pending), options.request_timeout);
+            Adapter::new(shared, pending, Policy::of(options), patience)
+        };
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         let session = fuser::Session::from_fd(adapter, fuse, SessionACL::All, config)

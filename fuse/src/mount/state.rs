@@ -88,6 +88,58 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
     }
 }
 
+/// Takes the topmost mount at `path` (absolute, without symlinks) away if nothing uses it.
+///
+/// # Errors
+/// See [`UnmountError`]; [`UnmountError::Busy`] if it is in use.
+pub fn unmount_idle(path: &Path) -> Result<(), UnmountError> {
+    let busy = || UnmountError::Busy {
+        path: path.to_owned(),
+    };
+    match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(busy()),
+        Err(Errno::PERM) => fusermount::unmount(path, false).map_err(|error| match error {
+            UnmountError::Fusermount { message, .. } if message.contains("busy") => busy(),
+            other => other,
+        }),
+        Err(errno) => Err(UnmountError::Unmount {
+            path: path.to_owned(),
+            source: errno.into(),
+        }),
+    }
+}
+
+/// Whether the topmost mount at `path` (absolute, without symlinks) is in use, by the kernel's own
+/// count; `None`: this user may not ask. Nothing is taken away, and the filesystem is not asked.
+///
+/// # Errors
+/// Nothing is mounted there.
+pub fn is_busy(path: &Path) -> Result<Option<bool>, UnmountError> {
+    // The first of the two calls that MNT_EXPIRE takes (umount(2)): it marks a mount that is not in
+    // use, and takes none away. A mount that was marked before, by another such question, must not go.
+    unmark(path);
+    let asked = rustix::mount::unmount(path, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
+    unmark(path);
+    match asked {
+        Err(Errno::AGAIN) => Ok(Some(false)),
+        Err(Errno::BUSY) => Ok(Some(true)),
+        Err(Errno::PERM) => Ok(None),
+        Err(errno) => Err(UnmountError::Unmount {
+            path: path.to_owned(),
+            source: errno.into(),
+        }),
+        // Two asked at the same moment, and both found it idle.
+        Ok(()) => Ok(Some(false)),
+    }
+}
+
+/// Takes the mark of MNT_EXPIRE away: the end of any use does.
+fn unmark(path: &Path) {
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    drop(rustix::fs::open(path, flags, rustix::fs::Mode::empty()));
+}
+
 /// `path`, absolute and without symlinks, found without touching what is mounted there.
 ///
 /// # Errors

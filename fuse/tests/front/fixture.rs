@@ -116,11 +116,15 @@ pub(crate) fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// Waits until `condition` holds; fails after `seconds`.
-pub(crate) fn eventually(seconds: u64, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+/// What takes so long hangs: without the rule under test it would take for ever, and a busy machine may be
+/// slow.
+pub(crate) const HUNG: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds; fails when it must be hanging.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + HUNG;
     while !condition() {
-        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        assert!(Instant::now() < deadline, "not within {HUNG:?}: {what}");
         pause(2);
     }
 }

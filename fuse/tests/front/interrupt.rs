@@ -1,10 +1,10 @@
 //! A process that waits for a miss can be killed.
 
-use crate::fixture::{Fixture, Reaped, eventually};
+use crate::fixture::{Fixture, HUNG, Reaped, eventually};
 use copperfs_fuse::{Ino, Op};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn hanging() -> Fixture {
     Fixture::new(|memory| {
@@ -27,14 +27,14 @@ fn freed_by(signal: Signal, op: Op, program: &str) {
             .stdout(Stdio::null())
             .stderr(Stdio::null()),
     );
-    eventually(10, "the request hangs", || fixture.memory.state().hung > 0);
+    eventually("the request hangs", || fixture.memory.state().hung > 0);
     assert!(
         child.ends_within(Duration::from_millis(150)).is_none(),
         "it waits"
     );
     let pid = Pid::from_child(&child.0);
     kill_process(pid, signal).unwrap();
-    let status = child.ends_within(Duration::from_secs(1));
+    let status = child.ends_within(HUNG);
     assert!(status.is_some(), "{program} is not freed by {signal:?}");
     let looked_at = op != Op::Read || program.contains("direct");
     if looked_at {
@@ -93,17 +93,14 @@ fn all_of_many_that_wait_for_the_same_name_are_freed() {
     let mut children: Vec<_> = (0..16)
         .map(|_| Reaped::spawn(Command::new("stat").arg(&path).stderr(Stdio::null())))
         .collect();
-    eventually(10, "one of them hangs", || fixture.memory.state().hung > 0);
+    eventually("one of them hangs", || fixture.memory.state().hung > 0);
     crate::fixture::pause(300);
     for child in &children {
         kill_process(Pid::from_child(&child.0), Signal::KILL).unwrap();
     }
-    let start = Instant::now();
     for child in &mut children {
-        assert!(child.ends_within(Duration::from_secs(5)).is_some());
+        assert!(child.ends_within(HUNG).is_some());
     }
-    let took = start.elapsed();
-    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn a_hanging_lookup_delays_an_invalidation_but_no_answer() {
     });
     let path = fixture.path("hangs");
     let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
-    crate::fixture::eventually(5, "it hangs", || fixture.requests(Op::Lookup) == 1);
+    crate::fixture::eventually("it hangs", || fixture.requests(Op::Lookup) == 1);
     let notifier = fixture.mount.notifier();
     fixture.runtime.block_on(async {
         // More than the queue holds: the senders wait, and are not lost.

@@ -111,8 +111,8 @@ fn clear_cluster_and_the_control_socket() {
     assert_eq!(client::cluster_stats(fixture.root()).unwrap().nodes, 2);
     let socket = client::control_socket(&fixture.path("d")).unwrap();
     assert_eq!(socket, Path::new("/run/copperfs/control.sock"));
-    client::clear(fixture.root(), b"", false).unwrap();
-    client::clear(fixture.root(), b"/lus/x/", true).unwrap();
+    assert!(client::clear(fixture.root(), b"", false).unwrap());
+    assert!(!client::clear(fixture.root(), b"/lus/x/", true).unwrap());
     let expected = [("".into(), false), ("lus/x".into(), true)];
     assert_eq!(fixture.memory.state().cleared, expected);
 }

@@ -17,6 +17,7 @@ mod life;
 mod listing;
 mod memory;
 mod passthrough;
+mod prune;
 mod push;
 mod reading;
 mod semantics;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use copperfs_fuse::ioctl::{NodeName, ROLE_SINGLE, StatsBody};
 use copperfs_fuse::{
     Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
-    Opened, Reader, Timestamp, Usage,
+    Opened, Reader, StatsAge, Timestamp, Usage,
 };
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -55,6 +55,8 @@ pub(crate) struct State {
     pub(crate) direct: bool,
     pub(crate) cleared: Vec<(Bytes, bool)>,
     pub(crate) push: bool,
+    /// To be dropped by the kernel.
+    pub(crate) prunable: Vec<Ino>,
     /// Requests that were let hang.
     pub(crate) hung: u64,
 }
@@ -401,6 +403,23 @@ impl Backend for Memory {
             .collect()
     }
 
+    fn prunable(&self, count: usize) -> Vec<Ino> {
+        let prunable = &mut self.state().prunable;
+        let count = count.min(prunable.len());
+        prunable.drain(..count).collect()
+    }
+
+    fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
+        let state = self.state();
+        state.nodes.iter().find_map(|(parent, node)| {
+            let Content::Directory(entries) = &node.content else {
+                return None;
+            };
+            let (name, _) = entries.iter().find(|(_, entry)| *entry == ino)?;
+            Some((*parent, name.clone()))
+        })
+    }
+
     fn node_stats(&self, counters: &Counters) -> StatsBody {
         let mut stats = StatsBody {
             node: NodeName::new("memory"),
@@ -416,7 +435,7 @@ impl Backend for Memory {
         stats
     }
 
-    fn cluster_stats(&self) -> Answer<StatsBody> {
+    fn cluster_stats(&self, _age: StatsAge) -> Answer<StatsBody> {
         let mut sum = self.node_stats(&Counters::default());
         sum.add(&self.node_stats(&Counters::default()));
         Answer::Pending(Box::pin(async move { Ok(sum) }))
@@ -426,8 +445,9 @@ impl Backend for Memory {
         Bytes::from_static(b"/run/copperfs/control.sock")
     }
 
-    fn clear(&self, path: Bytes, cluster: bool) -> Answer<()> {
+    fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
+        let first = self.state().cleared.is_empty();
         self.state().cleared.push((path, cluster));
-        Answer::Ready(Ok(()))
+        Answer::Ready(Ok(first))
     }
 }

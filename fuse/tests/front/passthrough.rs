@@ -54,7 +54,7 @@ fn whole_files_are_read_without_the_daemon() {
     );
     assert_eq!(said, format!("{SIZE}\n"));
     assert_eq!(fixture.requests(Op::Read), 0);
-    eventually(5, "all opens are released", || {
+    eventually("all opens are released", || {
         let state = fixture.memory.state();
         state.opened.len() == state.released.len()
     });
@@ -89,7 +89,7 @@ fn an_arriving_file_is_read_directly_and_bypasses_the_daemon_later() {
     );
     assert_eq!(said, "both\n");
     drop(direct);
-    eventually(5, "the direct opens are released", || {
+    eventually("the direct opens are released", || {
         let state = fixture.memory.state();
         state.opened.len() == state.released.len()
     });

@@ -34,7 +34,7 @@ fn check(fixture: &Fixture, files: usize) {
 }
 
 fn pushed(fixture: &Fixture) {
-    eventually(20, "everything is pushed", || {
+    eventually("everything is pushed", || {
         fixture.mount.counters().push_pending() == 0
     });
 }

@@ -89,7 +89,7 @@ impl Inner {
         let body = message::encode_question(0, &request).ok()?;
         let peer = self.holds.get(tree)?.as_ref()?.peer(deadline).await.ok()?;
         let taken = async {
-            let mut answer = self.ask_once(&peer, body).await?;
+            let mut answer = self.ask_once(&peer, body, FIND_TIMEOUT).await?;
             match take(&mut answer.reader, answer.header, len).await? {
                 Ok(found) if found.hash == hash => Ok(Some(found.bytes)),
                 Ok(_other) => Err(WireError::WrongHash.into()),

@@ -235,8 +235,8 @@ pub struct Reported {
 pub struct Cleared {
     /// Which node.
     pub node: NodeId,
-    /// How it went.
-    pub result: Result<(), Failure>,
+    /// Whether there was anything to clear.
+    pub result: Result<bool, Failure>,
 }
 
 /// The postcard bytes of `value`.

@@ -101,7 +101,8 @@ async fn a_clear_reaches_every_node_its_parent_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hangs_is_named_and_its_children_are_asked_all_the_same() {
-    let mut tree = TestTree::plan(7, 2, Duration::from_secs(1));
+    let timeout = Duration::from_secs(5);
+    let mut tree = TestTree::plan(7, 2, timeout);
     for rank in 0..7 {
         tree.start_node_as(rank, |service| service.clear_hangs = rank == 2);
     }
@@ -109,12 +110,9 @@ async fn a_node_that_hangs_is_named_and_its_children_are_asked_all_the_same() {
         tree.connected(rank).await;
     }
     let start = Instant::now();
-    let done = within(5, tree.node(3).clear_cluster(path(""))).await;
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
+    let done = within(30, tree.node(3).clear_cluster(path(""))).await;
+    // The node that hangs costs the time-out once.
+    assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
     assert_eq!((done.cleared, done.missing.len()), (6, 0));
     assert_eq!(done.failed[0].0, "node2");
     assert_eq!(done.failed[0].1.kind, FailureKind::Unavailable);

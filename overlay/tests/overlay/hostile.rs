@@ -3,6 +3,7 @@
 mod flood;
 mod load;
 mod outside;
+mod recorded;
 mod slow;
 
 use crate::support::{

@@ -59,7 +59,6 @@ pub(crate) fn attributes(kind: FileKind, size: u64) -> Attributes {
         mtime: time,
         ctime: time,
         version: Version::of(&size.to_le_bytes()),
-        provisional: false,
         link_target: None,
         content: None,
     }
@@ -328,8 +327,8 @@ impl Service for Forgotten {
         Bytes::new()
     }
 
-    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
-        ready(Ok(()))
+    fn clear(&self, _path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
+        ready(Ok(true))
     }
 
     fn origins(&self) -> BoxFuture<'static, Result<Vec<OriginFingerprint>, Failure>> {
@@ -395,7 +394,7 @@ impl Service for TestService {
         self.report.clone()
     }
 
-    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+    fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>> {
         if self.clear_hangs {
             return hang(&self.seen);
         }
@@ -404,7 +403,7 @@ impl Service for TestService {
             return ready(Err(Failure::new(FailureKind::PermissionDenied, detail)));
         }
         self.seen.cleared.lock().unwrap().push(self.rank);
-        ready(Ok(()))
+        ready(Ok(true))
     }
 }
 

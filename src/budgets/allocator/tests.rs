@@ -23,6 +23,7 @@ fn job(name: &str, dataset: &str, rate: u64) -> JobSpec {
         ideal_rate: (rate > 0).then_some(rate),
         gpus: 1,
         epochs: None,
+        owner: None,
     }
 }
 

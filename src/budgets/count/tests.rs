@@ -3,6 +3,7 @@ use crate::config::OriginSpec;
 use crate::dataset::slots::STRIPE_BYTES;
 use crate::index::partial::Partial;
 use crate::index::walk::{Progress, WalkOptions, Walker, write_index};
+use crate::index::write::Existing;
 use crate::origin::{OriginOptions, Origins};
 use std::collections::BTreeMap;
 use std::fs;
@@ -76,7 +77,7 @@ impl Tree {
         let progress = Arc::new(Progress::default());
         let walker = Walker::new(Arc::new(origins), options, progress, Vec::new());
         walker.walk(&uri, &mut log).await.unwrap();
-        write_index(&log, &output, &uri, false, 1).unwrap();
+        write_index(&log, &output, &uri, false, 1, Existing::Keep).unwrap();
         log.remove();
         output
     }

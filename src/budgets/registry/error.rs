@@ -164,7 +164,10 @@ impl RegistryError {
             ),
             Self::Reserved(_) => "Choose another name".into(),
             Self::DatasetTaken { name, .. } => {
-                format!("Choose another name, or take it back first: copperfs dataset rm {name}")
+                format!(
+                    "Choose another name, declare it anew with --replace, or take it back: copperfs \
+                     dataset rm {name}"
+                )
             }
             Self::JobTaken(name) => {
                 format!("Choose another name, or end it first: copperfs job end {name}")

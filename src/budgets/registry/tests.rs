@@ -16,6 +16,7 @@ fn job(name: &str, dataset: &str) -> JobSpec {
         ideal_rate: Some(100_000_000),
         gpus: 1,
         epochs: None,
+        owner: None,
     }
 }
 
@@ -287,6 +288,7 @@ fn it_is_taken_up_again_from_a_decision() {
                 name: name.into(),
                 dataset: Some("a".into()),
                 declared: name == "ja",
+                owner: Some(1000),
                 ideal_rate: Some(5),
                 gpus: 2,
                 epochs: Some(3),

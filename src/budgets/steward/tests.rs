@@ -321,6 +321,7 @@ async fn settled() -> (World, Arc<Decision>) {
         ideal_rate: Some(30 * MB),
         gpus: 2,
         epochs: None,
+        owner: None,
     };
     world.ask(12, Command::AddJob(spec)).await.unwrap();
     world

@@ -81,13 +81,13 @@ pub fn start_here(bundle: &Bundle, machine: &Machine) -> anyhow::Result<Answer> 
         place(&mut layer, "data_mount", "")?;
     }
     let dir = machine
-        .runtime_base(machine.uid)
+        .runtime_base()
         .join(resolve::instance_name(&mount, machine.host_name()));
     runtime_dir::prepare(&dir)?;
     free_killed(&dir, &mount);
-    if let Some(pid) = runtime_dir::running(&dir) {
+    if let Some(holder) = runtime_dir::holder(&dir) {
         bail!(
-            "a copperfs is already mounted at {} (pid {pid}); copperfs unmount takes it away",
+            "a copperfs is already mounted at {} ({holder}); copperfs unmount takes it away",
             mount.display()
         );
     }

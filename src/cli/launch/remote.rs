@@ -48,10 +48,10 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
         .with_context(|| format!("its answer is not understood: {}", shown(&output)))
 }
 
-/// Ends one node, if it is there; what it says.
-pub(super) fn unmount(record: &Record, node: &Node) -> anyhow::Result<String> {
+/// Runs `unmount` with `flags` for one node; what it says.
+fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
-    let args = ["unmount", "--if-mounted", "--", &mount];
+    let args = [&["unmount"], flags, &["--", &mount]].concat();
     let output = run(record, &node.host, &args, &[])?;
     Ok(shown(&output))
 }
@@ -63,11 +63,14 @@ pub(super) fn unmount_own(record: &Record, node: &Node) -> anyhow::Result<()> {
     run(record, &node.host, &args, &[]).map(drop)
 }
 
-/// Ends every node of a launch, leaves first; the outcomes by name.
-pub(in crate::cli) fn take_down(record: &Record) -> Vec<(String, anyhow::Result<String>)> {
+/// Runs `unmount` with `flags` for every node of a launch, leaves first; what each says, by its name.
+pub(in crate::cli) fn each(
+    record: &Record,
+    flags: &[&str],
+) -> Vec<(String, anyhow::Result<String>)> {
     let nodes = &record.nodes;
     let outcomes = in_parallel(nodes.len(), |index| {
-        unmount(record, &nodes[nodes.len() - 1 - index])
+        unmount(record, &nodes[nodes.len() - 1 - index], flags)
     });
     let names = nodes.iter().rev().map(|node| node.name.clone());
     names.zip(outcomes).collect()

@@ -314,7 +314,7 @@ impl Running {
             .map(|word| word.replace("{nodes}", &count))
             .collect();
         let (command, options) = words.split_first().context("--starter names no command")?;
-        let dir = machine.runtime_base(machine.uid).join("launches");
+        let dir = machine.runtime_base().join("launches");
         runtime_dir::prepare(&dir)?;
         let log = dir.join(format!("{}.{}.log", base_name(command), std::process::id()));
         // Of its own group: what ends the launcher's terminal or pipeline does not end the nodes.

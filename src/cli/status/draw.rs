@@ -1,7 +1,7 @@
 //! A view as text: one line a node, lines that join it to its parent, columns behind.
 
 use super::fold::{Fold, fold};
-use super::view::{Place, State, Summary, TreeView};
+use super::view::{HangingAt, Place, State, Summary, TreeView};
 use crate::cli::stats::duration;
 use crate::cli::table;
 use crate::config::topology::Crossings;
@@ -187,6 +187,15 @@ pub(super) fn summary(summary: &Summary) -> String {
         let names = listed(&summary.data_mounts_lost);
         lines.push(format!(
             "no data mount any more on: {names} (unmount and mount brings it back)"
+        ));
+    }
+    for HangingAt { node, hanging } in &summary.hanging {
+        let since = duration(hanging.since_ms / 1_000);
+        lines.push(format!(
+            "storage hangs on {node}: {}, the oldest since {since}: {} {}",
+            count(usize::try_from(hanging.calls).unwrap_or(usize::MAX), "call"),
+            hanging.action,
+            hanging.path,
         ));
     }
     lines.join("\n")

@@ -10,6 +10,7 @@
 //! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
 //! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
 //! | `data_mounts_lost` | names of the nodes whose data mount was taken away alone |
+//! | `hanging[].{node,calls,action,path,since_ms}` | nodes on which calls into storage hang: how many; what the oldest does, on what path, for how long |
 //! | `roots` | names of the roots, tree by tree |
 //! | `depth` | of the deepest tree as it is, in edges |
 //! | `connections_max` | most connections to other nodes that one node has |
@@ -24,7 +25,7 @@
 
 use crate::cli::stats::{ClusterReports, MemberList};
 use crate::config::topology::Crossings;
-use crate::report::{Link, LinkState, Report, Standing, printable};
+use crate::report::{Hanging, Link, LinkState, Report, Standing, printable};
 use copperfs_overlay::Forest;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +105,14 @@ impl TreeView {
     }
 }
 
+/// Calls into storage that hang on one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(in crate::cli) struct HangingAt {
+    pub(in crate::cli) node: String,
+    #[serde(flatten)]
+    pub(in crate::cli) hanging: Hanging,
+}
+
 /// All of it in a few numbers. A node counts once, also if it has moved in several trees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(in crate::cli) struct Summary {
@@ -118,6 +127,8 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) stranded: Vec<String>,
     /// Their data mount was taken away alone.
     pub(in crate::cli) data_mounts_lost: Vec<String>,
+    /// Calls into storage hang on them.
+    pub(in crate::cli) hanging: Vec<HangingAt>,
     /// Names of the roots, tree by tree.
     pub(in crate::cli) roots: Vec<String>,
     /// Of the deepest tree, in edges.
@@ -322,12 +333,29 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
             .filter(lost)
             .map(|node| node.name.clone())
             .collect(),
+        hanging: nodes.iter().filter_map(hanging_at).collect(),
         roots: trees.iter().map(|tree| tree.root.clone()).collect(),
         depth: trees.iter().map(TreeView::depth).max().unwrap_or(0),
         connections_max: connections_max(nodes.len(), trees),
         crossings: None,
     }
 }
+
+/// What it says of its storage comes from another node, and goes to a terminal.
+fn hanging_at(node: &Node<'_>) -> Option<HangingAt> {
+    let hanging = node.standing.hanging.as_ref()?;
+    Some(HangingAt {
+        node: node.name.clone(),
+        hanging: Hanging {
+            action: printable(&hanging.action, SAID_BYTES_MAX),
+            path: printable(&hanging.path, SAID_BYTES_MAX),
+            ..*hanging
+        },
+    })
+}
+
+/// Longest text of another node that is shown of what hangs, in bytes.
+const SAID_BYTES_MAX: usize = 200;
 
 /// Trees in which one node hangs from another share a connection.
 fn connections_max(nodes: usize, trees: &[TreeView]) -> usize {

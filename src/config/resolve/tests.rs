@@ -15,6 +15,7 @@ fn machine() -> Machine {
         memory_bytes: 64 << 30,
         variables: BTreeMap::new(),
         working_dir: "/home/user".into(),
+        runtime_bases: Vec::new(),
     }
 }
 

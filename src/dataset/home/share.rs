@@ -186,7 +186,9 @@ impl Share {
         {
             return Next::Held(Arc::clone(shelf));
         }
-        let room = state.admit(item, wanted.len);
+        // Bytes of a version that has not settled are nobody's a moment later.
+        let settled = wanted.file.version.is_settled();
+        let room = settled.then(|| state.admit(item, wanted.len)).flatten();
         let extent = if room.is_some() {
             0..wanted.len
         } else {

@@ -355,7 +355,6 @@ fn take_attributes(
         ctime,
         version,
         // What was true when the index was made stays true for it.
-        provisional: false,
         link_target,
         content,
     };

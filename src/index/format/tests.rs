@@ -46,7 +46,6 @@ prop_compose! {
             mtime,
             ctime: others.map_or(mtime, |(_, ctime)| ctime),
             version: Version::from_data(version),
-            provisional: false,
             link_target: (kind == FileKind::Symlink).then(|| Bytes::from(target)),
             content: content.map(ContentHash),
         }
@@ -145,7 +144,6 @@ fn an_entry_has_the_bytes_of_the_specification() {
         mtime: time,
         ctime: time,
         version: Version::from_data([7; 16]),
-        provisional: false,
         link_target: None,
         content: None,
     };

@@ -102,7 +102,7 @@ async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
     assert!(walking.walk(&uri, &mut log).await.unwrap().is_empty());
     assert_eq!(storage.asked().0, directories - done);
     assert!(listed >= done);
-    write_index(&log, &target, &uri, false, 1_800_000_000).unwrap();
+    write_index(&log, &target, &uri, false, 1_800_000_000, Existing::Keep).unwrap();
     log.remove();
     assert!(!partial.exists());
     assert!(std::fs::read(&target).unwrap() == std::fs::read(&whole).unwrap());

@@ -26,7 +26,9 @@ fn without_time(
         .map(|(path, attributes)| {
             let mut attributes = attributes.take().unwrap();
             // What is young is only so for a moment, and looking changes when it was looked at.
-            attributes.provisional = false;
+            attributes.version = attributes
+                .version
+                .standing_as(copperfs_overlay::Standing::Lasting);
             attributes.atime = attributes.mtime;
             (path.clone(), attributes)
         })
@@ -184,7 +186,7 @@ async fn a_directory_that_could_not_be_listed_is_asked_for() {
     let (record, _) = log.record_at(log.first()).unwrap().unwrap();
     log.append(path("d"), record.directory.attributes, None, true)
         .unwrap();
-    let totals = write_index(&log, &target, "x", false, 0).unwrap();
+    let totals = write_index(&log, &target, "x", false, 0, Existing::Keep).unwrap();
     assert_eq!(totals.unlisted, 1);
     let specs = [spec("/data", root.path())];
     let options = options(SymlinkPolicy::Relative);

@@ -65,6 +65,14 @@ impl Proc {
         line.trim().parse().ok()
     }
 
+    /// The user whose process it is: the one who started it, also of a program that runs with another
+    /// user's rights, since that user writes its environment.
+    pub(super) fn user(&self, pid: u32) -> Option<u32> {
+        let status = self.text(pid, "status");
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    }
+
     /// A process, and the number of its parent. `None` for 0, the parent of those that have none here.
     pub(super) fn process(&self, pid: u32) -> Option<(Process, u32)> {
         if pid == 0 {

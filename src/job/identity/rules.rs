@@ -1,46 +1,60 @@
-//! Which job an environment and a cgroup name. Pure.
+//! Which jobs an environment and a cgroup name. Pure.
 //!
 //! In this order: `copperfs job run`, Slurm, PBS, Kubernetes, torchrun. Whoever said it on purpose
 //! goes first; a scheduler knows better than what runs inside its jobs.
 //!
+//! An environment is written by the process's own user, a cgroup by the scheduler alone. So where Slurm or
+//! PBS keep cgroups, the cgroup says which job of theirs it is, and no variable: a variable that
+//! contradicts it is not looked at. (A pod's cgroup contradicts neither: schedulers run in pods.)
+//!
 //! - Slurm: each task of an array is a job (each trains by itself), and so is what its cgroup says; all
 //!   components of a heterogeneous job are one, named by the first (`SLURM_HET_JOB_ID`), which only
-//!   the environment knows: it goes before the cgroup.
+//!   the environment knows: it goes before the cgroup, if the rest of the environment agrees with that.
 //! - PBS: the number without the server, since cgroups and variables write that in different ways;
 //!   `77[3]` for a task of an array.
 //! - Kubernetes: the pod's uid. A job of several pods says `COPPERFS_JOB` in their template.
 
 use crate::job::name::JobName;
 
-/// The job that they name. `environment`: variables with zero bytes behind them; `cgroup`: the text of
-/// `/proc/PID/cgroup`. Either may be empty.
-pub(super) fn job(environment: &[u8], cgroup: &str) -> Option<JobName> {
+/// A job that a process is said to be of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) job: JobName,
+    /// The cgroup says it, which no user can write. Otherwise the environment does.
+    pub(super) by_cgroup: bool,
+}
+
+/// The jobs that they name, the one to be preferred first. `environment`: variables with zero bytes
+/// behind them; `cgroup`: the text of `/proc/PID/cgroup`. Either may be empty.
+pub(super) fn claims(environment: &[u8], cgroup: &str) -> Vec<Claim> {
     let variable = |name| variable(environment, name);
-    let run = || JobName::of_kind("run", variable("COPPERFS_JOB")?);
-    let slurm = || {
-        let names = [
-            "SLURM_HET_JOB_ID",
-            "SLURM_PACK_JOB_ID",
-            "SLURM_JOB_ID",
-            "SLURM_JOBID",
-        ];
-        let number = names.into_iter().filter_map(variable).find(|id| digits(id));
-        JobName::of_kind("slurm", number.or_else(|| slurm_cgroup(cgroup))?)
-    };
-    let pbs = || {
-        let number = variable("PBS_JOBID").and_then(pbs_number);
-        JobName::of_kind("pbs", number.or_else(|| pbs_cgroup(cgroup))?)
-    };
-    let kubernetes = || JobName::of_kind("k8s", &pod(cgroup)?);
-    let torchrun = || {
-        let id = variable("TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
-        JobName::of_kind("torchrun", id?)
-    };
-    run()
-        .or_else(slurm)
-        .or_else(pbs)
-        .or_else(kubernetes)
-        .or_else(torchrun)
+    let said = |kind, id: Option<&str>| claim(kind, id, false);
+    let placed = |kind, id: Option<&str>| claim(kind, id, true);
+    let number =
+        |names: [&'static str; 2]| names.into_iter().filter_map(variable).find(|id| digits(id));
+    let (slurm, pbs) = (slurm_cgroup(cgroup), pbs_cgroup(cgroup));
+    let whole = number(["SLURM_HET_JOB_ID", "SLURM_PACK_JOB_ID"]);
+    let own = number(["SLURM_JOB_ID", "SLURM_JOBID"]);
+    let free = slurm.is_none() && pbs.is_none();
+    let agrees = free || (slurm.is_some() && own == slurm);
+    let pbs_said = variable("PBS_JOBID").and_then(pbs_number);
+    let torchrun = variable("TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
+    let claims = [
+        said("run", variable("COPPERFS_JOB")),
+        said("slurm", whole.filter(|_| agrees)),
+        placed("slurm", slurm),
+        said("slurm", own.filter(|_| free)),
+        placed("pbs", pbs),
+        said("pbs", pbs_said.filter(|_| free)),
+        placed("k8s", pod(cgroup).as_deref()),
+        said("torchrun", torchrun),
+    ];
+    claims.into_iter().flatten().collect()
+}
+
+fn claim(kind: &str, id: Option<&str>, by_cgroup: bool) -> Option<Claim> {
+    let job = JobName::of_kind(kind, id?)?;
+    Some(Claim { job, by_cgroup })
 }
 
 fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a str> {
@@ -123,7 +137,8 @@ mod tests {
 
     fn named(environment: &str, cgroup: &str) -> Option<String> {
         let environment = environment.replace(' ', "\0");
-        job(environment.as_bytes(), cgroup).map(String::from)
+        let first = claims(environment.as_bytes(), cgroup).into_iter().next();
+        first.map(|claim| claim.job.into())
     }
 
     #[test]
@@ -224,10 +239,43 @@ mod tests {
         assert_eq!(named("COPPERFS_JOB=a", cgroup).as_deref(), Some("run:a"));
     }
 
+    /// Only the scheduler writes a cgroup: a variable that says otherwise names nothing.
+    #[test]
+    fn no_variable_contradicts_a_schedulers_cgroup() {
+        let slurm = "0::/system.slice/slurmstepd.scope/job_9/step_0";
+        let pbs = "0::/pbs_jobs.service/jobid/7.server";
+        for (environment, cgroup, wanted) in [
+            ("SLURM_JOB_ID=9", slurm, &["slurm:9"][..]),
+            ("SLURM_JOB_ID=8", slurm, &["slurm:9"]),
+            ("PBS_JOBID=8.server", slurm, &["slurm:9"]),
+            ("SLURM_JOB_ID=8", pbs, &["pbs:7"]),
+            ("PBS_JOBID=8.server", pbs, &["pbs:7"]),
+            (
+                "SLURM_JOB_ID=9 SLURM_HET_JOB_ID=8",
+                slurm,
+                &["slurm:8", "slurm:9"],
+            ),
+            ("SLURM_JOB_ID=7 SLURM_HET_JOB_ID=8", slurm, &["slurm:9"]),
+            ("SLURM_HET_JOB_ID=8", slurm, &["slurm:9"]),
+            ("SLURM_HET_JOB_ID=8", pbs, &["pbs:7"]),
+        ] {
+            let environment = environment.replace(' ', "\0");
+            let found = claims(environment.as_bytes(), cgroup);
+            let names: Vec<&str> = found.iter().map(|claim| claim.job.as_str()).collect();
+            assert_eq!(names, wanted, "{environment} in {cgroup}");
+            assert!(found.last().is_some_and(|claim| claim.by_cgroup));
+        }
+        let own = claims(b"COPPERFS_JOB=a", slurm);
+        assert_eq!(
+            own.iter().map(|claim| claim.by_cgroup).collect::<Vec<_>>(),
+            [false, true]
+        );
+    }
+
     proptest! {
         #[test]
         fn no_text_panics(environment: Vec<u8>, cgroup in "([0-9:/a-z_.\\[\\]-]|pod|job_|slurm|pbs|é){0,30}") {
-            let _anything = job(&environment, &cgroup);
+            let _anything = claims(&environment, &cgroup);
         }
     }
 }

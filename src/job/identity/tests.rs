@@ -34,7 +34,16 @@ impl MadeUp {
         fs::write(path.join("stat"), stat).unwrap();
         let status = format!("Name:\tpython\nTgid:\t{process}\nPid:\t{tid}\n");
         fs::write(path.join("status"), status).unwrap();
+        self.user(tid, USER);
         fs::write(path.join("cgroup"), "0::/user.slice\n").unwrap();
+    }
+
+    /// A program that runs with root's rights is the user's who started it.
+    fn user(&self, pid: u32, user: u32) {
+        let path = self.path(pid).join("status");
+        let status = fs::read_to_string(&path).unwrap();
+        let (status, _) = status.split_once("Uid:").unwrap_or((&status, ""));
+        fs::write(&path, format!("{status}Uid:\t{user}\t0\t0\t0\n")).unwrap();
     }
 
     fn process(&self, pid: u32, parent: u32, environment: &str) {
@@ -51,6 +60,9 @@ impl MadeUp {
         fs::write(self.path(pid).join("cgroup"), cgroup).unwrap();
     }
 }
+
+const USER: u32 = 1000;
+const OTHER: u32 = 1001;
 
 fn named(readers: &Readers, pid: u32, now: Instant) -> Option<String> {
     readers.job_of(pid, now).map(String::from)
@@ -176,6 +188,128 @@ fn no_more_than_the_bound_is_remembered() {
     assert_eq!(named(&readers, 1, now).as_deref(), Some("slurm:7"));
     assert_eq!(lock(&readers.threads).len(), 8);
     assert_eq!(lock(&readers.own).len(), 8);
+}
+
+/// A process cannot spend another user's job's tokens by naming it, and keeps its own job.
+#[test]
+fn a_name_is_believed_of_the_user_whose_job_it_is() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "COPPERFS_JOB=train SLURM_JOB_ID=7");
+    proc.process(20, 1, "COPPERFS_JOB=train SLURM_JOB_ID=7");
+    proc.process(30, 1, "COPPERFS_JOB=train");
+    proc.user(20, OTHER);
+    proc.user(30, OTHER);
+    proc.cgroup(20, "0::/system.slice/slurmstepd.scope/job_9/step_0\n");
+    let (readers, now) = (proc.readers(), Instant::now());
+    let of = |pid| named(&readers, pid, now);
+    assert_eq!(of(10).as_deref(), Some("run:train"), "seen first");
+    assert_eq!(of(20).as_deref(), Some("slurm:9"), "its own, by its cgroup");
+    assert_eq!(of(30), None);
+}
+
+/// The user who declared a job has it, whoever named it first; so has root.
+#[test]
+fn a_declared_job_is_its_owners() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "COPPERFS_JOB=train");
+    proc.process(20, 1, "COPPERFS_JOB=train");
+    proc.process(30, 1, "COPPERFS_JOB=train");
+    proc.user(20, OTHER);
+    proc.user(30, 0);
+    let (readers, now) = (proc.readers(), Instant::now());
+    let of = |pid| named(&readers, pid, now);
+    assert_eq!(of(20).as_deref(), Some("run:train"), "the first to name it");
+    assert_eq!(of(10), None);
+    let train: JobName = "run:train".parse().unwrap();
+    readers.declare(HashMap::from([(train, USER)]));
+    assert_eq!(of(10).as_deref(), Some("run:train"));
+    assert_eq!(of(20), None);
+    assert_eq!(of(30).as_deref(), Some("run:train"), "root");
+}
+
+/// A program that a job's owner has started as another user has the job from there.
+#[test]
+fn a_job_is_inherited_from_the_owners_process() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "COPPERFS_JOB=train");
+    proc.process(11, 10, "COPPERFS_JOB=train");
+    proc.process(12, 10, "COPPERFS_JOB=other");
+    proc.process(20, 1, "COPPERFS_JOB=train");
+    proc.user(11, OTHER);
+    proc.user(12, OTHER);
+    proc.user(20, OTHER);
+    let (readers, now) = (proc.readers(), Instant::now());
+    let names = ["run:train", "run:other"].map(|name| name.parse::<JobName>().unwrap());
+    readers.declare(names.map(|name| (name, USER)).into());
+    let of = |pid| named(&readers, pid, now);
+    assert_eq!(of(11).as_deref(), Some("run:train"));
+    assert_eq!(
+        of(12).as_deref(),
+        Some("run:train"),
+        "what it may not name is passed over"
+    );
+    assert_eq!(of(20), None);
+}
+
+/// The name of a job that nobody declared is free again when the job is over.
+#[test]
+fn a_name_is_free_after_the_job() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "COPPERFS_JOB=train");
+    proc.process(20, 1, "COPPERFS_JOB=train");
+    proc.user(20, OTHER);
+    let (readers, start) = (proc.readers(), Instant::now());
+    assert!(named(&readers, 10, start).is_some());
+    let later = start + crate::job::activity::ENDED_AFTER * 2;
+    assert_eq!(named(&readers, 20, later), None, "it runs");
+    fs::remove_dir_all(proc.path(10)).unwrap();
+    let still = later + FRESH * 2;
+    assert_eq!(named(&readers, 20, still).as_deref(), Some("run:train"));
+}
+
+/// A process that forks holds its memory map, and whoever reads its environment waits: an open waits no
+/// longer than the limit, and finds out later.
+#[tokio::test]
+async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
+    let proc = MadeUp::new();
+    proc.process(10, 1, "");
+    proc.process(11, 1, "COPPERFS_JOB=b");
+    let environ = proc.path(10).join("environ");
+    fs::remove_file(&environ).unwrap();
+    // Opening a FIFO waits until somebody writes.
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &environ,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let readers = Arc::new(proc.readers());
+    assert_eq!(
+        readers.known(0, Instant::now()),
+        Some(None),
+        "never looked for"
+    );
+    assert_eq!(readers.known(10, Instant::now()), None);
+    let stalled = Arc::clone(&readers).find(10);
+    let other = Arc::clone(&readers).find(11);
+    let (stalled, other) = tokio::join!(stalled, other);
+    assert_eq!(stalled, None);
+    assert_eq!(other.unwrap().job.as_ref().unwrap().as_str(), "run:b");
+    assert_eq!(readers.known(10, Instant::now()), None, "still not known");
+    fs::write(&environ, "COPPERFS_JOB=a\0").unwrap();
+    fs::remove_file(&environ).unwrap();
+    fs::write(&environ, "COPPERFS_JOB=a\0").unwrap();
+    let looking = async {
+        loop {
+            if let Some(found) = Arc::clone(&readers).find(10).await {
+                return found;
+            }
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(30), looking).await;
+    assert_eq!(found.unwrap().job.as_ref().unwrap().as_str(), "run:a");
 }
 
 /// Of a real child in a real `/proc`.

@@ -1,8 +1,10 @@
-//! From a URI, options and the environment to a store's client.
+//! From a URI, options and the environment to a store's client, and to what the store is called in
+//! versions.
 //!
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
 //! know are refused; unknown variables of the environment are not ours to judge.
 
+use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
 use super::{Names, ObjectOrigin};
@@ -55,18 +57,28 @@ pub(super) fn connect(
         ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
     let url_text = spec.uri.as_str();
     let gate = Gate::new(options.object_concurrency);
-    let names = match scheme {
+    let mut address = vec![place(&redacted(&spec.uri))];
+    let env = &options.env;
+    let (names, service) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, &options.env)?;
-            configured!(AmazonS3Builder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<AmazonS3ConfigKey>("aws_", spec, env)?;
+            address.extend(addresses(&keys));
+            let service = CredentialService::aws(&keys, env);
+            let store = configured!(AmazonS3Builder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let keys = settings::<GoogleConfigKey>("google_", spec, &options.env)?;
-            configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<GoogleConfigKey>("google_", spec, env)?;
+            address.extend(addresses(&keys));
+            let store = configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), CredentialService::google())
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let keys = settings::<AzureConfigKey>("azure_", spec, &options.env)?;
-            configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate).map(Names::paged)
+            let keys = settings::<AzureConfigKey>("azure_", spec, env)?;
+            address.extend(addresses(&keys));
+            let service = CredentialService::azure(&keys);
+            let store = configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate);
+            (store.map(Names::paged), service)
         }
         ObjectStoreScheme::Http => {
             // Whoever writes http:// has allowed it.
@@ -74,7 +86,9 @@ pub(super) fn connect(
             let mut keys = vec![allowed];
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
-            configured!(HttpBuilder, server, keys, options, &gate).map(|store| Names::probed(store))
+            let store = configured!(HttpBuilder, server, keys, options, &gate);
+            let none = CredentialService::default();
+            (store.map(|store| Names::probed(store)), none)
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
@@ -82,7 +96,44 @@ pub(super) fn connect(
         uri: uri.clone(),
         reason: reason(&error),
     })?;
-    Ok(ObjectOrigin::new(names, gate, &prefix, &uri, options))
+    let address = address.join(" ");
+    let origin = ObjectOrigin::new(names, gate, &prefix, (&uri, &address), options);
+    Ok(origin.asking(service))
+}
+
+/// Settings that say which server and account a URI without them is about.
+const ADDRESSES: [&str; 7] = [
+    "aws_endpoint",
+    "aws_endpoint_url_s3",
+    "azure_storage_account_name",
+    "azure_storage_endpoint",
+    "azure_storage_use_emulator",
+    "azure_use_fabric_endpoint",
+    "google_base_url",
+];
+
+/// Those of `settings`, the last of each, in the order of their names.
+fn addresses<K: AsRef<str>>(settings: &[(K, String)]) -> Vec<String> {
+    let known: BTreeMap<&str, &str> = settings
+        .iter()
+        .map(|(key, value)| (key.as_ref(), value.as_str()))
+        .filter(|(key, _)| ADDRESSES.contains(key))
+        .collect();
+    known
+        .into_iter()
+        .map(|(key, value)| format!("{key}={}", place(&redacted(value))))
+        .collect()
+}
+
+/// The one form of a URI without credentials: the host in small letters, no port that the scheme implies,
+/// no slash twice or at the end. What is no URI stays as it is.
+fn place(uri: &str) -> String {
+    let Ok(url) = uri.parse::<url::Url>() else {
+        return uri.trim_end_matches('/').to_owned();
+    };
+    let segments = url.path().split('/').filter(|segment| !segment.is_empty());
+    let path: Vec<&str> = segments.collect();
+    format!("{}/{}", &url[..url::Position::BeforePath], path.join("/"))
 }
 
 /// Why a client cannot be made, without what it quotes of a key.
@@ -94,6 +145,12 @@ fn reason(error: &object_store::Error) -> String {
     };
     if text.starts_with("Invalid Access Key") {
         return "the access key is not base64, as the keys of an Azure account are".to_owned();
+    }
+    if text == "Missing SecretAccessKey" {
+        return "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not".to_owned();
+    }
+    if text == "Missing AccessKeyId" {
+        return "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not".to_owned();
     }
     if text == "Account must be specified" {
         return "no account is named: set AZURE_STORAGE_ACCOUNT_NAME or the option account_name"
@@ -201,6 +258,42 @@ mod tests {
             assert!(error.contains(reason) && !error.contains("126"), "{error}");
             assert!(error.contains("az://box/a: "), "{error}");
         }
+        for (one, missing) in [
+            ("access_key_id", "AWS_SECRET_ACCESS_KEY is not"),
+            ("secret_access_key", "AWS_ACCESS_KEY_ID is not"),
+        ] {
+            let half = spec("s3://bucket", &[(one, "half of a pair")]);
+            let error = connect(&half, &OriginOptions::default());
+            let error = error.expect_err("no client").to_string();
+            assert!(error.contains(missing), "{error}");
+            assert!(!error.contains("half of a pair"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_place_has_one_form_and_an_address_is_part_of_it() {
+        for (one, other) in [
+            ("HTTP://Host:80/v1//", "http://host/v1"),
+            ("s3://bucket/a/", "s3://bucket//a"),
+            ("https://host/a/./b", "https://host/a/b"),
+        ] {
+            assert_eq!(place(one), place(other));
+        }
+        assert_ne!(place("http://host/v1"), place("http://host/v2"));
+        let identity = |options: &[(&str, &str)], variables: &[(&str, &str)]| {
+            let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+            let env = variables.iter().map(text).collect();
+            let keys =
+                settings::<AmazonS3ConfigKey>("aws_", &spec("s3://b", options), &env).unwrap();
+            addresses(&keys)
+        };
+        let one = identity(&[("endpoint", "http://one:9000/")], &[("AWS_REGION", "x")]);
+        assert_eq!(one, ["aws_endpoint=http://one:9000/"]);
+        assert_eq!(identity(&[], &[("AWS_ENDPOINT", "http://ONE:9000")]), one);
+        assert!(identity(&[], &[]).is_empty());
+        let secret = [("endpoint", "http://u:p@two"), ("secret_access_key", "p")];
+        let two = identity(&secret, &[]).join(" ");
+        assert!(two.contains("//two/") && !two.contains("p@"), "{two}");
     }
 
     #[test]

@@ -4,20 +4,26 @@
 //! Of a body, a well-known error code is taken (`codes`).
 
 use super::codes;
+use super::credentials::CredentialService;
 use crate::origin::failure::{failure_of_status, worded};
 use copperfs_overlay::{Failure, FailureKind};
 use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
 use std::fmt::Display;
 
-/// The failure for `error`, which answered `action` on `path` at `origin` after all retries.
+/// The failure for `error`, which answered `action` on `path` at `origin` after all retries. An error of
+/// `service` never reached the store.
 pub(super) fn failure(
     origin: &str,
     action: &str,
     path: &dyn Display,
     error: &object_store::Error,
+    service: &CredentialService,
 ) -> Failure {
     use object_store::Error as E;
+    if chain(error).any(|source| service.is_asked_in(&source.to_string())) {
+        return no_credentials(origin, action, path, error, service);
+    }
     if let Some(code) = chain(error).find_map(|source| codes::find(&source.to_string())) {
         let status = status(error).map_or_else(String::new, |status| format!("{status} "));
         let cause = format!("the server answered {status}{}", code.name);
@@ -42,6 +48,30 @@ pub(super) fn failure(
         }
         other => generic(origin, action, path, other),
     }
+}
+
+/// The failure for `error`, which `service` answered in place of credentials.
+fn no_credentials(
+    origin: &str,
+    action: &str,
+    path: &dyn Display,
+    error: &object_store::Error,
+    service: &CredentialService,
+) -> Failure {
+    let (kind, answer) = match status(error) {
+        // It is there, and has nothing for this machine: asking again does not help.
+        Some(status @ 400..500) => (FailureKind::PermissionDenied, format!("answered {status}")),
+        Some(status) => (FailureKind::Unavailable, format!("answered {status}")),
+        None => {
+            let answer = format!("does not answer ({})", root_cause(error));
+            (FailureKind::Unavailable, answer)
+        }
+    };
+    let cause = format!(
+        "{}, and the cloud's metadata service {answer}",
+        service.missing
+    );
+    worded(kind, origin, action, path, &cause, &service.advice)
 }
 
 fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store::Error) -> Failure {

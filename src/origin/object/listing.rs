@@ -17,6 +17,7 @@ use object_store::ListResult;
 use object_store::list::{PaginatedListOptions, PaginatedListResult};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 const ACTION: &str = "list";
 
@@ -81,12 +82,13 @@ impl Inner {
         let mut seen = false;
         loop {
             let wanted = KEYS_MAX.min(limit.saturating_sub(entries.len())).max(1);
+            let asked = Instant::now();
             let page = self
                 .page(key, &position, wanted)
                 .await
                 .map_err(|failure| self.failure(ACTION, dir, &failure))?;
             seen |= !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty();
-            self.add(key, &page.result, &mut entries);
+            self.add(key, &page.result, asked, &mut entries);
             let Some(token) = page.page_token else {
                 return Ok((entries, None, seen));
             };
@@ -136,12 +138,13 @@ impl Inner {
         limit: usize,
     ) -> Result<(Entries, Option<Position>, bool), Failure> {
         let permit = self.gate.enter(Turn::Demand).await;
+        let asked = Instant::now();
         let result = self.whole(key).await;
         drop(permit);
         let result = result.map_err(|failure| self.failure(ACTION, dir, &failure))?;
         let seen = !result.objects.is_empty() || !result.common_prefixes.is_empty();
         let mut entries = Entries::new();
-        self.add(key, &result, &mut entries);
+        self.add(key, &result, asked, &mut entries);
         if let Some(after) = position.after {
             entries = entries.split_off(after.as_bytes());
             entries.remove(after.as_bytes());
@@ -162,10 +165,10 @@ impl Inner {
         Ok((entries, next, seen))
     }
 
-    fn add(&self, key: &str, result: &ListResult, entries: &mut Entries) {
+    fn add(&self, key: &str, result: &ListResult, asked: Instant, entries: &mut Entries) {
         for meta in &result.objects {
             if let Some(name) = name_below(key, meta.location.as_ref()) {
-                let attributes = self.file_attributes(meta);
+                let attributes = self.file_attributes(meta, asked);
                 entries.entry(name.clone()).or_insert_with(|| Entry {
                     name,
                     kind: FileKind::File,

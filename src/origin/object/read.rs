@@ -10,11 +10,11 @@
 //! in parts, several ahead of the one that is handed on, in memory that all readers of the store share.
 
 use super::gate::{Permit, Turn};
-use super::{Inner, Names, error, version};
+use super::{Inner, Names, error};
 use crate::origin::failure::stale;
 use crate::origin::{ByteRange, ByteStream};
 use bytes::Bytes;
-use copperfs_overlay::{BUNDLE_FILE_BYTES_MAX, Failure, FailureKind};
+use copperfs_overlay::{Failure, FailureKind, UNSETTLED_BYTES_MAX};
 use futures_util::StreamExt;
 use futures_util::stream;
 use object_store::{GetOptions, GetRange};
@@ -69,10 +69,6 @@ impl Inner {
             .checked_add(range.length)
             .filter(|end| *end <= range.size)
             .ok_or_else(|| self.fault(FailureKind::Io, ACTION, path, "a range beyond the end"))?;
-        if range.length == range.size && range.size <= BUNDLE_FILE_BYTES_MAX {
-            // Whoever waits for it goes ahead of the bundle that would bring it.
-            self.bundled.take_out(&key);
-        }
         if range.length <= PART_BYTES || !self.reads.ranged.load(Ordering::Relaxed) {
             let permit = self.gate.enter(Turn::Demand).await;
             return self.open_part(key, range, Turn::Demand, permit).await;
@@ -102,6 +98,10 @@ impl Inner {
     ) -> Result<ByteStream, Failure> {
         let path = &range.path;
         let whole = range.length == range.size;
+        if !range.version.is_settled() && !(whole && range.size <= UNSETTLED_BYTES_MAX) {
+            let cause = "the object is too young to be read in parts";
+            return Err(stale(&self.label, path, cause));
+        }
         let wanted = GetRange::Bounded(range.offset..range.offset + range.length);
         let options = GetOptions {
             head: range.length == 0,
@@ -128,8 +128,14 @@ impl Inner {
             object_store::Error::NotFound { .. } => stale(&self.label, path, "the object is gone"),
             failure => self.failure(ACTION, path, &failure),
         })?;
-        if version(&result.meta) != range.version || result.meta.size != range.size {
+        let same = self.version(&result.meta).is_state_of(&range.version);
+        if !same || result.meta.size != range.size {
             return Err(stale(&self.label, path, "the object has changed"));
+        }
+        if !range.version.is_settled() && !self.admits(&result.meta, &range) {
+            let cause =
+                "the object is too young to be read under this version, or was read already";
+            return Err(stale(&self.label, path, cause));
         }
         if range.length == 0 {
             return Ok(stream::empty().boxed());
@@ -197,7 +203,7 @@ impl Body {
                     None => origin.head(&self.key, false).await,
                 };
                 let meta = meta.map_err(|failure| origin.failure(ACTION, &path, &failure))?;
-                if version(&meta) != self.range.version {
+                if !origin.version(&meta).is_state_of(&self.range.version) {
                     let cause = "the object has changed while it was read";
                     return Err(stale(&origin.label, &path, cause));
                 }

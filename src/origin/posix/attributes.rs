@@ -5,43 +5,146 @@
 //! | directory | inode, birth time where known | stays while entries come and go, differs once replaced |
 //! | symlink | target, ctime | the target is the content |
 //! | other | size, mtime ns, ctime ns, inode | the design's rule |
+//!
+//! Each of them holds the filesystem as well ([`super::filesystem`]). A ctime before 1980 is none: files of
+//! such a filesystem, or of an image that was made without times, have versions of [`Standing::Launch`].
 
+use super::Shared;
+use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
+use crate::origin::now_ns;
+use crate::origin::sightings::{Moment, Times};
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, FileKind, Timestamp, Version};
+use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Timestamp, Version, granularity};
 use rustix::fd::AsFd;
 use rustix::fs::{
-    AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev, readlinkat, statx,
+    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, makedev, openat,
+    readlinkat, statx,
 };
 use rustix::io::Errno;
-use std::time::SystemTime;
+use std::time::{Duration, Instant};
 
-/// A younger modification or change might be followed by another within one tick of the clock.
-const PROVISIONAL_NS: i128 = 2_000_000_000;
+/// Everything an application sees, birth time for a directory's version, and the mount.
+const MASK: StatxFlags = StatxFlags::BASIC_STATS
+    .union(StatxFlags::BTIME)
+    .union(MOUNT_MASK);
 
-/// Everything an application sees, and birth time for a directory's version.
-const MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+/// 1980-01-01. A status change that is older than the filesystem's own kind is no time at all: images
+/// without times say 0, and FAT counts from here.
+const FIRST_CTIME_SECONDS: i64 = 315_532_800;
+
+/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Others tell their own truth anyway, at
+/// no cost.
+const FORCE_SYNC: AtFlags = AtFlags::from_bits_retain(0x2000);
 
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
-/// `dir` itself.
+/// `dir` itself. The answer may be what a network filesystem's client has kept for some time.
 pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
-    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    status_with(dir, name, AtFlags::empty())
+}
+
+/// As [`status`], as the filesystem's servers tell it now: evidence that nothing has changed.
+pub(super) fn status_now(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
+    status_with(dir, name, FORCE_SYNC)
+}
+
+fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno> {
+    let flags = how | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     if name.is_empty() {
         return statx(dir, c"", flags | AtFlags::EMPTY_PATH, MASK);
     }
     statx(dir, name, flags, MASK)
 }
 
-/// Attributes of `name` in `dir`, with the target of a link.
-pub(super) fn attributes(dir: impl AsFd, name: &[u8]) -> Result<Attributes, Errno> {
+/// The filesystem that holds `name` in `dir`, whose `status` was just taken.
+pub(super) fn filesystem_of(
+    filesystems: &Filesystems,
+    dir: impl AsFd,
+    name: &[u8],
+    status_of_name: &Statx,
+) -> Result<Filesystem, Errno> {
+    filesystems.of(status_of_name, || {
+        // The directory tells as well, unless `name` is a mount point. It can be asked for more than a
+        // file that may not be opened.
+        let same = name.is_empty() || {
+            let mount = MountKey::of(&status(&dir, b"")?);
+            mount == MountKey::of(status_of_name)
+        };
+        if same {
+            return rustix::io::fcntl_dupfd_cloexec(&dir, 0);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&dir, name, flags, Mode::empty())
+    })
+}
+
+/// A look at `path`, which is `name` in `dir`.
+struct Look {
+    status: Statx,
+    filesystem: Filesystem,
+    /// How far its version can be trusted.
+    standing: Standing,
+}
+
+/// A file that is old by its times costs one `statx`.
+fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result<Look, Errno> {
+    let (sightings, filesystems) = (&shared.sightings, &shared.filesystems);
     let status = status(&dir, name)?;
-    let target = match kind(&status) {
+    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
+    let known = Look {
+        standing: standing(&status, &filesystem),
+        status,
+        filesystem,
+    };
+    if kind(&status) != Some(FileKind::File) || sightings.is_old(times(&status), now_ns()) {
+        return Ok(known);
+    }
+    let asked = Instant::now();
+    let status = status_now(&dir, name)?;
+    let answered = Instant::now();
+    let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
+    let mut standing = standing(&status, &filesystem);
+    if kind(&status) == Some(FileKind::File) {
+        let at = Moment { asked, answered };
+        let version = version(&status, &filesystem);
+        let look = sightings.look(path.as_bytes(), &version, granularity_of(&status), at);
+        standing = look.map_or(standing, Standing::Unsettled);
+    }
+    Ok(Look {
+        status,
+        filesystem,
+        standing,
+    })
+}
+
+/// How old a file is.
+pub(super) fn times(status: &Statx) -> Times {
+    Times {
+        newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
+        granularity: granularity_of(status),
+    }
+}
+
+pub(super) fn granularity_of(status: &Statx) -> Duration {
+    granularity(status.stx_ctime.tv_nsec)
+}
+
+/// Attributes of `path`, which is `name` in `dir`, with the target of a link.
+pub(super) fn attributes(
+    shared: &Shared,
+    path: &ItemPath,
+    dir: impl AsFd,
+    name: &[u8],
+) -> Result<Attributes, Errno> {
+    let look = look(shared, path, &dir, name)?;
+    let status = &look.status;
+    let target = match kind(status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
             Some(Bytes::from(target.into_bytes()))
         }
         _ => None,
     };
-    convert(&status, target, now_ns()).ok_or(Errno::OPNOTSUPP)
+    convert(&look, target).ok_or(Errno::OPNOTSUPP)
 }
 
 /// Type of file, if it is one that copperfs knows.
@@ -63,30 +166,42 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
     })
 }
 
-/// Version of anything but a symlink.
-pub(super) fn version(status: &Statx) -> Version {
+/// Version of anything but a symlink, whatever its standing.
+pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
     let mut identity = Vec::with_capacity(64);
+    identity.extend_from_slice(&filesystem.seed);
     if kind(status) == Some(FileKind::Directory) {
         identity.push(b'd');
         identity.extend_from_slice(&status.stx_ino.to_le_bytes());
         if StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME) {
             push_time(&mut identity, &status.stx_btime);
         }
-    } else {
-        identity.push(b'f');
-        identity.extend_from_slice(&status.stx_size.to_le_bytes());
-        push_time(&mut identity, &status.stx_mtime);
-        identity.extend_from_slice(&status.stx_ino.to_le_bytes());
-        return Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime));
+        return Version::of(&identity);
     }
-    Version::of(&identity)
+    identity.push(b'f');
+    identity.extend_from_slice(&status.stx_size.to_le_bytes());
+    push_time(&mut identity, &status.stx_mtime);
+    identity.extend_from_slice(&status.stx_ino.to_le_bytes());
+    Version::of(&identity).changed_at(&time_bytes(&status.stx_ctime))
 }
 
-fn link_version(status: &Statx, target: &[u8]) -> Version {
-    let mut identity = vec![b'l'];
+fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Version {
+    let mut identity = filesystem.seed.to_vec();
+    identity.push(b'l');
     push_time(&mut identity, &status.stx_ctime);
     identity.extend_from_slice(target);
     Version::of(&identity)
+}
+
+/// How far the origin's records can be trusted: no further than the filesystem is known, and not across
+/// launches without a time that every change moves. (A file's mtime can be set to any
+/// value; a directory's version has no time.)
+fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
+    let is_directory = kind(status) == Some(FileKind::Directory);
+    if !is_directory && status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {
+        return Standing::Launch;
+    }
+    filesystem.standing
 }
 
 fn push_time(identity: &mut Vec<u8>, time: &StatxTimestamp) {
@@ -100,9 +215,11 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<Attributes> {
+fn convert(look: &Look, link_target: Option<Bytes>) -> Option<Attributes> {
+    let Look {
+        status, filesystem, ..
+    } = look;
     let kind = kind(status)?;
-    let young = |time: &StatxTimestamp| (now_ns - nanoseconds(time)).abs() < PROVISIONAL_NS;
     let device = match kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
             makedev(status.stx_rdev_major, status.stx_rdev_minor)
@@ -111,10 +228,10 @@ fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<A
     };
     let (version, size) = match &link_target {
         Some(target) => (
-            link_version(status, target),
+            link_version(status, target, filesystem),
             u64::try_from(target.len()).unwrap_or(u64::MAX),
         ),
-        None => (version(status), status.stx_size),
+        None => (version(status, filesystem), status.stx_size),
     };
     Some(Attributes {
         kind,
@@ -129,9 +246,7 @@ fn convert(status: &Statx, link_target: Option<Bytes>, now_ns: i128) -> Option<A
         atime: timestamp(&status.stx_atime),
         mtime: timestamp(&status.stx_mtime),
         ctime: timestamp(&status.stx_ctime),
-        version,
-        // A time in the future says nothing about the past seconds; only the clock's vicinity counts.
-        provisional: young(&status.stx_mtime) || young(&status.stx_ctime),
+        version: version.standing_as(look.standing),
         link_target,
         content: None,
     })
@@ -147,11 +262,4 @@ fn timestamp(time: &StatxTimestamp) -> Timestamp {
 
 fn nanoseconds(time: &StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-fn now_ns() -> i128 {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
-        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
-    }
 }

@@ -2,131 +2,126 @@
 //!
 //! A call and a wake-up for each would cost more than the files. Each file is found, checked, opened
 //! and read by the same rules as a single one (see [`super::read`]); what does not pass is left out.
-//! Two batches at most are being read for one request, and none before somebody takes them. Who asks for
-//! a file of it by itself meanwhile takes it out, so that it is read once.
+//! Two batches at most are being read for one request, and none before somebody takes them. Each file is
+//! given as soon as it is read, so that one that hangs keeps none of those before it; and each is read
+//! in its turn only: what a reader has asked for by itself is the reader's.
 
 use super::Shared;
 use super::read::{ACTION, Reading};
-use crate::origin::ByteRange;
+use crate::origin::bundle::{item_of, ranges};
+use crate::origin::{ByteRange, Turn, TurnStream, Turns};
 use bytes::Bytes;
-use copperfs_overlay::{BundleFile, BundleItem, BundleRequest, BundleStream, ContentHash, Failure};
+use copperfs_overlay::{BundleItem, BundleRequest, Failure, ItemPath};
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 /// The first batch is small enough to be on its way soon …
 const FIRST_BATCH_BYTES: u64 = 128 << 10;
 /// … and the others large enough to be worth a thread's while.
 const BATCH_BYTES: u64 = 512 << 10;
-/// Files of a batch: a slow file system must not keep the first of them back for long.
+/// Files of a batch: a slow file system must not keep the last of them back for long.
 const BATCH_FILES: usize = 64;
 /// How long a batch may take: what it has not read by then is left out.
 const BATCH_TIME: Duration = Duration::from_millis(200);
 /// Batches of one request that are read at the same time.
 const BATCHES_AT_ONCE: usize = 2;
 
+type File = (usize, ByteRange);
+type Read = (BundleItem, Turn);
+
 /// Answers [`crate::origin::Origin::bundle`].
-pub(super) fn stream(shared: Arc<Shared>, request: BundleRequest) -> BundleStream {
-    let batches = batches(&request);
-    let planned = Arc::new(Planned::new(&shared, &request));
+pub(super) fn stream(
+    shared: Arc<Shared>,
+    request: BundleRequest,
+    turns: Arc<dyn Turns>,
+) -> TurnStream {
+    let directory = request.directory.clone();
+    let batches = batches(ranges(request));
     stream::iter(batches)
         .map(move |batch| {
-            let (shared, planned) = (Arc::clone(&shared), Arc::clone(&planned));
-            let directory = request.directory.clone();
-            async move {
-                let reading = shared.run("read files of", directory, move |shared, _| {
-                    Ok(read_batch(shared, &planned, batch))
-                });
-                // A batch that hangs is left out: who needs a file of it asks for that one.
-                reading.await.unwrap_or_default()
-            }
+            let turns = Arc::clone(&turns);
+            // Bounded by the batch.
+            let (sender, items) = unbounded_channel();
+            let shared = Arc::clone(&shared);
+            let work = move |shared: &Arc<Shared>, _: &ItemPath| {
+                read_batch(shared, &*turns, batch, &sender);
+                Ok(())
+            };
+            let reading = shared.run_for(BATCH_TIME, "read files of", directory.clone(), work);
+            let reading = Some(Box::pin(reading) as BoxFuture<'static, _>);
+            stream::unfold(Batch { reading, items }, |mut batch| async move {
+                Some((batch.next().await?, batch))
+            })
+            .boxed()
         })
-        .buffered(BATCHES_AT_ONCE)
-        .flat_map(|items| stream::iter(items.into_iter().map(Ok)))
+        .flatten_unordered(BATCHES_AT_ONCE)
         .boxed()
 }
 
-/// The files of a request, by index. Those that are not read yet stand in [`Shared::bundled`]; those that
-/// are left when the request ends are taken out.
-struct Planned {
-    shared: Arc<Shared>,
-    /// `None`: not a possible name.
-    files: Vec<Option<ByteRange>>,
+/// A batch that is being read.
+struct Batch {
+    /// `None`: it is over, or hangs. A file that hangs is left out, and those behind it.
+    reading: Option<BoxFuture<'static, Result<(), Failure>>>,
+    items: UnboundedReceiver<Read>,
 }
 
-impl Planned {
-    fn new(shared: &Arc<Shared>, request: &BundleRequest) -> Self {
-        let range = |file: &BundleFile| {
-            Some(ByteRange {
-                path: request.directory.join(&file.name).ok()?,
-                version: file.version,
-                size: file.size,
-                offset: 0,
-                length: file.size,
-            })
-        };
-        let files: Vec<_> = request.files.iter().map(range).collect();
-        for file in files.iter().flatten() {
-            shared.bundled.insert(file.path.clone());
+impl Batch {
+    async fn next(&mut self) -> Option<Read> {
+        if let Some(reading) = &mut self.reading {
+            tokio::select! {
+                biased;
+                item = self.items.recv() => return item,
+                _over = reading => {
+                    self.reading = None;
+                    // What a thread that hangs reads later is nobody's.
+                    self.items.close();
+                }
+            }
         }
-        let shared = Arc::clone(shared);
-        Self { shared, files }
+        self.items.recv().await
     }
 }
 
-impl Drop for Planned {
-    fn drop(&mut self) {
-        for file in self.files.iter().flatten() {
-            self.shared.bundled.remove(&file.path);
-        }
-    }
-}
-
-fn batches(request: &BundleRequest) -> Vec<Range<usize>> {
+fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
     let mut batches = Vec::new();
-    let (mut start, mut bytes, mut limit) = (0, 0, FIRST_BATCH_BYTES);
-    for (index, file) in request.files.iter().enumerate() {
-        bytes += file.size;
-        if bytes >= limit || index + 1 - start >= BATCH_FILES {
-            batches.push(start..index + 1);
-            (start, bytes, limit) = (index + 1, 0, BATCH_BYTES);
+    let (mut batch, mut bytes, mut limit) = (Vec::new(), 0, FIRST_BATCH_BYTES);
+    for file in files {
+        bytes += file.1.size;
+        batch.push(file);
+        if bytes >= limit || batch.len() >= BATCH_FILES {
+            batches.push(std::mem::take(&mut batch));
+            (bytes, limit) = (0, BATCH_BYTES);
         }
     }
-    if start < request.files.len() {
-        batches.push(start..request.files.len());
+    if !batch.is_empty() {
+        batches.push(batch);
     }
     batches
 }
 
-fn read_batch(shared: &Shared, planned: &Planned, batch: Range<usize>) -> Vec<BundleItem> {
-    let mut items = Vec::with_capacity(batch.len());
+fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &UnboundedSender<Read>) {
     let begun = Instant::now();
-    for index in batch {
-        if begun.elapsed() > BATCH_TIME {
-            break;
+    for (index, file) in batch {
+        // Nobody takes what is read from here on.
+        if begun.elapsed() > BATCH_TIME || read.is_closed() {
+            return;
         }
-        let Some(file) = &planned.files[index] else {
+        let Some(turn) = turns.begin(index) else {
             continue;
         };
-        if shared.bundled.remove(&file.path).is_none() {
-            continue;
-        }
-        match read_file(shared, file.clone()) {
-            Ok(bytes) => items.push(BundleItem {
-                index,
-                hash: ContentHash(*blake3::hash(&bytes).as_bytes()),
-                bytes,
-            }),
+        match read_file(shared, file) {
+            Ok(bytes) => drop(read.send((item_of(index, bytes), turn))),
             Err(failure) => tracing::debug!(%failure, "left out of a bundle"),
         }
     }
-    items
 }
 
 fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
-    if shared.hangs(ACTION, &file.path) {
+    if shared.hanging.holds(ACTION, &file.path) {
         return Err(shared.too_slow(ACTION, &file.path));
     }
     let size = file.size;

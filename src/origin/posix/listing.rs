@@ -105,10 +105,11 @@ fn read_page(
     limit: usize,
 ) -> Result<Page, Failure> {
     let failed = |errno| shared.failure(ACTION, path, errno);
+    shared.follow_root();
     let dir = shared
         .open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
         .map_err(failed)?;
-    let directory = attributes(&dir, b"").map_err(failed)?;
+    let directory = attributes(shared, path, &dir, b"").map_err(failed)?;
     if let Some(cursor) = cursor {
         let offset = offset_of(cursor, directory.version).ok_or_else(|| failed(Errno::STALE))?;
         seek(&dir, SeekFrom::Start(offset)).map_err(failed)?;

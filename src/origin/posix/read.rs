@@ -2,23 +2,33 @@
 //!
 //! The file is found (`O_PATH`), checked to be a regular file of the version wanted, and only then
 //! opened for reading, by its descriptor: the path is not walked twice and a device or pipe is never
-//! opened. After each piece that was read, the version is checked again before the piece is handed on;
-//! so a change at any moment, growth and truncation included, ends the stream with `Stale`.
+//! opened. After each piece that was read, the version is checked again before the piece is handed on,
+//! as the filesystem's servers tell it at that moment; so a change at any moment, growth and truncation
+//! included, ends the stream with `Stale`.
+//!
+//! A change may not show yet in the times of a file whose version has not settled. It is read whole, by
+//! one call, and twice: what is handed on are the bytes of the second time, as far as they are those of
+//! the first. So they are the file's bytes at the moment between the two.
 
 use super::Shared;
-use super::attributes::{kind, status, version};
+use super::attributes::{filesystem_of, granularity_of, kind, status, status_now, times, version};
+use super::filesystem::Filesystem;
+use crate::num::to_usize;
 use crate::origin::failure::{stale, worded};
-use crate::origin::{ByteRange, ByteStream, HashedStream};
+use crate::origin::{ByteRange, ByteStream, HashedStream, now_ns};
 use bytes::Bytes;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind, FileKind};
+use copperfs_overlay::{
+    BLOCK_BYTES, ContentHash, Failure, FailureKind, FileKind, Standing, UNSETTLED_BYTES_MAX,
+};
 use futures_util::stream::{self, StreamExt};
 use rustix::buffer::spare_capacity;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Advice, Mode, OFlags, fadvise, open as open_path};
+use rustix::fs::{Advice, Mode, OFlags, Statx, fadvise, open as open_path};
 use rustix::io::{Errno, pread};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 pub(super) const ACTION: &str = "read";
 
@@ -29,15 +39,18 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 pub(super) struct Reading {
     file: OwnedFd,
+    /// Of the file, which an open descriptor never leaves.
+    filesystem: Filesystem,
     range: ByteRange,
     /// Bytes handed on so far.
     done: u64,
+    /// Of a version that has not settled: the hashes of all blocks as they were read first.
+    before: Option<Vec<ContentHash>>,
 }
 
 /// Answers [`crate::origin::Origin::open`]: opens the file and reads the first piece in one go.
 pub(super) async fn open(shared: Arc<Shared>, range: ByteRange) -> Result<ByteStream, Failure> {
     let path = range.path.clone();
-    shared.bundled.remove(&path);
     let (reading, first) = Arc::clone(&shared)
         .run(ACTION, path, move |shared, _| {
             let mut reading = Reading::begin(shared, range)?;
@@ -76,7 +89,6 @@ const ADVICE_BYTES: u64 = 4 << 20;
 /// blocking thread, and not copied after that.
 pub(super) async fn blocks(shared: Arc<Shared>, range: ByteRange) -> Result<HashedStream, Failure> {
     let path = range.path.clone();
-    shared.bundled.remove(&path);
     let (reading, first) = Arc::clone(&shared)
         .run(ACTION, path.clone(), move |shared, _| {
             let reading = Reading::begin(shared, range)?;
@@ -128,8 +140,9 @@ impl Reading {
         let bytes = read_exactly(&self.file, offset, len)
             .map_err(failed)?
             .ok_or_else(|| stale(&shared.label, path, "the file has become shorter"))?;
-        let status = status(&self.file, b"").map_err(failed)?;
-        if version(&status) != self.range.version {
+        let status = status_now(&self.file, b"").map_err(failed)?;
+        let same = version(&status, &self.filesystem).is_state_of(&self.range.version);
+        if !same || !self.is_as_before(offset, &bytes) {
             return Err(stale(
                 &shared.label,
                 path,
@@ -137,6 +150,33 @@ impl Reading {
             ));
         }
         Ok(bytes)
+    }
+
+    /// Whether `bytes`, which begin with a block, are those that were read first.
+    fn is_as_before(&self, offset: u64, bytes: &[u8]) -> bool {
+        let Some(before) = &self.before else {
+            return true;
+        };
+        let first = to_usize(offset / BLOCK_BYTES);
+        let blocks = bytes.chunks(to_usize(BLOCK_BYTES)).enumerate();
+        offset.is_multiple_of(BLOCK_BYTES)
+            && blocks
+                .map(|(nth, block)| (before.get(first + nth), blake3::hash(block)))
+                .all(|(before, now)| before.is_some_and(|before| before.0 == *now.as_bytes()))
+    }
+
+    /// Reads all of a file whose version has not settled for the first time.
+    fn read_before(&mut self, shared: &Shared) -> Result<(), Failure> {
+        let mut before = Vec::new();
+        let mut at = 0;
+        while at < self.range.size {
+            let len = (self.range.size - at).min(BLOCK_BYTES);
+            let bytes = self.verified(shared, at, len)?;
+            before.push(ContentHash(*blake3::hash(&bytes).as_bytes()));
+            at += len;
+        }
+        self.before = Some(before);
+        Ok(())
     }
 
     pub(super) fn begin(shared: &Shared, range: ByteRange) -> Result<Self, Failure> {
@@ -148,7 +188,18 @@ impl Reading {
                 Errno::NOENT | Errno::NOTDIR => stale(&shared.label, path, "the file is gone"),
                 errno => shared.failure(ACTION, path, errno),
             })?;
-        let status = status(&found, b"").map_err(|errno| shared.failure(ACTION, path, errno))?;
+        let failed = |errno| shared.failure(ACTION, path, errno);
+        let mut status = status(&found, b"").map_err(failed)?;
+        let filesystem =
+            filesystem_of(&shared.filesystems, &found, b"", &status).map_err(failed)?;
+        let is_wanted = |status: &Statx| {
+            let version = version(status, &filesystem);
+            version.is_state_of(&range.version) && status.stx_size == range.size
+        };
+        if !is_wanted(&status) || !range.version.is_settled() {
+            // What a client's cache says may be older than what the asker has seen.
+            status = status_now(&found, b"").map_err(failed)?;
+        }
         match kind(&status) {
             Some(FileKind::File) => {}
             Some(FileKind::Directory) => {
@@ -160,9 +211,17 @@ impl Reading {
                 return Err(worded(kind, &shared.label, ACTION, path, &cause, ""));
             }
         }
-        if version(&status) != range.version || status.stx_size != range.size {
+        if !is_wanted(&status) {
             return Err(stale(&shared.label, path, "the file has changed"));
         }
+        let unsettled = match range.version.standing() {
+            Standing::Unsettled(_) if !shared.admits(&range, &status) => {
+                let cause =
+                    "the file is too young to be read under this version, or was read already";
+                return Err(stale(&shared.label, path, cause));
+            }
+            standing => matches!(standing, Standing::Unsettled(_)),
+        };
         let fits = range
             .offset
             .checked_add(range.length)
@@ -171,11 +230,17 @@ impl Reading {
             return Err(shared.failure(ACTION, path, Errno::INVAL));
         }
         let file = reopen(shared, &found).map_err(|errno| shared.failure(ACTION, path, errno))?;
-        Ok(Self {
+        let mut reading = Self {
             file,
+            filesystem,
             range,
             done: 0,
-        })
+            before: None,
+        };
+        if unsettled {
+            reading.read_before(shared)?;
+        }
+        Ok(reading)
     }
 
     /// The next bytes, at most `limit`, verified to be of the version wanted.
@@ -188,6 +253,18 @@ impl Reading {
             self.advise(start + left.min(limit), ahead);
         }
         Ok(bytes)
+    }
+}
+
+impl Shared {
+    /// Whether `range` of the file with this status may be read under a version that has not settled.
+    fn admits(&self, range: &ByteRange, status: &Statx) -> bool {
+        let whole = range.offset == 0 && range.length == range.size;
+        let old = self.sightings.is_old(times(status), now_ns());
+        whole && range.size <= UNSETTLED_BYTES_MAX && !old && {
+            let (path, granularity) = (range.path.as_bytes(), granularity_of(status));
+            (self.sightings).admits(path, &range.version, granularity, Instant::now())
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 //! a small number: a local directory needs one thread, a parallel filesystem answers eight at once. A
 //! name that hangs holds up its own worker only; the others take the remaining names.
 
+use super::Shared;
 use super::attributes::attributes;
-use super::{STAT as ACTION, Shared};
+use super::hanging::STAT as ACTION;
 use crate::origin::StatAnswers;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FailureKind, ItemPath};
@@ -13,7 +14,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 /// Most workers of one batch.
@@ -31,7 +32,7 @@ pub(super) async fn stat(
     parent: ItemPath,
     names: Vec<Bytes>,
 ) -> Result<StatAnswers, Failure> {
-    let deadline = Instant::now() + shared.hang_timeout;
+    let deadline = shared.deadline();
     let batch = Arc::new(Batch::new(parent.clone(), names, None));
     let answers = gather(&shared, &batch, deadline).await?;
     Ok(answers
@@ -58,7 +59,8 @@ pub(super) async fn entries(
 struct Batch {
     parent: ItemPath,
     names: Vec<Bytes>,
-    /// Guards the progress; held for an assignment, never for a system call.
+    /// Guards the progress; held for an assignment, never for a system call. Taken before the lock of
+    /// what hangs.
     state: Mutex<State>,
     finished: Notify,
 }
@@ -67,14 +69,41 @@ struct Batch {
 struct State {
     dir: Option<Arc<OwnedFd>>,
     next: usize,
-    /// What each worker is busy with.
-    busy: Vec<Option<usize>>,
+    workers: Vec<Worker>,
     answers: Answers,
     missing: usize,
     /// About the directory: ends the batch.
     failure: Option<Failure>,
     /// Nobody waits any more.
     given_up: bool,
+}
+
+/// A thread that works for the batch.
+#[derive(Debug)]
+struct Worker {
+    /// Its place among the calls; given back when what it is busy with hangs.
+    place: Option<OwnedSemaphorePermit>,
+    busy: Option<Busy>,
+}
+
+/// A system call under way.
+#[derive(Debug)]
+struct Busy {
+    /// About which name; `None`: the directory is being opened.
+    index: Option<usize>,
+    begun: Instant,
+    /// It counts as hanging.
+    hanging: Option<u64>,
+}
+
+impl Busy {
+    fn with(index: Option<usize>) -> Self {
+        Self {
+            index,
+            begun: Instant::now(),
+            hanging: None,
+        }
+    }
 }
 
 impl Batch {
@@ -84,7 +113,7 @@ impl Batch {
             state: Mutex::new(State {
                 dir,
                 next: 0,
-                busy: Vec::new(),
+                workers: Vec::new(),
                 answers: vec![None; missing],
                 missing,
                 failure: None,
@@ -100,10 +129,10 @@ impl Batch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The path that name `index` stands for.
-    fn path(&self, index: usize) -> ItemPath {
-        self.names
-            .get(index)
+    /// The path that a call is about.
+    fn path(&self, index: Option<usize>) -> ItemPath {
+        index
+            .and_then(|index| self.names.get(index))
             .filter(|name| !name.is_empty())
             .and_then(|name| self.parent.join(name).ok())
             .unwrap_or_else(|| self.parent.clone())
@@ -111,58 +140,67 @@ impl Batch {
 
     /// The body of a worker: the directory, if it is not open yet, and then name by name.
     fn work(&self, shared: &Shared, worker: usize) {
-        let dir = match self.directory(shared) {
+        let dir = match self.directory(shared, worker) {
             Ok(dir) => dir,
             Err(failure) => {
-                let mut state = self.state();
-                if state.given_up {
-                    shared.release(ACTION, &self.parent);
-                }
-                state.failure = Some(failure);
-                drop(state);
+                self.state().failure = Some(failure);
                 self.finished.notify_one();
                 return;
             }
         };
-        let mut done = None;
-        loop {
+        while let Some(index) = self.next(shared, worker) {
+            let answer = self.one(shared, &dir, index);
             let mut state = self.state();
-            if let Some((index, answer)) = done.take() {
-                state.answers[index] = Some(answer);
-                state.busy[worker] = None;
-                state.missing -= 1;
-                if state.given_up {
-                    shared.release(ACTION, &self.path(index));
-                }
-                if state.missing == 0 {
-                    self.finished.notify_one();
-                }
+            state.answers[index] = Some(answer);
+            state.missing -= 1;
+            if state.missing == 0 {
+                self.finished.notify_one();
             }
-            let index = state.next;
-            if state.given_up || state.failure.is_some() || index >= self.names.len() {
-                return;
-            }
-            state.next += 1;
-            state.busy[worker] = Some(index);
-            drop(state);
-            done = Some((index, self.one(shared, &dir, index)));
         }
     }
 
-    fn directory(&self, shared: &Shared) -> Result<Arc<OwnedFd>, Failure> {
-        if let Some(dir) = self.state().dir.clone() {
-            return Ok(dir);
-        }
-        let dir = shared
-            .open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY)
-            .map_err(|errno| shared.failure(ACTION, &self.parent, errno))?;
-        let dir = Arc::new(dir);
+    /// The next name for a worker that has done what it was busy with. `None`: it ends, and its place is
+    /// free.
+    fn next(&self, shared: &Shared, worker: usize) -> Option<usize> {
         let mut state = self.state();
-        if state.given_up {
-            shared.release(ACTION, &self.parent);
+        returned(shared, &mut state.workers[worker]);
+        let index = state.next;
+        let over = state.given_up || state.failure.is_some() || index >= self.names.len();
+        let of = &mut state.workers[worker];
+        // It has hung, and its place went to others: it goes on only where there is another one.
+        if !over && of.place.is_none() {
+            of.place = Arc::clone(&shared.places).try_acquire_owned().ok();
         }
-        state.dir = Some(Arc::clone(&dir));
-        Ok(dir)
+        if over || of.place.is_none() {
+            of.place = None;
+            self.finished.notify_one();
+            return None;
+        }
+        of.busy = Some(Busy::with(Some(index)));
+        state.next += 1;
+        Some(index)
+    }
+
+    fn directory(&self, shared: &Shared, worker: usize) -> Result<Arc<OwnedFd>, Failure> {
+        {
+            let mut state = self.state();
+            if let Some(dir) = state.dir.clone() {
+                return Ok(dir);
+            }
+            state.workers[worker].busy = Some(Busy::with(None));
+        }
+        shared.follow_root();
+        let opened = shared.open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY);
+        let mut state = self.state();
+        returned(shared, &mut state.workers[worker]);
+        let dir = opened.map_err(|errno| shared.failure(ACTION, &self.parent, errno));
+        match dir {
+            Ok(dir) => Ok(Arc::clone(state.dir.insert(Arc::new(dir)))),
+            Err(failure) => {
+                state.workers[worker].place = None;
+                Err(failure)
+            }
+        }
     }
 
     fn one(&self, shared: &Shared, dir: &OwnedFd, index: usize) -> Result<Attributes, Failure> {
@@ -180,10 +218,63 @@ impl Batch {
                 Failure::new(kind, format!("origin {}: {invalid}", shared.label))
             })?
         };
-        if shared.hangs(ACTION, &path) {
+        if shared.hanging.holds(ACTION, &path) {
             return Err(shared.too_slow(ACTION, &path));
         }
-        attributes(dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
+        attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
+    }
+
+    /// Counts the calls as hanging that have begun before `since`; `None`: all that are under way.
+    /// Their workers give their places back.
+    fn overdue(&self, shared: &Shared, since: Option<Instant>) {
+        for worker in &mut self.state().workers {
+            let late = |busy: &&mut Busy| since.is_none_or(|since| busy.begun <= since);
+            if let Some(busy) = worker.busy.as_mut().filter(late)
+                && busy.hanging.is_none()
+            {
+                let path = self.path(busy.index);
+                busy.hanging = Some(shared.hanging.add(ACTION, &path, busy.begun));
+                worker.place = None;
+            }
+        }
+    }
+
+    /// How far it is, after [`Batch::overdue`]. Before any call can be late, `since` is `None`.
+    fn stands(&self, shared: &Shared, since: Option<Instant>) -> Stands {
+        if since.is_some() {
+            self.overdue(shared, since);
+        }
+        let state = self.state();
+        let busy = state
+            .workers
+            .iter()
+            .filter_map(|worker| worker.busy.as_ref());
+        Stands {
+            over: state.missing == 0 || state.failure.is_some(),
+            names_left: state.dir.is_some() && state.next < self.names.len(),
+            going_on: (state.workers.iter())
+                .filter(|worker| worker.place.is_some())
+                .count(),
+            waits: busy.into_iter().any(|busy| busy.hanging.is_none()),
+        }
+    }
+}
+
+/// How far a batch is.
+struct Stands {
+    over: bool,
+    /// Names that no worker has begun.
+    names_left: bool,
+    /// Workers that have their places.
+    going_on: usize,
+    /// A call is under way that does not hang yet.
+    waits: bool,
+}
+
+/// Takes note that a worker's system call has returned.
+fn returned(shared: &Shared, worker: &mut Worker) {
+    if let Some(hanging) = worker.busy.take().and_then(|busy| busy.hanging) {
+        shared.hanging.remove(hanging);
     }
 }
 
@@ -195,17 +286,8 @@ struct GiveUp<'a> {
 
 impl Drop for GiveUp<'_> {
     fn drop(&mut self) {
-        let mut state = self.batch.state();
-        state.given_up = true;
-        if state.missing == 0 || state.failure.is_some() {
-            return;
-        }
-        if state.dir.is_none() && !state.busy.is_empty() {
-            self.shared.set_hanging(ACTION, self.batch.parent.clone());
-        }
-        for index in state.busy.iter().flatten() {
-            self.shared.set_hanging(ACTION, self.batch.path(*index));
-        }
+        self.batch.state().given_up = true;
+        self.batch.overdue(self.shared, None);
     }
 }
 
@@ -220,38 +302,42 @@ async fn gather(
     }
     let give_up = GiveUp { shared, batch };
     // Names that hang alone are waited for without a thread.
-    let first = batch.path(0);
-    let subject = if batch.names.len() == 1 {
-        &first
-    } else {
-        &batch.parent
-    };
-    let mut permit = Some(shared.admit(ACTION, subject, deadline).await?);
-    let mut workers = 0;
+    let subject = batch.path((batch.names.len() == 1).then_some(0));
+    let patience = shared.patience();
+    let mut place = Some(shared.admit(ACTION, &subject, deadline).await?);
     loop {
-        if let Some(permit) = permit.take() {
-            batch.state().busy.push(None);
-            let (shared, batch, worker) = (Arc::clone(shared), Arc::clone(batch), workers);
-            workers += 1;
-            tokio::task::spawn_blocking(move || {
-                batch.work(&shared, worker);
-                drop(permit);
-            });
+        if let Some(place) = place.take() {
+            start(shared, batch, place, &subject)?;
         }
-        let pause = (Instant::now() + WORKER_DELAY).min(deadline);
-        let until = if workers < WORKERS_MAX {
-            pause
-        } else {
-            deadline
-        };
-        if timeout_at(until, batch.finished.notified()).await.is_ok() || until >= deadline {
+        let now = Instant::now();
+        let stands = batch.stands(shared, now.checked_sub(patience));
+        if stands.over {
             break;
         }
-        let state = batch.state();
-        if state.dir.is_some() && state.next < batch.names.len() {
-            drop(state);
+        if stands.names_left && stands.going_on == 0 {
+            // Each worker hangs: the other names need another one, when its turn has come.
+            place = shared.admit(ACTION, &batch.parent, deadline).await.ok();
+            if place.is_some() {
+                continue;
+            }
+        }
+        let until = match stands {
+            Stands {
+                names_left,
+                going_on,
+                ..
+            } if names_left && going_on < WORKERS_MAX => now + WORKER_DELAY,
+            Stands { waits: true, .. } => now + patience,
+            Stands { .. } => deadline,
+        };
+        let until = until.min(deadline);
+        let told = timeout_at(until, batch.finished.notified()).await.is_ok();
+        if !told && until >= deadline {
+            break;
+        }
+        if !told && stands.names_left && stands.going_on < WORKERS_MAX {
             // No place free: this batch has its share already.
-            permit = Arc::clone(&shared.permits).try_acquire_owned().ok();
+            place = Arc::clone(&shared.places).try_acquire_owned().ok();
         }
     }
     drop(give_up);
@@ -263,4 +349,27 @@ async fn gather(
         return Err(shared.too_slow(ACTION, &batch.parent));
     }
     Ok(state.answers.clone())
+}
+
+/// Has another thread work for `batch`.
+fn start(
+    shared: &Arc<Shared>,
+    batch: &Arc<Batch>,
+    place: OwnedSemaphorePermit,
+    subject: &ItemPath,
+) -> Result<(), Failure> {
+    let worker = {
+        let mut state = batch.state();
+        state.workers.push(Worker {
+            place: Some(place),
+            busy: None,
+        });
+        state.workers.len() - 1
+    };
+    let (working, of) = (Arc::clone(shared), Arc::clone(batch));
+    let started = shared.threads.run(move || of.work(&working, worker));
+    started.map_err(|error| {
+        batch.state().workers[worker].place = None;
+        shared.no_thread(ACTION, subject, &error)
+    })
 }

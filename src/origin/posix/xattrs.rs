@@ -17,12 +17,26 @@ const XATTR_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of names and values that are passed on for one file; a file with more is refused.
 const XATTRS_BYTES_MAX: usize = 512 << 10;
 
-/// All extended attributes of `path` that the daemon may read.
+/// Names that only a process with `CAP_SYS_ADMIN` in the initial user namespace may see.
+const ADMINISTRATORS: &[u8] = b"trusted.";
+
+/// Returns true if every user who may look at a file may also see that it has the attribute `name`.
+///
+/// The list is made once, with the daemon's rights, and is then shown to every reader on every node. A
+/// kernel hides `trusted.*` from all but the administrator; nothing on the way to the reader does. So
+/// these names and their values never leave the origin. The other name spaces need no filter: the
+/// reader's kernel asks for the right to read the file before it gives out a value of `user.*`, and
+/// `security.*` and `system.*` are shown to all.
+fn is_for_everyone(name: &[u8]) -> bool {
+    !name.starts_with(ADMINISTRATORS)
+}
+
+/// The extended attributes of `path` that every user may see and the daemon may read.
 pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure> {
     let failed = |errno| shared.failure(ACTION, path, errno);
     let found = shared.open_at(path, OFlags::PATH).map_err(failed)?;
     if kind(&status(&found, b"").map_err(failed)?) == Some(FileKind::Symlink) {
-        // Only trusted.* and security.* could be there, which no reader of a mount asks of a link.
+        // Only security.* could be there to be seen, which no reader of a mount asks of a link.
         return Ok(Vec::new());
     }
     // An O_PATH descriptor gives no attributes itself; its magic link leads to the very same inode.
@@ -32,7 +46,8 @@ pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure
     let mut list = XattrList::new();
     let mut total = 0;
     let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
-    for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+    let names = names.split(|&b| b == 0);
+    for name in names.filter(|name| !name.is_empty() && is_for_everyone(name)) {
         value.clear();
         match getxattr(&file, name, spare_capacity(&mut value)) {
             Ok(_) => {}

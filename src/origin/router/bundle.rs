@@ -1,7 +1,9 @@
 //! Bundles: the files of one directory, from the origin that has the directory.
 
 use super::Shared;
-use copperfs_overlay::{BundleRequest, BundleStream, Failure};
+use crate::origin::turns::Renumbered;
+use crate::origin::{TurnStream, Turns};
+use copperfs_overlay::{BundleRequest, Failure};
 use futures_util::StreamExt;
 use std::sync::Arc;
 
@@ -10,7 +12,8 @@ impl Shared {
     pub(super) fn bundle(
         self: &Arc<Self>,
         mut request: BundleRequest,
-    ) -> Result<BundleStream, Failure> {
+        turns: Arc<dyn Turns>,
+    ) -> Result<TurnStream, Failure> {
         let (mount, below) = self.resolve(&request.directory)?;
         let view = self.view(&request.directory);
         let mut places = Vec::with_capacity(request.files.len());
@@ -29,15 +32,20 @@ impl Shared {
             kept
         });
         request.directory = below;
+        let places: Arc<[usize]> = places.into();
+        let turns = Arc::new(Renumbered {
+            places: Arc::clone(&places),
+            turns,
+        });
         let counters = Arc::clone(&self.counters);
-        let items = mount.origin.bundle(request).map(move |item| {
-            let mut item = item?;
+        let items = mount.origin.bundle(request, turns);
+        let items = items.map(move |(mut item, turn)| {
             counters.opened();
             counters.read(item.bytes.len());
             if let Some(&place) = places.get(item.index) {
                 item.index = place;
             }
-            Ok(item)
+            (item, turn)
         });
         Ok(items.boxed())
     }

@@ -6,7 +6,7 @@ use crate::origin::counters::OriginCounters;
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::exclusion::Exclusion;
 use crate::origin::options::{OriginOptions, OriginSpec};
-use crate::origin::posix::{PosixOrigin, real_path};
+use crate::origin::posix::{PosixOrigin, real_path, uri_of};
 use crate::origin::{ObjectOrigin, Origin};
 use copperfs_overlay::ItemPath;
 use percent::decoded;
@@ -97,6 +97,7 @@ fn posix(
     Ok(Mount {
         prefix: spec.prefix.clone(),
         uri: spec.uri.clone(),
+        place: uri_of(root),
         origin: Arc::new(origin),
         exclusion,
         store: None,
@@ -115,6 +116,7 @@ fn object(spec: &OriginSpec, options: &OriginOptions) -> Result<Mount, OriginErr
     Ok(Mount {
         prefix: spec.prefix.clone(),
         uri: redacted(&spec.uri),
+        place: store.place().to_owned(),
         origin,
         exclusion: Arc::new(Exclusion::of(fixed)),
         store: Some(store),

@@ -2,6 +2,7 @@
 
 use crate::read::directory::Directory;
 use copperfs_overlay::{Attributes, Cursor, Entry, ItemPath, Listing};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::path::Path;
 const MAGIC: &[u8; 8] = b"CPFSLIST";
 /// A file of another version is as good as none. Raised with every change of what lies below, the
 /// fields of [`Attributes`] included.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, length of the path, unpacked length, hash.
 const HEADER_BYTES: usize = 8 + 4 + 2 + 4 + 32;
 /// Unpacked bytes of a listing at most: 100,000 entries with names of 255 bytes and attributes.
@@ -47,11 +48,8 @@ pub(super) struct Record;
 impl Record {
     /// The bytes of the file for `directory`, which is the first page of `path`.
     pub(super) fn encode(path: &ItemPath, directory: &Directory) -> Result<Vec<u8>, FormatError> {
-        let content = (
-            &directory.attributes,
-            &directory.entries,
-            directory.next.as_ref(),
-        );
+        let entries = settled(&directory.entries);
+        let content = (&directory.attributes, entries, directory.next.as_ref());
         let raw = postcard::to_stdvec(&content).map_err(|_error| FormatError::Unencodable)?;
         if raw.len() > RAW_BYTES_MAX {
             return Err(FormatError::TooLarge(raw.len() as u64));
@@ -129,6 +127,25 @@ impl Record {
             next,
         })
     }
+}
+
+/// Entries without the attributes of versions that have not settled: these are of one look, and no later
+/// listing has them.
+fn settled(entries: &[Entry]) -> Cow<'_, [Entry]> {
+    let is_settled = |entry: &Entry| {
+        let known = entry.attributes.as_ref();
+        known.is_none_or(|known| known.version.is_settled())
+    };
+    if entries.iter().all(is_settled) {
+        return Cow::Borrowed(entries);
+    }
+    let mut entries = entries.to_vec();
+    for entry in &mut entries {
+        if !is_settled(entry) {
+            entry.attributes = None;
+        }
+    }
+    Cow::Owned(entries)
 }
 
 /// Of which directory `file` is, if it can be told. Nothing is verified.

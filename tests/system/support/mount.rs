@@ -21,6 +21,8 @@ pub fn copperfs<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I
             command.env_remove(name);
         }
     }
+    // Storage is on this host: what a test has written is old as soon as it could not change unseen.
+    command.env("COPPERFS_CLOCK_SKEW", "0s");
     command.env("COPPERFS_MEMORY", "512MiB").args(arguments);
     command
 }
@@ -76,10 +78,27 @@ impl Node {
         )
     }
 
-    /// Clears all that is cached of `path` here.
+    /// Clears all that is cached here of `path`, as the mount sees it; `/`: everything.
     #[track_caller]
     pub fn clear(&self, path: &str) {
-        command::check(copperfs(["clear"]).arg(&self.point).arg(path));
+        command::check(self.clearing(path).arg("--this-node"));
+    }
+
+    /// As [`Node::clear`], on all nodes.
+    #[track_caller]
+    pub fn clear_everywhere(&self, path: &str) {
+        command::check(&mut self.clearing(path));
+    }
+
+    /// The command that clears `path` on all nodes.
+    pub fn clearing(&self, path: &str) -> Command {
+        let mut command = copperfs(["clear"]);
+        if path == "/" {
+            command.arg("--everything").arg(&self.point);
+        } else {
+            command.arg("--mount").arg(&self.point).arg(path);
+        }
+        command
     }
 
     /// Sends the daemon a signal.
@@ -116,7 +135,7 @@ impl Node {
             let _gone = rustix::process::kill_process(self.pid, Signal::CONT);
         }
         if self.is_alive() || self.is_mounted() {
-            let mut unmount = copperfs(["unmount"]);
+            let mut unmount = copperfs(["unmount", "--force"]);
             unmount.arg(&self.point).stdout(std::process::Stdio::null());
             if !ends_well(&mut unmount) {
                 eprintln!("{} could not be unmounted", self.point.display());
@@ -143,9 +162,7 @@ pub fn forget_runtime_dir(point: &Path, host: Option<&str>) {
     let host = host.unwrap_or_else(|| machine.host_name());
     let name = copperfs::config::resolve::instance_name(point, host);
     // There is none after a mount that was refused early.
-    drop(std::fs::remove_dir_all(
-        machine.runtime_base(machine.uid).join(name),
-    ));
+    drop(std::fs::remove_dir_all(machine.runtime_base().join(name)));
 }
 
 /// As a guard needs it: bounded, and without a panic.
@@ -229,11 +246,11 @@ impl Mount {
         self.node.point.join(inside)
     }
 
-    /// Takes it away as a user does, and checks that this ends the daemon.
+    /// Takes it away, in use or not, and checks that this ends the daemon.
     #[track_caller]
     pub fn unmount(self) {
-        let finished =
-            command::run_within(copperfs(["unmount"]).arg(&self.node.point), UNMOUNT_LIMIT);
+        let mut unmount = copperfs(["unmount", "--force"]);
+        let finished = command::run_within(unmount.arg(&self.node.point), UNMOUNT_LIMIT);
         assert!(finished.status.success(), "{finished:?}");
         assert!(!self.node.is_alive(), "the daemon runs on: {finished:?}");
         assert!(!self.node.is_mounted(), "the mount is there: {finished:?}");

@@ -88,7 +88,7 @@ impl Drop for Tree {
             .iter()
             .any(|node| node.is_mounted() || node.is_alive())
         {
-            let mut unmount = copperfs(["unmount", "--all"]);
+            let mut unmount = copperfs(["unmount", "--all", "--force"]);
             drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(
                 || command::run(unmount.arg(self.base())),
             )));

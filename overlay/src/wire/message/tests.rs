@@ -30,7 +30,6 @@ prop_compose! {
         sizes: (u64, u64, u32),
         times in (timestamp(), timestamp(), timestamp()),
         version: [u8; 16],
-        provisional: bool,
         link_target in proptest::option::of(bytes()),
         content: Option<[u8; 32]>,
     ) -> Attributes {
@@ -39,7 +38,7 @@ prop_compose! {
             mode: numbers.0, uid: numbers.1, gid: numbers.2, links: numbers.3, device: numbers.4,
             size: sizes.0, blocks: sizes.1, block_size: sizes.2,
             atime: times.0, mtime: times.1, ctime: times.2,
-            version: Version::from_data(version), provisional, link_target,
+            version: Version::from_data(version), link_target,
             content: content.map(ContentHash),
         }
     }
@@ -476,7 +475,6 @@ fn attributes_have_the_bytes_of_the_specification() {
         mtime: time(1),
         ctime: time(0),
         version: Version::from_data([7; 16]),
-        provisional: true,
         link_target: Some(Bytes::from_static(b"t")),
         content: Some(ContentHash([8; 32])),
     };

@@ -169,7 +169,7 @@ impl Cabled {
     pub(super) async fn home(&self, rank: usize) -> Duration {
         let begun = Instant::now();
         let links = || self.tree.parent(rank).links();
-        within(15, async {
+        within(GENEROUS_S, async {
             while links()
                 .iter()
                 .any(|link| link.status != LinkStatus::Connected(link.home))
@@ -184,7 +184,7 @@ impl Cabled {
     /// Waits until `rank` hangs from `above` in its first tree; gives how long it took.
     pub(super) async fn moved(&self, rank: usize, above: usize) -> Duration {
         let begun = Instant::now();
-        within(10, async {
+        within(GENEROUS_S, async {
             while self.above(rank)[0] != Some(above) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -222,6 +222,11 @@ pub(super) struct Reader {
     tasks: Vec<tokio::task::JoinHandle<Took>>,
 }
 
+/// How long this suite waits for what healing brings about. The bounds of the design hold on the clocks
+/// of `seeds` and `simulated`, which no other process slows down; here a machine may be busy with ten
+/// other things, and only that it happens, and what it costs besides time, is looked at.
+pub(super) const GENEROUS_S: u64 = 60;
+
 /// What a reader saw.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Took {
@@ -231,6 +236,14 @@ pub(super) struct Took {
 }
 
 impl Took {
+    /// Whether no answer took longer than `bound` on this machine as it is now: `bystander` read beside it
+    /// all the time and nothing happened to it, so what it waited for was the machine.
+    #[track_caller]
+    pub(super) fn is_within(&self, bound: Duration, bystander: &Self) {
+        let allowed = bound + 10 * bystander.longest;
+        assert!(self.longest <= allowed, "{self:?}, beside {bystander:?}");
+    }
+
     fn and(self, other: Self) -> Self {
         Self {
             answers: self.answers + other.answers,
@@ -278,7 +291,7 @@ impl Reader {
         self.stop.store(true, Ordering::SeqCst);
         let mut all = Took::default();
         for task in self.tasks {
-            all = all.and(within(25, task).await.unwrap());
+            all = all.and(within(GENEROUS_S, task).await.unwrap());
         }
         assert!(all.answers > 3, "{all:?}");
         all

@@ -1,6 +1,6 @@
 //! Several roots: whose item is whose, who stands in for a dead one, and what disagreement costs.
 
-use super::cable::{Cabled, Reader, right};
+use super::cable::{Cabled, GENEROUS_S, Reader, right};
 use crate::support::{path, whole, within};
 use copperfs_overlay::{BLOCK_BYTES, Files, Forest, ItemPath, Orphan};
 use std::collections::BTreeSet;
@@ -136,12 +136,21 @@ async fn the_whole_tree_answers_without_a_root_and_from_where_nodes_went() {
 async fn connections_are_few() {
     for (len, arity, roots) in [(15, 2, 1), (15, 2, 2), (15, 4, 3), (16, 4, 4)] {
         let cabled = Cabled::start(len, arity, Forest::spread(len, roots)).await;
-        for rank in 0..len {
+        let count = |rank: usize| {
             let up: BTreeSet<usize> = cabled.above(rank).into_iter().flatten().collect();
             let down = (0..roots).flat_map(|tree| cabled.tree.node(rank).children(tree));
             let down: BTreeSet<String> = down.collect();
-            let count = up.len() + down.len();
-            assert!(count <= arity + roots + 1, "{rank} has {count} of {len}");
+            up.len() + down.len()
+        };
+        for rank in 0..len {
+            // A node that took long to start was passed by meanwhile: its children come home.
+            let most = arity + roots + 1;
+            let few = async {
+                while count(rank) > most {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            within(GENEROUS_S, few).await;
         }
     }
 }

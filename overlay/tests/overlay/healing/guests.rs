@@ -25,8 +25,8 @@ impl Service for Guest {
     fn clear(
         &self,
         _path: copperfs_overlay::ItemPath,
-    ) -> BoxFuture<'static, Result<(), copperfs_overlay::Failure>> {
-        std::future::ready(Ok(())).boxed()
+    ) -> BoxFuture<'static, Result<bool, copperfs_overlay::Failure>> {
+        std::future::ready(Ok(true)).boxed()
     }
 
     fn origins(

@@ -3,6 +3,7 @@
 use crate::support::{TestTree, raw_client, within};
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire;
+use std::sync::Arc;
 use std::time::Duration;
 
 const CHILDREN: usize = 300;
@@ -22,6 +23,13 @@ async fn an_idle_connection_costs_little_memory() {
     tree.start_node(0);
     let tls = Identity::new(&tree.secret).unwrap().client(&[wire::ALPN]);
     let endpoint = raw_client(tls.unwrap());
+    // As a child has it: on a busy machine the first are old when the last come.
+    let mut alive = quinn::TransportConfig::default();
+    alive.keep_alive_interval(Some(Duration::from_secs(2)));
+    let tls = Identity::new(&tree.secret).unwrap().client(&[wire::ALPN]);
+    let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls.unwrap()).unwrap();
+    let mut config = quinn::ClientConfig::new(Arc::new(tls));
+    config.transport_config(Arc::new(alive));
     let mut kept = Vec::new();
     let mut before = 0;
     for rank in 1..=CHILDREN {
@@ -29,7 +37,9 @@ async fn an_idle_connection_costs_little_memory() {
         if rank == CHILDREN / 3 {
             before = resident();
         }
-        let connecting = endpoint.connect(tree.address(0), Identity::NAME).unwrap();
+        let connecting = endpoint
+            .connect_with(config.clone(), tree.address(0), Identity::NAME)
+            .unwrap();
         let connection = within(10, connecting).await.unwrap();
         let (mut send, mut recv) = connection.open_bi().await.unwrap();
         send.write_all(&tree.hello(rank)).await.unwrap();

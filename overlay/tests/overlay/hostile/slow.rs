@@ -56,14 +56,14 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
     until(|| tree.node(0).children(0) == ["node1", "node2"]).await;
 }
 
-/// As many as may be strangers at a time, each of whom says its hello a byte at a time.
+/// As many as may be strangers at a time from one address, each of which says its hello a byte at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_hellos_keep_the_door_for_seconds_only() {
     log::keep();
     let (mut tree, child) = root_and_child(40, 1).await;
     let quiet = quietly(&child, 100).await;
     let mut slow = Vec::new();
-    for _ in 0..64 {
+    for _ in 0..32 {
         let (endpoint, connection) = raw_member(&tree.secret, tree.address(0)).await;
         let streams = connection.open_bi().await.unwrap();
         slow.push((endpoint, connection, streams));

@@ -28,6 +28,7 @@ pub(in crate::cli::status) fn report(name: &str, rank: Option<u64>, links: Vec<L
         guest: rank.is_none(),
         links,
         children: Vec::new(),
+        hanging: None,
     })
 }
 

@@ -1,0 +1,89 @@
+//! How long each level of a tree waits for the one above it.
+//!
+//! A reader waits for `request_timeout` and no longer. It is told why it got nothing only if the level
+//! that knows the reason answers before the level below it gives up. So storage has the shortest time,
+//! and each level a little more than the one above it. Pure.
+
+use std::time::Duration;
+
+/// The least and the most part of the whole time that storage has.
+const STORAGE_SHARE: (f64, f64) = (0.5, 0.8);
+/// What is left of the time after storage has given up, if the time is long enough.
+const STORAGE_MARGIN: Duration = Duration::from_millis(2500);
+/// The part of the whole time that the lowest level has at least …
+const LOWEST_SHARE: f64 = 0.75;
+/// … and what its reader has beyond it: one bundle that hangs may be waited for before.
+const LOWEST_MARGIN: Duration = Duration::from_millis(1500);
+
+/// How long a root waits for storage, where readers wait for `whole`.
+#[must_use]
+pub fn of_storage(whole: Duration) -> Duration {
+    let (least, most) = STORAGE_SHARE;
+    let patience = whole
+        .saturating_sub(STORAGE_MARGIN)
+        .min(whole.mul_f64(most));
+    patience.max(whole.mul_f64(least))
+}
+
+/// How long a node that is `depth` edges below its root waits for the node above it, in a tree of
+/// `deepest` levels below the root.
+#[must_use]
+pub fn of_question(whole: Duration, depth: usize, deepest: usize) -> Duration {
+    let storage = of_storage(whole);
+    let lowest = whole.saturating_sub(LOWEST_MARGIN);
+    let lowest = lowest.max(whole.mul_f64(LOWEST_SHARE)).max(storage);
+    let deepest = u32::try_from(deepest.max(1)).unwrap_or(u32::MAX);
+    let depth = u32::try_from(depth).unwrap_or(u32::MAX).min(deepest);
+    storage + (lowest - storage) / deepest * depth
+}
+
+/// Levels below the root of a tree of `nodes`, each with up to `arity` children.
+#[must_use]
+pub fn deepest(nodes: usize, arity: usize) -> usize {
+    let (mut covered, mut level, mut depth) = (1_usize, 1_usize, 0);
+    while covered < nodes {
+        level = level.saturating_mul(arity.max(1));
+        covered = covered.saturating_add(level);
+        depth += 1;
+    }
+    depth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_level_answers_before_the_one_below_it_gives_up() {
+        for seconds in [1, 2, 3, 5, 10, 30, 120] {
+            let whole = Duration::from_secs(seconds);
+            for deepest in 1..12 {
+                let mut above = of_storage(whole);
+                assert!(above >= whole / 2, "{above:?} of {whole:?}");
+                for depth in 1..=deepest {
+                    let patience = of_question(whole, depth, deepest);
+                    assert!(patience > above, "{depth} of {deepest}, {whole:?}");
+                    above = patience;
+                }
+                let left = whole.saturating_sub(above) + Duration::from_millis(1);
+                assert!(
+                    left >= LOWEST_MARGIN.min(whole / 4),
+                    "{above:?} of {whole:?}"
+                );
+            }
+        }
+        assert_eq!(of_storage(Duration::from_secs(30)), Duration::from_secs(24));
+        let guest = of_question(Duration::from_secs(30), 9, 3);
+        assert_eq!(guest, of_question(Duration::from_secs(30), 3, 3));
+    }
+
+    #[test]
+    fn a_tree_is_as_deep_as_its_arity_makes_it() {
+        let depths = [(1, 2), (2, 2), (3, 2), (4, 2), (7, 2), (8, 2), (4, 1)];
+        let found: Vec<usize> = depths
+            .iter()
+            .map(|(n, arity)| deepest(*n, *arity))
+            .collect();
+        assert_eq!(found, [0, 1, 1, 2, 2, 3, 3]);
+    }
+}

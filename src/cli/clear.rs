@@ -1,0 +1,139 @@
+//! `copperfs clear`: forgets what is cached of some paths, or everything, and says whether there was
+//! anything.
+
+use super::place::{Named, default_mount};
+use super::{explained, fail, say};
+use crate::config::Machine;
+use crate::daemon::mountpoint::within;
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use copperfs_fuse::ioctl::client;
+use copperfs_overlay::ItemPath;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long all nodes may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Flags of `clear`.
+#[derive(Debug, Args)]
+pub struct ClearArgs {
+    /// Files, and directories with all below them: paths below the mount point, or as seen within the
+    /// mount (/lus/x); with --everything the mount point [default: COPPERFS_MOUNTPOINT, the mount of the
+    /// working directory, or the only mount of this user]
+    #[arg(value_name = "PATH", required_unless_present = "everything")]
+    paths: Vec<PathBuf>,
+    /// All that is cached
+    #[arg(long)]
+    everything: bool,
+    /// Only on this node
+    #[arg(long)]
+    this_node: bool,
+    /// The mount on which PATH lies, where that is not told by PATH itself
+    #[arg(short, long, value_name = "MOUNT")]
+    mount: Option<PathBuf>,
+}
+
+/// Clears.
+///
+/// # Errors
+/// A path is on no mount or under no origin: nothing has been cleared. Or a node could not be told.
+pub fn clear(args: &ClearArgs) -> anyhow::Result<()> {
+    let machine = Machine::inspect();
+    if args.everything {
+        return everything(args, &machine);
+    }
+    // All are found before any is cleared.
+    let mut found = Vec::with_capacity(args.paths.len());
+    for path in &args.paths {
+        found.push((path, find(path, args.mount.as_deref(), &machine)?));
+    }
+    let mut failures = 0;
+    for (path, named) in &found {
+        match one(named, args.this_node) {
+            Ok(effective) => tell(&path.display().to_string(), effective, args.this_node),
+            Err(error) => {
+                failures += 1;
+                fail(format_args!("{}: {}", path.display(), explained(&error)));
+            }
+        }
+    }
+    if failures > 0 {
+        bail!("{failures} of {} paths were not cleared", found.len());
+    }
+    Ok(())
+}
+
+/// What `path` names below a mount point.
+fn find(path: &Path, mount: Option<&Path>, machine: &Machine) -> anyhow::Result<Named> {
+    let named = Named::find(path, mount, machine)?;
+    let shown = path.display();
+    ensure!(
+        !named.inside.is_root(),
+        "{shown} is a mount point: name what is to be cleared below it. `copperfs clear --everything \
+         {shown}` clears all of it"
+    );
+    Ok(named)
+}
+
+/// Whether anything was cached of the path as it is written, or of what its links lead to.
+fn one(named: &Named, this_node: bool) -> anyhow::Result<bool> {
+    let mut effective = ask(&named.mount, &named.inside, this_node)?;
+    // Links are followed afterwards: as they are now, and without bringing in what is to be forgotten.
+    if let Some(real) = named
+        .followed()
+        .filter(|real| !real.is_within(&named.inside))
+    {
+        effective |= ask(&named.mount, &real, this_node)?;
+    }
+    Ok(effective)
+}
+
+fn everything(args: &ClearArgs, machine: &Machine) -> anyhow::Result<()> {
+    ensure!(
+        args.paths.len() + usize::from(args.mount.is_some()) <= 1,
+        "--everything takes one mount point"
+    );
+    let mount = match args.paths.first().or(args.mount.as_ref()) {
+        Some(path) => {
+            let named = Named::find(path, Some(path), machine)?;
+            ensure!(
+                named.inside.is_root(),
+                "{} is not a mount point, and --everything clears more than that: leave it out to clear \
+                 the path, or name {}",
+                path.display(),
+                named.mount.display()
+            );
+            named.mount
+        }
+        None => default_mount(machine)?,
+    };
+    let effective = ask(&mount, &ItemPath::root(), args.this_node)?;
+    let shown = format!("everything of {}", mount.display());
+    tell(&shown, effective, args.this_node);
+    Ok(())
+}
+
+fn ask(mount: &Path, path: &ItemPath, this_node: bool) -> anyhow::Result<bool> {
+    let (asked, path) = (mount.to_owned(), path.clone());
+    let clearing = within(TIMEOUT, move || {
+        client::clear(&asked, path.as_bytes(), !this_node)
+    });
+    let cleared =
+        clearing.with_context(|| format!("the daemon of {} does not answer", mount.display()))?;
+    Ok(cleared?)
+}
+
+fn tell(path: &str, effective: bool, this_node: bool) {
+    let place = if this_node { "this node" } else { "all nodes" };
+    if effective {
+        say(format_args!("cleared {path} on {place}"));
+    } else {
+        let place = if this_node {
+            "on this node"
+        } else {
+            "on any node"
+        };
+        say(format_args!("nothing of {path} was cached {place}"));
+    }
+}

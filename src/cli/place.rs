@@ -1,0 +1,253 @@
+//! Which mount a command means, and where in it a path lies that its user writes.
+//!
+//! A path may be written as programs see it (`/copper_mnt/lus/x`, or relative to the working directory),
+//! or as the mount sees it (`/lus/x`). Finding out touches no mount: links are followed on the way to it,
+//! and what is below its mount point is taken as it is written. [`Named::followed`] is where the links
+//! of the mount itself lead to.
+
+use crate::config::Machine;
+use crate::daemon::{mountpoint, runtime_dir};
+use anyhow::{Context, bail};
+use copperfs_fuse::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
+use copperfs_overlay::ItemPath;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+/// Links followed at most, as in the kernel.
+const LINKS_MAX: usize = 40;
+
+/// How long the filesystems on the way to a path may take.
+const WAY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Variable that names the mount.
+const VARIABLE: &str = "COPPERFS_MOUNTPOINT";
+
+/// A path on a mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Named {
+    /// Where the mount is, absolute and without links.
+    pub(super) mount: PathBuf,
+    /// Where in it the path lies, as it is written.
+    pub(super) inside: ItemPath,
+}
+
+impl Named {
+    /// The path that `path` means: on `mount` if one is given, or on the mount that it lies below, or on
+    /// the one that is meant where none is named.
+    ///
+    /// # Errors
+    /// It is on no copperfs mount, or the way to it cannot be looked at.
+    pub(super) fn find(
+        path: &Path,
+        mount: Option<&Path>,
+        machine: &Machine,
+    ) -> anyhow::Result<Self> {
+        let absolute = machine.working_dir.join(path);
+        let mount = match mount {
+            Some(named) => Some(mount_of(&machine.working_dir.join(named))?),
+            None => None,
+        };
+        let (mount, inside) = match (divided(&absolute)?, mount) {
+            (Some((found, inside)), None) => (found, inside),
+            (Some((found, inside)), Some(mount)) if found == mount => (mount, inside),
+            (_, Some(mount)) => (mount, path.to_owned()),
+            (None, None) if path.is_absolute() => {
+                let meant = default_mount(machine);
+                let not = || format!("{} is not on a copperfs mount", path.display());
+                (meant.with_context(not)?, path.to_owned())
+            }
+            (None, None) => bail!(
+                "{} is not on a copperfs mount: name a path below its mount point, or, with -m MOUNT, \
+                 as the mount sees it",
+                path.display()
+            ),
+        };
+        let inside = ItemPath::parse(within(&inside).as_os_str().as_bytes())
+            .with_context(|| format!("{} cannot be a path in the mount", path.display()))?;
+        Ok(Self { mount, inside })
+    }
+
+    /// Where the links of the mount lead to from here, if that is in the mount. Asks the mount.
+    pub(super) fn followed(&self) -> Option<ItemPath> {
+        let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
+        let path = self.mount.join(inside);
+        let real = mountpoint::within(WAY_TIMEOUT, move || mountpoint::canonical(&path)).ok()?;
+        let inside = real.strip_prefix(&self.mount).ok()?;
+        ItemPath::parse(inside.as_os_str().as_bytes()).ok()
+    }
+}
+
+/// The copperfs mount that `path` is, or lies below.
+fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
+    match divided(path)? {
+        Some((mount, _)) => Ok(mount),
+        None => bail!("{} is not on a copperfs mount", path.display()),
+    }
+}
+
+/// The mount that is meant where none is named: the variable's, the one that the working directory lies
+/// on, or the only one of this user.
+///
+/// # Errors
+/// There is none, or there are several.
+pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
+    let named = machine
+        .variables
+        .get(VARIABLE)
+        .filter(|path| !path.is_empty());
+    if let Some(named) = named {
+        let path = machine.working_dir.join(named);
+        return mount_of(&path).with_context(|| VARIABLE.to_owned());
+    }
+    if let Some((mount, _)) = divided(&machine.working_dir)? {
+        return Ok(mount);
+    }
+    let beside: Vec<PathBuf> = runtime_dir::all(&machine.runtime_bases)
+        .filter_map(|dir| runtime_dir::noted_data_mount(&dir))
+        .collect();
+    let mut own: Vec<PathBuf> = mountinfo::read()?
+        .into_iter()
+        .filter(|mount| mount.fstype == COPPERFS_FSTYPE && mount.owner == Some(machine.uid))
+        .map(|mount| mount.mountpoint)
+        .filter(|mount| !beside.contains(mount))
+        .collect();
+    own.sort();
+    own.dedup();
+    match own.as_slice() {
+        [] => bail!("no copperfs of this user is mounted here"),
+        [only] => Ok(only.clone()),
+        several => {
+            let shown: Vec<String> = several.iter().map(|it| it.display().to_string()).collect();
+            bail!("name one of the mounts: {}", shown.join(", "))
+        }
+    }
+}
+
+/// As [`divide`], in bounded time: the way to a mount may lead over others that hang.
+fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+    let asked = path.to_owned();
+    let divided = mountpoint::within(WAY_TIMEOUT, move || {
+        divide(&asked, &mountinfo::read()?, &|path| {
+            std::fs::read_link(path)
+        })
+    });
+    divided
+        .and_then(|divided| divided)
+        .with_context(|| format!("cannot look at the way to {}", path.display()))
+}
+
+/// The copperfs mount among `mounts` that `path`, which is absolute, lies on, and what of the path is
+/// below its mount point. `link` reads links outside of it.
+fn divide(
+    path: &Path,
+    mounts: &[MountEntry],
+    link: &dyn Fn(&Path) -> io::Result<PathBuf>,
+) -> io::Result<Option<(PathBuf, PathBuf)>> {
+    let words = |path: &Path| -> Vec<OsString> {
+        let named = path
+            .components()
+            .filter(|it| !matches!(it, Component::CurDir | Component::RootDir));
+        named.map(|it| it.as_os_str().to_owned()).collect()
+    };
+    let mut ahead = VecDeque::from(words(path));
+    let mut at = PathBuf::from("/");
+    let mut links = 0;
+    let mut mount: Option<PathBuf> = None;
+    while let Some(word) = ahead.pop_front() {
+        if word == ".." {
+            if mount.as_deref() == Some(at.as_path()) {
+                mount = None;
+            }
+            at.pop();
+            continue;
+        }
+        let next = at.join(&word);
+        if mountinfo::at(mounts, &next).is_some_and(|it| it.fstype == COPPERFS_FSTYPE) {
+            mount = Some(next.clone());
+        }
+        if mount.is_none()
+            && let Ok(target) = link(&next)
+        {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(rustix::io::Errno::LOOP.into());
+            }
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            words(&target)
+                .into_iter()
+                .rev()
+                .for_each(|word| ahead.push_front(word));
+            continue;
+        }
+        at = next;
+    }
+    Ok(mount.map(|mount| {
+        let inside = at.strip_prefix(&mount).map(Path::to_owned);
+        (mount, inside.unwrap_or_default())
+    }))
+}
+
+/// A path in the namespace of a mount without `.` and `..`.
+fn within(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => drop(clean.pop()),
+            Component::Prefix(_) | Component::RootDir | Component::CurDir => {}
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mounts() -> Vec<MountEntry> {
+        mountinfo::parse(
+            b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
+              2 1 0:50 / /m/0 ro - fuse.copperfs copperfs ro,user_id=0\n\
+              3 1 0:51 / /m/1 ro - fuse.copperfs copperfs ro,user_id=0\n",
+        )
+    }
+
+    fn at(path: &str) -> Option<(String, String)> {
+        let link = |path: &Path| match path.to_str() {
+            Some("/here") => Ok(PathBuf::from("m/0")),
+            Some("/loop") => Ok(PathBuf::from("/loop")),
+            // A link of the mount, which is not asked.
+            Some("/m/0/l") => panic!("the mount was asked"),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let found = divide(Path::new(path), &mounts(), &link).unwrap();
+        found.map(|(mount, inside)| (mount.display().to_string(), inside.display().to_string()))
+    }
+
+    #[test]
+    fn a_path_is_divided_at_its_mount_point() {
+        let on = |mount: &str, inside: &str| Some((mount.to_owned(), inside.to_owned()));
+        assert_eq!(at("/m/0/t/d/a"), on("/m/0", "t/d/a"));
+        assert_eq!(at("/m/./0//t/../u"), on("/m/0", "u"));
+        assert_eq!(at("/here/l/x"), on("/m/0", "l/x"));
+        assert_eq!(at("/m/0/../1/x"), on("/m/1", "x"));
+        assert_eq!(at("/m/0"), on("/m/0", ""));
+        assert_eq!(at("/m/0/.."), None);
+        assert_eq!(at("/m"), None);
+        assert_eq!(at("/elsewhere/m/0"), None);
+        let endless = |_: &Path| Ok(PathBuf::from("/loop"));
+        assert!(divide(Path::new("/loop"), &mounts(), &endless).is_err());
+    }
+
+    #[test]
+    fn a_path_of_the_namespace_is_cleaned() {
+        assert_eq!(within(Path::new("/lus//a/./b/../c")), Path::new("lus/a/c"));
+        assert_eq!(within(Path::new("../x")), Path::new("x"));
+    }
+}

@@ -1,0 +1,142 @@
+//! A whole launch, in two phases: every node says whether it is in use, and only if none is, they go.
+
+use super::super::launch::{remote, together};
+use super::super::record::{Kind, Record};
+use super::super::{explained, fail, say};
+use super::target::Target;
+use super::{ASK_TIMEOUT, nothing_at};
+use crate::config::Machine;
+use crate::daemon::mountpoint::{self, within};
+use crate::daemon::runtime_dir;
+use anyhow::bail;
+use copperfs_fuse::ioctl::client;
+use std::path::{Path, PathBuf};
+
+/// What each node says, by its name.
+type Said = Vec<(String, anyhow::Result<String>)>;
+
+/// Takes down the launch that `path` is the directory or a mount of, or all mounts below `path`.
+///
+/// # Errors
+/// A node is in use or does not say, and `force` is not given: none has gone. Or some could not be taken
+/// down: which are said.
+pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Result<()> {
+    let record = launch_of(path, machine)?;
+    let launch = Launch::of(record.as_ref(), path, machine)?;
+    if !force {
+        launch.is_idle()?;
+    }
+    let said = launch.take_down(force)?;
+    let failures = said.iter().filter(|(_, outcome)| outcome.is_err()).count();
+    for (node, outcome) in &said {
+        match outcome {
+            Ok(text) if text.is_empty() => say(format_args!("{node}: nothing was mounted")),
+            Ok(text) => say(format_args!("{node}: {text}")),
+            Err(error) => fail(format_args!("{node}: {}", explained(error))),
+        }
+    }
+    if failures > 0 {
+        bail!("{failures} of {} nodes could not be taken down", said.len());
+    }
+    if let Some(record) = record {
+        record.remove(machine);
+    } else if said.is_empty() {
+        bail!("{}", nothing_at(path)?);
+    }
+    Ok(())
+}
+
+/// The launch at `path`, or with a node there.
+fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
+    if let Some(record) = Record::load(path, machine)? {
+        return Ok(Some(record));
+    }
+    if !mountpoint::is_copperfs(path) {
+        return Record::of_node(path, None, machine);
+    }
+    // A data mount is in no record; its daemon knows which launch started it.
+    let asked = path.to_owned();
+    let socket = within(ASK_TIMEOUT, move || client::control_socket(&asked));
+    let socket = socket.ok().and_then(Result::ok);
+    let id = socket.and_then(|socket| runtime_dir::launch(socket.parent()?));
+    Record::of_node(path, id.as_deref(), machine)
+}
+
+/// The nodes to take down.
+enum Launch<'a> {
+    /// On this machine; these mount points, in the order of the tree.
+    Here(Vec<PathBuf>, &'a Machine),
+    /// By ssh, one by one.
+    Remote(&'a Record),
+    /// By one command for all.
+    Together(&'a Record, &'a Machine),
+}
+
+impl<'a> Launch<'a> {
+    fn of(record: Option<&'a Record>, path: &Path, machine: &'a Machine) -> anyhow::Result<Self> {
+        Ok(match record {
+            Some(record) if record.kind == Kind::Together => Self::Together(record, machine),
+            Some(record) if record.kind == Kind::Remote => Self::Remote(record),
+            record => {
+                let base = record.map_or(path, |record| &record.mountpoint);
+                let nodes = record.iter().flat_map(|record| &record.nodes);
+                let mut mounts: Vec<PathBuf> = nodes.map(|node| node.mountpoint.clone()).collect();
+                for mount in mountpoint::copperfs_below(base)? {
+                    if !mounts.contains(&mount) {
+                        mounts.push(mount);
+                    }
+                }
+                Self::Here(mounts, machine)
+            }
+        })
+    }
+
+    /// Fails unless every node says that it is not in use; none is touched.
+    fn is_idle(&self) -> anyhow::Result<()> {
+        let said: Said = match self {
+            Self::Here(mounts, machine) => {
+                let ask = |mount: &PathBuf| {
+                    let target = Target::find(mount, machine)?;
+                    let idle = target.is_idle().map(|()| String::new());
+                    Some((mount.display().to_string(), idle))
+                };
+                mounts.iter().filter_map(ask).collect()
+            }
+            Self::Remote(record) => remote::each(record, &["--if-mounted", "--check"]),
+            Self::Together(record, machine) => together::unmount(record, &["--check"], machine)?,
+        };
+        let mut busy = 0;
+        for (node, outcome) in &said {
+            if let Err(error) = outcome {
+                busy += 1;
+                fail(format_args!("{node}: {}", explained(error)));
+            }
+        }
+        if busy > 0 {
+            bail!(
+                "{busy} of {} nodes are in use or do not say: none has been taken down. --force takes \
+                 all down",
+                said.len()
+            );
+        }
+        Ok(())
+    }
+
+    fn take_down(&self, force: bool) -> anyhow::Result<Said> {
+        let mut flags = vec!["--with-others"];
+        flags.extend(force.then_some("--force"));
+        Ok(match self {
+            // Leaves first: a parent that goes early would only cost its children retries.
+            Self::Here(mounts, machine) => {
+                let take = |mount: &PathBuf| {
+                    let done = Target::find(mount, machine)?.take_away(force);
+                    let done = done.map(|done| done.to_string());
+                    Some((mount.display().to_string(), done))
+                };
+                mounts.iter().rev().filter_map(take).collect()
+            }
+            Self::Remote(record) => remote::each(record, &[&["--if-mounted"], &flags[..]].concat()),
+            Self::Together(record, machine) => together::unmount(record, &flags, machine)?,
+        })
+    }
+}

@@ -1,0 +1,159 @@
+//! Where a user's runtime directories lie: in places that no other user can take first.
+//!
+//! `/tmp` is every user's, so its `copperfs-UID` may have been made by another one. Such a directory is
+//! never used. In its stead comes one whose name cannot be guessed; commands find it again by its owner.
+
+use std::collections::hash_map::RandomState;
+use std::fs;
+use std::hash::BuildHasher;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Entries of the shared directory that are looked at, to find again what was made there earlier. In one
+/// that holds more, a directory made in place of a squatted one may not be found by later commands.
+const ENTRIES_MAX: usize = 1_000_000;
+
+/// Places to look at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places<'a> {
+    /// `/run`: only root may write to it.
+    pub(super) system: &'a Path,
+    /// `XDG_RUNTIME_DIR`.
+    pub(super) own: Option<&'a Path>,
+    /// `/tmp`: every user may write to it, and remove what is his own.
+    pub(super) shared: &'a Path,
+}
+
+/// The directories that may hold runtime directories of this process's user `uid`: first the one for new
+/// ones, then others that earlier commands, with another environment, may have used.
+pub(super) fn bases(uid: u32, places: Places<'_>) -> Vec<PathBuf> {
+    let Places {
+        system,
+        own,
+        shared,
+    } = places;
+    let private = match own {
+        _ if uid == 0 => Some(system.join("copperfs")),
+        own => own.map(|dir| dir.join("copperfs")),
+    };
+    let login = system.join(format!("user/{uid}/copperfs"));
+    let named = format!("copperfs-{uid}");
+    let usual = shared.join(&named);
+    let mut bases: Vec<PathBuf> = private
+        .filter(|base| can_be_had(base, uid))
+        .into_iter()
+        .collect();
+    if can_be_had(&usual, uid) {
+        bases.push(usual);
+    }
+    let aside = format!("{named}.");
+    let mut others: Vec<PathBuf> = fs::read_dir(shared)
+        .into_iter()
+        .flatten()
+        .take(ENTRIES_MAX)
+        .filter_map(|entry| Some(entry.ok()?.file_name()))
+        .filter(|name| name.as_encoded_bytes().starts_with(aside.as_bytes()))
+        .map(|name| shared.join(name))
+        .filter(|dir| is_own(dir, uid))
+        .collect();
+    others.sort();
+    bases.extend(others);
+    if bases.is_empty() {
+        let unguessable = RandomState::new().hash_one(std::process::id());
+        bases.push(shared.join(format!("{aside}{unguessable:016x}")));
+    }
+    if is_own(&login, uid) && !bases.contains(&login) {
+        bases.push(login);
+    }
+    bases
+}
+
+/// Whether `dir` is a directory of this user, or can be made one.
+fn can_be_had(dir: &Path, uid: u32) -> bool {
+    use rustix::fs::{Access, access};
+    match fs::symlink_metadata(dir) {
+        Ok(_) => is_own(dir, uid),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => dir
+            .parent()
+            .is_some_and(|parent| access(parent, Access::WRITE_OK | Access::EXEC_OK).is_ok()),
+        Err(_) => false,
+    }
+}
+
+/// Whether `dir` is a directory, and no link, of this user. One that is open to others is: the user can
+/// close it, and is told so.
+fn is_own(dir: &Path, uid: u32) -> bool {
+    fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scene(tempfile::TempDir);
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["run", "tmp", "xdg"] {
+                fs::create_dir(dir.path().join(name)).unwrap();
+            }
+            Self(dir)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        /// As a user that is not root; the directories are this process's.
+        fn bases(&self, own: Option<&str>) -> Vec<PathBuf> {
+            let (system, shared) = (self.path("run"), self.path("tmp"));
+            let own = own.map(|own| self.path(own));
+            let places = Places {
+                system: &system,
+                own: own.as_deref(),
+                shared: &shared,
+            };
+            bases(uid(), places)
+        }
+    }
+
+    fn uid() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    #[test]
+    fn a_squatted_name_is_passed_over_and_what_was_made_instead_is_found_again() {
+        let scene = Scene::new();
+        let usual = scene.path("tmp").join(format!("copperfs-{}", uid()));
+        // As another user's: a link is never followed, nor a file used.
+        std::os::unix::fs::symlink(scene.path("xdg"), &usual).unwrap();
+        fs::remove_dir(scene.path("run")).unwrap();
+        let first = scene.bases(None);
+        assert_eq!(first.len(), 1);
+        let name = first[0].file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(name.starts_with(&format!("copperfs-{}.", uid())), "{name}");
+        assert_ne!(first, scene.bases(None), "no name can be guessed");
+        fs::create_dir(&first[0]).unwrap();
+        assert_eq!(first, scene.bases(None));
+    }
+
+    #[test]
+    fn what_was_made_with_another_environment_is_looked_at_too() {
+        let scene = Scene::new();
+        let usual = scene.path("tmp").join(format!("copperfs-{}", uid()));
+        fs::remove_dir(scene.path("run")).unwrap();
+        assert_eq!(scene.bases(None), std::slice::from_ref(&usual));
+        if uid() != 0 {
+            assert_eq!(
+                scene.bases(Some("xdg")),
+                [scene.path("xdg/copperfs"), usual.clone()]
+            );
+        }
+        assert_eq!(
+            scene.bases(Some("gone")),
+            [usual],
+            "a session that has ended"
+        );
+    }
+}

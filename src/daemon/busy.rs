@@ -1,0 +1,219 @@
+//! Who uses a mount: the processes that fuser(1) would name, told without asking the filesystem.
+//!
+//! A process uses a mount by an open file, its working directory, its root, its program or a mapping.
+//! Files are compared by the number of their filesystem's device, which is the same in every mount
+//! namespace, and processes are listed as `/proc` shows them: those of pid namespaces below are seen
+//! too. Nothing here waits for a daemon: files are opened with `O_PATH` and asked for nothing but the
+//! number that the kernel holds.
+//!
+//! Not told: processes of other users, unless this is root; and users within the kernel, such as a loop
+//! device. Only the kernel's own count ([`copperfs_fuse::is_busy`]) knows of these.
+
+use copperfs_fuse::mountinfo::{self, MountEntry};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Users that are named; of more only the number is told.
+const NAMED_MAX: usize = 8;
+
+/// A filesystem's device number, as mountinfo shows it.
+pub type Device = (u32, u32);
+
+/// One user of a mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum User {
+    /// A process.
+    Process {
+        /// Its id, as `/proc` shows it.
+        pid: u32,
+        /// Its program's name.
+        command: String,
+        /// By what it uses the mount.
+        by: &'static str,
+    },
+    /// Another mount: of the same filesystem, or on a directory of it.
+    Mount(PathBuf),
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, command, by } => write!(f, "{pid} ({command}: {by})"),
+            Self::Mount(path) => write!(f, "a mount at {}", path.display()),
+        }
+    }
+}
+
+/// `users` in words.
+#[must_use]
+pub fn named(users: &[User]) -> String {
+    let shown: Vec<String> = users
+        .iter()
+        .take(NAMED_MAX)
+        .map(ToString::to_string)
+        .collect();
+    let more = match users.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// The device of the copperfs that is mounted at `path`, as this process sees mounts, or as the process
+/// that `/proc` shows as `shown` does.
+#[must_use]
+pub fn device_at(path: &Path, shown: Option<u32>) -> Option<Device> {
+    let process = shown.map_or_else(|| "self".to_owned(), |shown| shown.to_string());
+    let text = fs::read(format!("/proc/{process}/mountinfo")).ok()?;
+    let mounts = mountinfo::parse(&text);
+    let mount = mountinfo::at(&mounts, path)?;
+    (mount.fstype == mountinfo::COPPERFS_FSTYPE).then_some(mount.device)
+}
+
+/// All users of the filesystems `devices` but this process and copperfs' own helpers. `points`: where
+/// they are mounted, for other mounts to be told from these.
+#[must_use]
+pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
+    let own = fs::read_link("/proc/self")
+        .ok()
+        .and_then(|link| link.to_str()?.parse::<u32>().ok());
+    let processes = fs::read_dir("/proc").into_iter().flatten();
+    let mut shown: Vec<u32> = processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| Some(*pid) != own)
+        .collect();
+    shown.sort_unstable();
+    let users = shown.into_iter().filter_map(|pid| {
+        let by = uses(pid, devices).filter(|_| !is_helper(pid))?;
+        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Some(User::Process {
+            pid,
+            command: command.trim_end().to_owned(),
+            by,
+        })
+    });
+    let mounts = mountinfo::read().unwrap_or_default();
+    let users: Vec<User> = users.collect();
+    let others = mounts
+        .iter()
+        .filter(|mount| is_other(mount, devices, points));
+    users
+        .into_iter()
+        .chain(others.map(|mount| User::Mount(mount.mountpoint.clone())))
+        .collect()
+}
+
+/// Whether a mount pins one of the filesystems: it shows the same one elsewhere, or lies below it.
+fn is_other(mount: &MountEntry, devices: &[Device], points: &[PathBuf]) -> bool {
+    let at = points.contains(&mount.mountpoint);
+    let below = points
+        .iter()
+        .any(|point| mount.mountpoint.starts_with(point));
+    !at && (devices.contains(&mount.device) || below)
+}
+
+/// By what a process uses one of the filesystems, if it does.
+fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
+    let at = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+    let lies_there = |path: &Path| device_of(path).is_some_and(|device| devices.contains(&device));
+    for (name, by) in [
+        ("cwd", "working directory"),
+        ("root", "root directory"),
+        ("exe", "program"),
+    ] {
+        if lies_there(&at(name)) {
+            return Some(by);
+        }
+    }
+    let mut open = fs::read_dir(at("fd")).into_iter().flatten().flatten();
+    if open.any(|entry| lies_there(&entry.path())) {
+        return Some("open file");
+    }
+    let maps = fs::read(at("maps")).unwrap_or_default();
+    let mut mapped = maps.split(|&b| b == b'\n').filter_map(mapped_device);
+    mapped
+        .any(|device| devices.contains(&device))
+        .then_some("mapping")
+}
+
+/// The device that the file behind a link of `/proc` lies on. Only what the kernel holds is asked for.
+fn device_of(link: &Path) -> Option<Device> {
+    let file = open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = statx(&file, c"", flags, StatxFlags::empty()).ok()?;
+    Some((status.stx_dev_major, status.stx_dev_minor))
+}
+
+/// `7f0c-7f0d r-xp 00000000 00:4d 12 /path` (proc_pid_maps(5)).
+fn mapped_device(line: &[u8]) -> Option<Device> {
+    let word = line.split(|&b| b == b' ').nth(3)?;
+    let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    Some((number(major)?, number(minor)?))
+}
+
+/// Whether a process is one that daemons start for themselves: the attendant, which lists directories of
+/// the mount, or the helper that warms it. They end with their daemon.
+fn is_helper(pid: u32) -> bool {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = command.split(|&b| b == 0);
+    let pair = (words.next(), words.next());
+    matches!(
+        pair,
+        (Some(b"copperfs-attend"), Some(b"attend")) | (Some(b"copperfs"), Some(b"touch"))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_device_of_a_mapping() {
+        let line = b"7f0c-7f0d r-xp 00000000 00:4d 12                /a b";
+        assert_eq!(mapped_device(line), Some((0, 0x4d)));
+        assert_eq!(mapped_device(b""), None);
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_working_directory_and_by_its_open_file() {
+        // A filesystem of its own: programs and roots lie on others.
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        fs::write(dir.path().join("f"), "x").unwrap();
+        let device = device_of(dir.path()).unwrap();
+        for (script, by) in [
+            ("cd \"$1\"; echo in; read -r _", "working directory"),
+            ("cd /proc; exec 3<\"$1/f\"; echo in; read -r _", "open file"),
+        ] {
+            let mut child = Command::new("sh")
+                .args(["-c", script, "sh"])
+                .arg(dir.path())
+                .current_dir("/proc")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = [0; 3];
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+            let found = uses(child.id(), &[device]);
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            assert_eq!(found, Some(by));
+        }
+    }
+
+    #[test]
+    fn many_users_are_counted_and_few_named() {
+        let user = |pid| User::Process {
+            pid,
+            command: "sh".into(),
+            by: "open file",
+        };
+        let users: Vec<User> = (1..=10).map(user).collect();
+        assert!(named(&users).ends_with("8 (sh: open file) and 2 more"));
+        assert_eq!(named(&[User::Mount("/m".into())]), "a mount at /m");
+    }
+}

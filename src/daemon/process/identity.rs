@@ -1,0 +1,202 @@
+//! What tells a process from every other one, in whatever pid namespace it is looked at from.
+
+use super::Process;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// A process as one daemon writes itself down, and as any other program finds it.
+///
+/// The start time counts from the boot, in clock ticks. It differs in a time namespace with an offset:
+/// from there the process is not found, and so not signalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Inode of its pid namespace.
+    pub namespace: u64,
+    /// Its number in that namespace.
+    pub pid: u32,
+    /// When it started, in clock ticks after the boot.
+    pub started: u64,
+}
+
+impl Identity {
+    /// This process's own; `None` where `/proc` does not show it.
+    #[must_use]
+    pub fn own() -> Option<Self> {
+        Some(Self {
+            namespace: namespace("self")?,
+            pid: std::process::id(),
+            started: Stat::of_self()?.started,
+        })
+    }
+
+    /// From its [`fmt::Display`] form.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let pid = words.next()?.parse().ok()?;
+        let namespace = words.next()?.parse().ok()?;
+        let started = words.next()?.parse().ok()?;
+        Some(Self {
+            namespace,
+            pid,
+            started,
+        })
+    }
+
+    /// Of the process that `/proc` shows as `shown`.
+    fn of(shown: u32) -> Option<Self> {
+        Some(Self {
+            namespace: namespace(&shown.to_string())?,
+            pid: *numbers(&shown.to_string())?.last()?,
+            started: Stat::of(shown)?.started,
+        })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.pid, self.namespace, self.started)
+    }
+}
+
+/// The process that `identity` names, if it runs, is user `owner`'s, and can be seen and signalled from
+/// here: it is in this process's pid namespace or in one below.
+///
+/// The owner keeps a file that another user has written from naming a process that is not that user's.
+#[must_use]
+pub fn find(identity: &Identity, owner: u32) -> Option<Process> {
+    let fits = |shown: u32| {
+        Stat::of(shown).is_some_and(|stat| stat.started == identity.started)
+            && self::owner(shown) == Some(owner)
+            && Identity::of(shown).as_ref() == Some(identity)
+    };
+    let found = shown().find(|&shown| fits(shown))?;
+    // Looked at again through the handle: the number may have been given away meanwhile.
+    open_shown(found).filter(|_| fits(found))
+}
+
+/// Takes hold of the process that `/proc` shows as `shown`.
+pub(super) fn open_shown(shown: u32) -> Option<Process> {
+    // A pidfd is opened by the number in this process's own namespace, which is so many levels below
+    // the one that `/proc` shows.
+    let level = numbers("self")?.len().checked_sub(1)?;
+    let pid = *numbers(&shown.to_string())?.get(level)?;
+    let process = Process::open(pid).ok()??;
+    (process.shown_as() == Some(shown)).then_some(process)
+}
+
+/// The numbers of all processes that `/proc` shows.
+pub(super) fn shown() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The real user of the process that `/proc` shows as `shown`.
+pub(super) fn owner(shown: u32) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{shown}/status")).ok()?;
+    let mut words = field(&text, "Uid:")?.split_whitespace();
+    words.next()?.parse().ok()
+}
+
+/// The numbers of a process, from the pid namespace that `/proc` shows down to its own.
+fn numbers(process: &str) -> Option<Vec<u32>> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let words = field(&text, "NSpid:")?.split_whitespace();
+    words.map(|word| word.parse().ok()).collect()
+}
+
+/// The inode of a process's pid namespace.
+fn namespace(process: &str) -> Option<u64> {
+    let link = fs::read_link(Path::new("/proc").join(process).join("ns/pid")).ok()?;
+    let text = link.to_str()?;
+    text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// What stands behind `name` at the beginning of a line.
+pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = text.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::trim)
+}
+
+/// What `/proc/PID/stat` says, as far as it is of use here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stat {
+    state: char,
+    /// The parent's number as `/proc` shows it.
+    pub(super) parent: u32,
+    started: u64,
+}
+
+impl Stat {
+    pub(super) fn of(shown: u32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{shown}/stat")).ok()?)
+    }
+
+    pub(super) fn of_self() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/self/stat").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name of the program stands in parentheses and may hold anything.
+        let (_, rest) = text.rsplit_once(") ")?;
+        let mut words = rest.split(' ');
+        Some(Self {
+            state: words.next()?.chars().next()?,
+            parent: words.next()?.parse().ok()?,
+            // Field 22 of proc_pid_stat(5), and the state is the third.
+            started: words.nth(17)?.parse().ok()?,
+        })
+    }
+
+    /// Whether its first thread has ended.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_of_this_process_finds_it_and_no_other_does() {
+        let own = Identity::own().unwrap();
+        let uid = rustix::process::getuid().as_raw();
+        assert_eq!(Identity::parse(&own.to_string()), Some(own));
+        assert_eq!(find(&own, uid).unwrap().pid, std::process::id());
+        let others = [
+            Identity {
+                started: own.started + 1,
+                ..own
+            },
+            Identity {
+                namespace: own.namespace + 1,
+                ..own
+            },
+            Identity {
+                pid: own.pid + 1,
+                ..own
+            },
+        ];
+        assert!(others.iter().all(|other| find(other, uid).is_none()));
+        assert!(find(&own, uid + 1).is_none(), "of another user");
+        assert_eq!(Identity::parse("7\n"), None, "a number says nothing");
+    }
+
+    #[test]
+    fn a_program_may_be_called_anything() {
+        let fields = "1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 5";
+        let stat = Stat::parse(&format!("9 (a) Z 7) S (b\n) S {fields}")).unwrap();
+        let expected = Stat {
+            state: 'S',
+            parent: 1,
+            started: 4711,
+        };
+        assert_eq!(stat, expected);
+        assert!(Stat::parse(&format!("9 (x) Z {fields}")).unwrap().is_dead());
+        assert_eq!(Stat::parse("9 (x"), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! One question to all nodes at a time, whose answer serves everybody who waits for it.
+//!
+//! Any user of a mount may ask for the cluster's counters, and each sweep is a message to every node. So
+//! sweeps do not add up: there is one at a time on this node, and for users who do not own the mount at
+//! most one in [`KEPT`].
+
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// How long an answer serves users who do not own the mount: a display renews itself no faster.
+pub(super) const KEPT: Duration = Duration::from_secs(1);
+
+/// How new an answer has to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wanted {
+    /// Asked after the question: what the mount's owner has just done is in it.
+    New,
+    /// No older than [`KEPT`].
+    Kept,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Sweeps<T> {
+    /// The turn to ask, and what was answered last.
+    last: Mutex<Option<Swept<T>>>,
+}
+
+#[derive(Debug)]
+struct Swept<T> {
+    begun: Instant,
+    ended: Instant,
+    value: T,
+}
+
+impl<T: Clone> Sweeps<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            last: Mutex::new(None),
+        }
+    }
+
+    /// The answer of `sweep`, or of one that answers for it. May be cancelled: the next in turn asks then.
+    pub(super) async fn get(&self, wanted: Wanted, sweep: impl Future<Output = T>) -> T {
+        let asked = Instant::now();
+        let mut last = self.last.lock().await;
+        let serves = |swept: &&Swept<T>| match wanted {
+            Wanted::New => swept.begun >= asked,
+            // Those who waited while it was under way are served by it, however long it took.
+            Wanted::Kept => swept.ended + KEPT > asked,
+        };
+        if let Some(swept) = last.as_ref().filter(serves) {
+            return swept.value.clone();
+        }
+        let begun = Instant::now();
+        let value = sweep.await;
+        *last = Some(Swept {
+            begun,
+            ended: Instant::now(),
+            value: value.clone(),
+        });
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::join_all;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[derive(Default)]
+    struct Cluster(AtomicU32);
+
+    impl Cluster {
+        async fn sweep(&self) -> u32 {
+            let number = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            number
+        }
+    }
+
+    async fn ask(sweeps: &Sweeps<u32>, cluster: &Cluster, wanted: Wanted, callers: usize) {
+        let asking = (0..callers).map(|_| sweeps.get(wanted, cluster.sweep()));
+        drop(join_all(asking).await);
+    }
+
+    /// Any number of users who do not own the mount cause one sweep a second.
+    #[tokio::test(start_paused = true)]
+    async fn other_users_share_one_sweep_a_second() {
+        let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(10) {
+            ask(&sweeps, &cluster, Wanted::Kept, 100).await;
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let swept = cluster.0.load(Ordering::Relaxed);
+        assert!((5..=10).contains(&swept), "{swept} sweeps in 10 s");
+    }
+
+    /// The owner sees what was done before, and many of the owner's programs share two sweeps.
+    #[tokio::test(start_paused = true)]
+    async fn the_owner_gets_a_sweep_that_began_after_the_question() {
+        let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
+        assert_eq!(sweeps.get(Wanted::New, cluster.sweep()).await, 1);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(sweeps.get(Wanted::Kept, cluster.sweep()).await, 1);
+        assert_eq!(sweeps.get(Wanted::New, cluster.sweep()).await, 2);
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            ask(&sweeps, &cluster, Wanted::New, 100).await;
+        };
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let early = ask(&sweeps, &cluster, Wanted::New, 100);
+        tokio::join!(early, late);
+        assert_eq!(cluster.0.load(Ordering::Relaxed), 4, "one for each half");
+    }
+
+    /// A caller who goes away in the middle leaves the turn to the next.
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_that_is_given_up_is_nobodys_answer() {
+        let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
+        let short = Duration::from_millis(10);
+        let given_up = tokio::time::timeout(short, sweeps.get(Wanted::Kept, cluster.sweep()));
+        assert!(given_up.await.is_err());
+        assert_eq!(sweeps.get(Wanted::Kept, cluster.sweep()).await, 2);
+    }
+}

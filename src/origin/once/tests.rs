@@ -1,0 +1,559 @@
+//! Every way in which the same bytes may be asked for twice, forced: storage answers one read at a time,
+//! when the test says so.
+
+use super::*;
+use crate::cache::EvictionPolicy;
+use crate::read::{FileRef, KeptData, ReadAhead, ReadOptions, ReadPath};
+use copperfs_overlay::{
+    Attributes, BundleItem, Entry, FileKind, RANGE_ALIGN, Timestamp, Version, XattrList,
+};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use tokio::sync::Semaphore;
+
+const SIZE: usize = 3 * 1024 * 1024 + 5;
+
+/// Files of which each read of a block, a range or a file of a bundle waits for its permit and is counted.
+struct Slow {
+    files: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What was begun, in order: name, and where.
+    begun: Mutex<Vec<(Vec<u8>, u64, u64)>>,
+    ended: AtomicU64,
+    permits: Semaphore,
+    fails: AtomicU64,
+}
+
+impl Slow {
+    fn new(files: impl IntoIterator<Item = (String, usize)>) -> Arc<Self> {
+        let content =
+            |len: usize| (0..len).map(|i| u8::try_from((i * 31 + i / 251) % 256).unwrap());
+        let files = files.into_iter();
+        Arc::new(Self {
+            files: files
+                .map(|(name, len)| (name.into_bytes(), content(len).collect()))
+                .collect(),
+            begun: Mutex::default(),
+            ended: AtomicU64::new(0),
+            permits: Semaphore::new(0),
+            fails: AtomicU64::new(0),
+        })
+    }
+
+    fn attributes(&self, name: &[u8]) -> Attributes {
+        let time = Timestamp {
+            seconds: 0,
+            nanoseconds: 0,
+        };
+        Attributes {
+            kind: match name.is_empty() {
+                true => FileKind::Directory,
+                false => FileKind::File,
+            },
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size: self.files.get(name).map_or(0, |bytes| bytes.len() as u64),
+            blocks: 0,
+            block_size: 4096,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: Version::from_data([7; 16]),
+            link_target: None,
+            content: None,
+        }
+    }
+
+    /// Reads so many bytes once it may.
+    async fn slowly(&self, name: &[u8], start: u64, end: u64) -> Result<Bytes, Failure> {
+        self.begun.lock().unwrap().push((name.to_vec(), start, end));
+        self.permits.acquire().await.unwrap().forget();
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        let failing = self
+            .fails
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            });
+        if failing.is_ok() {
+            return Err(Failure::new(FailureKind::Io, "as told"));
+        }
+        let (start, end) = (
+            usize::try_from(start).unwrap(),
+            usize::try_from(end).unwrap(),
+        );
+        Ok(Bytes::copy_from_slice(&self.files[name][start..end]))
+    }
+
+    fn begun(&self) -> usize {
+        self.begun.lock().unwrap().len()
+    }
+
+    /// Fails if two reads had bytes in common.
+    #[track_caller]
+    fn read_nothing_twice(&self) {
+        let begun = self.begun.lock().unwrap().clone();
+        for (at, (name, start, end)) in begun.iter().enumerate() {
+            for (other, from, to) in &begun[..at] {
+                let common = name == other && start < to && from < end;
+                assert!(!common, "{} was read twice: {begun:?}", name.escape_ascii());
+            }
+        }
+    }
+}
+
+struct Shared(Arc<Slow>);
+
+impl Files for Shared {
+    fn list(
+        &self,
+        _path: ItemPath,
+        _cursor: Option<Cursor>,
+        _limit: usize,
+    ) -> BoxFuture<'static, Result<Listing, Failure>> {
+        let entry = |name: &Vec<u8>| Entry {
+            name: name.clone().into(),
+            kind: FileKind::File,
+            attributes: Some(self.0.attributes(name)),
+        };
+        let listing = Listing {
+            directory: self.0.attributes(b""),
+            entries: self.0.files.keys().map(entry).collect(),
+            next: None,
+        };
+        std::future::ready(Ok(listing)).boxed()
+    }
+
+    fn stat(
+        &self,
+        _parent: ItemPath,
+        _names: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
+        unimplemented!("listings tell all attributes")
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
+        let slow = Arc::clone(&self.0);
+        let blocks = request.first_block..request.first_block + request.block_count;
+        let parts = stream::iter(blocks).then(move |index| {
+            let (slow, path, size) = (Arc::clone(&slow), request.path.clone(), request.size);
+            async move {
+                let (start, len) = (index * BLOCK_BYTES, ReadRequest::block_len(size, index));
+                match slow.slowly(path.as_bytes(), start, start + len).await {
+                    Ok(bytes) => {
+                        let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+                        vec![Ok(BlockPart::Bytes(bytes)), Ok(BlockPart::End(hash))]
+                    }
+                    Err(failure) => vec![Err(failure)],
+                }
+            }
+        });
+        std::future::ready(Ok(parts.flat_map(stream::iter).boxed())).boxed()
+    }
+
+    fn read_range(
+        &self,
+        request: RangeRequest,
+    ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
+        let slow = Arc::clone(&self.0);
+        async move {
+            let end = request.offset + request.len;
+            let name = request.path.as_bytes();
+            Ok(RangeAnswer::of(
+                slow.slowly(name, request.offset, end).await?,
+            ))
+        }
+        .boxed()
+    }
+
+    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
+        unimplemented!("nobody asks")
+    }
+
+    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
+        unimplemented!("nobody asks")
+    }
+}
+
+impl Storage for Shared {
+    /// One file at a time.
+    fn bundle_in_turn(
+        &self,
+        request: BundleRequest,
+        turns: Arc<dyn Turns>,
+    ) -> Result<TurnStream, Failure> {
+        let slow = Arc::clone(&self.0);
+        let files = stream::iter(request.files.into_iter().enumerate());
+        let items = files.then(move |(index, file)| {
+            let (slow, turns) = (Arc::clone(&slow), Arc::clone(&turns));
+            async move {
+                let turn = turns.begin(index)?;
+                let bytes = slow.slowly(&file.name, 0, file.size).await.ok()?;
+                let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
+                Some((BundleItem { index, bytes, hash }, turn))
+            }
+        });
+        Ok(items.filter_map(std::future::ready).boxed())
+    }
+}
+
+struct Here(KeptData);
+
+impl Kept for Here {
+    fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {
+        let file = FileRef::new(request.path.clone(), request.version, request.size, None);
+        self.0.block(&file, index)
+    }
+
+    fn range(&self, request: &RangeRequest) -> Option<Bytes> {
+        let file = FileRef::new(request.path.clone(), request.version, request.size, None);
+        let range = request.offset..request.offset + request.len;
+        self.0.range(&file, request.block(), &range)
+    }
+}
+
+/// A root: read paths for two positions over storage that is slow.
+struct Root {
+    slow: Arc<Slow>,
+    views: Vec<ReadPath>,
+}
+
+impl Root {
+    fn new(files: impl IntoIterator<Item = (String, usize)>, whole_file_max: u64) -> Self {
+        let slow = Slow::new(files);
+        let once = Once::new(Arc::new(Shared(Arc::clone(&slow))), Duration::from_secs(30));
+        let options = ReadOptions {
+            policy: EvictionPolicy::S3Fifo,
+            data_bytes_max: 256 << 20,
+            attributes_bytes_max: 1 << 20,
+            listings_bytes_max: 1 << 20,
+            whole_file_max,
+            bypass_above: None,
+            stripes: true,
+            bundles: true,
+            listing_entries_max: 1000,
+            lease: None,
+            metadata_dir: None,
+        };
+        let sources = (0..2).map(|_| Arc::new(once.clone()) as Arc<dyn Files>);
+        let runtime = tokio::runtime::Handle::current();
+        let views = ReadPath::views(&options, sources.collect(), None, &runtime);
+        once.connect(Arc::new(Here(views[0].kept())));
+        Self { slow, views }
+    }
+
+    /// `count` small files `f00`, `f01` …
+    fn small(count: usize) -> Self {
+        Self::new((0..count).map(|i| (format!("f{i:02}"), 1000)), 8 << 20)
+    }
+
+    /// A file of three blocks and five bytes.
+    fn large(whole_file_max: u64) -> Self {
+        Self::new([("large".to_owned(), SIZE)], whole_file_max)
+    }
+
+    fn file(&self, name: &str) -> FileRef {
+        let path = ItemPath::parse(name.as_bytes()).unwrap();
+        FileRef::of(path, &self.slow.attributes(name.as_bytes()))
+    }
+
+    /// Reads through one of the views, as a reader that goes on by itself and checks what it gets.
+    fn reader(
+        &self,
+        view: usize,
+        name: &str,
+        offset: u64,
+        len: u32,
+    ) -> tokio::task::JoinHandle<Result<(), Failure>> {
+        let (path, file) = (self.views[view].clone(), self.file(name));
+        let slow = Arc::clone(&self.slow);
+        tokio::spawn(async move {
+            let ahead = ReadAhead::default();
+            let bytes = path.read(&file, &ahead, offset, len).await?;
+            let start = usize::try_from(offset).unwrap();
+            let content = &slow.files[file.path.as_bytes()][start..start + bytes.len()];
+            assert!(bytes == content, "other bytes");
+            Ok(())
+        })
+    }
+
+    /// A child's question for all of a file, as a stream that the test drives.
+    async fn child(&self, view: usize, name: &str) -> ReadStream {
+        let file = self.file(name);
+        let request = ReadRequest {
+            block_count: file.size.div_ceil(BLOCK_BYTES),
+            path: file.path,
+            version: file.version,
+            size: file.size,
+            first_block: 0,
+            content: None,
+            through: false,
+        };
+        Files::read(&self.views[view], request).await.unwrap()
+    }
+
+    /// Has the small files of the directory brought, in the order of their names.
+    async fn bring(&self, view: usize) {
+        let names = self.slow.files.keys().cloned().map(Bytes::from);
+        let names: Vec<Bytes> = names.collect();
+        let brought = self.views[view].bring(&ItemPath::root(), &names).await;
+        brought.unwrap();
+    }
+
+    /// Waits until storage has begun `count` reads and nothing moves any more.
+    async fn has_begun(&self, count: usize) {
+        while self.slow.begun() < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.settle().await;
+        assert_eq!(self.slow.begun(), count);
+    }
+
+    /// Long enough, on a clock that only moves when nothing else does, for every moment after which
+    /// somebody asks for more.
+    async fn settle(&self) {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
+
+    fn release(&self, reads: usize) {
+        self.slow.permits.add_permits(reads);
+    }
+
+    fn release_all(&self) {
+        self.release(Semaphore::MAX_PERMITS / 2);
+    }
+
+    async fn read_all_again(&self) {
+        let before = self.slow.begun();
+        for name in self.slow.files.keys() {
+            let name = String::from_utf8(name.clone()).unwrap();
+            for view in 0..self.views.len() {
+                self.reader(view, &name, 0, 1000).await.unwrap().unwrap();
+            }
+        }
+        assert_eq!(self.slow.begun(), before, "what was read was not kept");
+    }
+}
+
+/// What a reader wants now and a bundle is just reading is read for both.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
+    let root = Root::small(8);
+    root.bring(0).await;
+    root.has_begun(1).await;
+    let readers: Vec<_> = (0..2)
+        .map(|view| root.reader(view, "f00", 0, 1000))
+        .collect();
+    // They have lost patience with the bundle by now, and ask by themselves.
+    root.has_begun(1).await;
+    root.release(1);
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+    root.release_all();
+    root.settle().await;
+    assert_eq!(root.slow.begun(), 8);
+    root.slow.read_nothing_twice();
+    root.read_all_again().await;
+}
+
+/// What a bundle has not begun is read for the reader, and the bundle leaves it out.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
+    let root = Root::small(8);
+    root.bring(0).await;
+    root.has_begun(1).await;
+    let readers: Vec<_> = (0..2)
+        .map(|view| root.reader(view, "f05", 0, 1000))
+        .collect();
+    // The bundle hangs in its first file, the reader's own read is the second.
+    root.has_begun(2).await;
+    assert_eq!(root.slow.begun.lock().unwrap()[1].0, b"f05");
+    root.release_all();
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+    root.settle().await;
+    assert_eq!(root.slow.begun(), 8);
+    root.slow.read_nothing_twice();
+    root.read_all_again().await;
+}
+
+/// A bundle that hangs for long is not given up: what it reads is not read again beside it.
+#[tokio::test(start_paused = true)]
+async fn what_a_bundle_reads_for_long_is_not_read_again() {
+    let root = Root::small(4);
+    root.bring(0).await;
+    root.has_begun(1).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let reader = root.reader(0, "f00", 0, 1000);
+    let other = root.reader(1, "f03", 0, 1000);
+    root.has_begun(2).await;
+    root.release_all();
+    reader.await.unwrap().unwrap();
+    other.await.unwrap().unwrap();
+    root.settle().await;
+    assert_eq!(root.slow.begun(), 4);
+    root.slow.read_nothing_twice();
+    root.read_all_again().await;
+}
+
+/// Two bundles for the same files, as two children of two trees ask for them.
+#[tokio::test(start_paused = true)]
+async fn two_bundles_share_their_files() {
+    let root = Root::small(8);
+    root.bring(0).await;
+    root.bring(1).await;
+    let readers: Vec<_> = (0..8)
+        .map(|i| root.reader(i % 2, &format!("f{i:02}"), 0, 1000))
+        .collect();
+    for _ in 0..8 {
+        root.settle().await;
+        root.release(1);
+    }
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+    root.settle().await;
+    assert_eq!(root.slow.begun(), 8);
+    root.slow.read_nothing_twice();
+    root.read_all_again().await;
+}
+
+/// Several positions of the root order, readers and children: each block once.
+#[tokio::test(start_paused = true)]
+async fn a_block_is_read_once_for_all_positions() {
+    let root = Root::large(8 << 20);
+    let mut readers = vec![root.reader(0, "large", 0, 1000)];
+    root.has_begun(1).await;
+    // From its end, too, where the first has not come yet.
+    readers.push(root.reader(1, "large", 3 << 20, 5));
+    let mut child = root.child(1, "large").await;
+    let streaming = tokio::spawn(async move {
+        let mut ends = 0;
+        while let Some(part) = child.next().await {
+            ends += usize::from(matches!(part.unwrap(), BlockPart::End(_)));
+        }
+        ends
+    });
+    for _ in 0..6 {
+        root.settle().await;
+        root.release(1);
+    }
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+    assert_eq!(streaming.await.unwrap(), 4);
+    assert_eq!(root.slow.begun(), 4);
+    root.slow.read_nothing_twice();
+}
+
+/// Parts that two positions read of one block, and a part of a block that is being read.
+#[tokio::test(start_paused = true)]
+async fn a_range_is_read_once_for_all_positions() {
+    let root = Root::large(0);
+    let part = u32::try_from(4 * RANGE_ALIGN).unwrap();
+    let at = 1 << 19;
+    let readers: Vec<_> = (0..2)
+        .map(|view| root.reader(view, "large", at, part))
+        .collect();
+    root.has_begun(1).await;
+    root.release(1);
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+    assert_eq!(root.slow.begun(), 1);
+
+    // A whole block, and then a part of it.
+    let block = root.reader(0, "large", 1 << 20, 1 << 20);
+    root.has_begun(2).await;
+    let within = root.reader(1, "large", (1 << 20) + 8192, part);
+    root.has_begun(2).await;
+    root.release(1);
+    block.await.unwrap().unwrap();
+    within.await.unwrap().unwrap();
+    root.has_begun(2).await;
+    root.slow.read_nothing_twice();
+}
+
+/// Readers and children that go away stop nothing: the next ones find what was read.
+#[tokio::test(start_paused = true)]
+async fn what_was_begun_for_one_who_left_is_there_for_the_next() {
+    let root = Root::large(8 << 20);
+    let reader = root.reader(0, "large", 0, 1000);
+    let child = root.child(1, "large").await;
+    root.has_begun(1).await;
+    reader.abort();
+    drop(child);
+    root.settle().await;
+    let next = root.reader(1, "large", 0, 1000);
+    let mut again = root.child(0, "large").await;
+    root.release_all();
+    next.await.unwrap().unwrap();
+    while let Some(part) = again.next().await {
+        part.unwrap();
+    }
+    assert_eq!(root.slow.begun(), 4);
+    root.slow.read_nothing_twice();
+}
+
+/// A read that fails keeps nobody else from reading: one failure, one read for it.
+#[tokio::test(start_paused = true)]
+async fn after_a_failure_the_next_one_reads() {
+    let root = Root::small(1);
+    root.slow.fails.store(1, Ordering::SeqCst);
+    let first = root.reader(0, "f00", 0, 1000);
+    root.has_begun(1).await;
+    let second = root.reader(1, "f00", 0, 1000);
+    root.has_begun(1).await;
+    root.release(2);
+    assert_eq!(first.await.unwrap().unwrap_err().kind, FailureKind::Io);
+    second.await.unwrap().unwrap();
+    assert_eq!(root.slow.begun(), 2);
+    root.read_all_again().await;
+}
+
+/// Who waits for another's read of storage that hangs gets an error in time.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_turn_without_end() {
+    let root = Root::small(1);
+    let leader = root.reader(0, "f00", 0, 1000);
+    root.has_begun(1).await;
+    let before = Instant::now();
+    let failure = root.reader(1, "f00", 0, 1000).await.unwrap().unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Unavailable);
+    assert!(failure.detail.contains("hangs"), "{failure}");
+    assert!(before.elapsed() <= Duration::from_secs(31));
+    root.release(1);
+    leader.await.unwrap().unwrap();
+}
+
+/// Turns are taken and given back; nothing is left of them.
+#[tokio::test]
+async fn nothing_is_left_of_a_turn() {
+    let under_way = Arc::new(UnderWay::default());
+    let unit = Unit {
+        path: ItemPath::root(),
+        version: Version::from_data([1; 16]),
+        index: 0,
+    };
+    let part = 0..4096;
+    let held = under_way.take(&unit, Some(&part)).unwrap();
+    assert!(under_way.take(&unit, Some(&(4095..5000))).is_none());
+    let beside = under_way.take(&unit, Some(&(4096..5000))).unwrap();
+    // What is read here and there is read again with the block.
+    let block = under_way.take(&unit, None).unwrap();
+    assert!(under_way.take(&unit, None).is_none());
+    assert!(under_way.take(&unit, Some(&(8192..9000))).is_none());
+    drop((held, beside));
+    assert!(under_way.take(&unit, None).is_none());
+    let waiting = {
+        let (under_way, unit) = (Arc::clone(&under_way), unit.clone());
+        tokio::spawn(async move { drop(under_way.wait(&unit, None).await) })
+    };
+    tokio::task::yield_now().await;
+    drop(block);
+    waiting.await.unwrap();
+    assert_eq!(format!("{under_way:?}").matches("Unit").count(), 0);
+}

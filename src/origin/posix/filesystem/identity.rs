@@ -1,0 +1,244 @@
+//! What a filesystem is called wherever and whenever it is mounted. Pure.
+//!
+//! | filesystem | identity |
+//! | --- | --- |
+//! | NFS | the server's FSID (`/proc/fs/nfsfs/volumes`), with the path of the export where the FSID is a small number that an administrator gave: another name or address of the server is the same |
+//! | Lustre | the filesystem's name, which is the end of the source |
+//! | overlay | its own UUID; `f_fsid` may be that of one of its layers |
+//! | FUSE, 9p, virtiofs | none: what they show is their server's business |
+//! | any other | `f_fsid`, unless it is zero or made of a device number; else the UUID; else, of a cluster's or a server's filesystem, its source |
+//!
+//! A device number names whatever has been attached under it last, and is never an identity.
+
+use copperfs_fuse::mountinfo::MountEntry;
+use std::fmt::Write;
+
+/// Filesystems that lie on servers: mounted again, they are what they were.
+const SERVED: [&str; 17] = [
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "smb3",
+    "smbfs",
+    "wekafs",
+];
+
+/// Filesystems whose contents another program makes up: nothing tells one from the next.
+const MADE_UP: [&str; 4] = ["9p", "fuse", "fuseblk", "virtiofs"];
+
+/// What the mount table says of a filesystem.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Source {
+    fstype: String,
+    source: String,
+    device: (u32, u32),
+}
+
+impl Source {
+    pub(super) fn of(entry: &MountEntry) -> Self {
+        Self {
+            fstype: entry.fstype.clone(),
+            source: entry.source.clone(),
+            device: entry.device,
+        }
+    }
+
+    /// Whether another filesystem may appear at its mount point under the same name.
+    pub(super) fn is_local(&self) -> bool {
+        !SERVED.contains(&self.fstype.as_str())
+    }
+
+    /// Its identity; `None` if nothing identifies it. The arguments are asked as far as they are needed:
+    /// the text of `/proc/fs/nfsfs/volumes`, `f_fsid`, and a UUID in lower case hexadecimal.
+    pub(super) fn identity(
+        &self,
+        volumes: impl FnOnce() -> Option<String>,
+        fsid: impl FnOnce() -> Option<u64>,
+        uuid: impl FnOnce() -> Option<String>,
+    ) -> Option<String> {
+        let fstype = self.fstype.as_str();
+        match fstype {
+            "nfs" | "nfs4" => return self.of_nfs(&volumes()?),
+            "lustre" => return self.of_lustre(),
+            "overlay" => return Some(format!("uuid {}", uuid()?)),
+            _ if MADE_UP.contains(&fstype) || fstype.starts_with("fuse.") => return None,
+            _ => {}
+        }
+        if let Some(fsid) = fsid().filter(|fsid| !is_made_of_device(*fsid)) {
+            return Some(format!("fsid {fstype} {fsid:016x}"));
+        }
+        if self.is_local() {
+            return Some(format!("uuid {}", uuid()?));
+        }
+        // Some have a word here that is the same for all of them.
+        let says_nothing = self.source.is_empty()
+            || matches!(self.source.as_str(), "none" | "nodev")
+            || self.source.ends_with("_nodev")
+            || self.source == fstype;
+        (!says_nothing).then(|| format!("source {fstype} {}", self.source))
+    }
+
+    fn of_nfs(&self, volumes: &str) -> Option<String> {
+        let fsid = nfs_fsid(volumes, self.device)?;
+        let mut identity = format!("nfs {:x}:{:x}", fsid.0, fsid.1);
+        if u32::try_from(fsid.0).is_ok() && u32::try_from(fsid.1).is_ok() {
+            let export = self.source.split_once(":/").map_or("", |(_, path)| path);
+            write!(identity, " /{}", export.trim_end_matches('/')).ok()?;
+        }
+        Some(identity)
+    }
+
+    /// `10.0.0.1@o2ib,10.0.1.1@o2ib:10.0.0.2@o2ib:/scratch/project` is of the filesystem `scratch`.
+    fn of_lustre(&self) -> Option<String> {
+        let (_, path) = self.source.rsplit_once(":/")?;
+        let name = path.split('/').next().filter(|name| !name.is_empty())?;
+        Some(format!("lustre {name}"))
+    }
+}
+
+/// Whether `f_fsid` is nothing, or a device number as kernels encode it for the purpose: 32 bits, while
+/// what is made of a UUID fills 64. One UUID in four thousand million is taken for a device number.
+fn is_made_of_device(fsid: u64) -> bool {
+    u32::try_from(fsid).is_ok() || fsid.trailing_zeros() >= 32
+}
+
+/// The FSID that the server gives for the filesystem behind a device number.
+fn nfs_fsid(volumes: &str, device: (u32, u32)) -> Option<(u64, u64)> {
+    let device = format!("{}:{}", device.0, device.1);
+    volumes.lines().find_map(|line| {
+        // NV SERVER PORT DEV FSID FSC
+        let mut fields = line.split_ascii_whitespace().skip(3);
+        if fields.next()? != device {
+            return None;
+        }
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        number(major).zip(number(minor))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copperfs_fuse::mountinfo::parse;
+
+    fn sources(table: &str) -> Vec<Source> {
+        parse(table.as_bytes()).iter().map(Source::of).collect()
+    }
+
+    fn identity(source: &Source, fsid: u64, uuid: Option<&str>) -> Option<String> {
+        source.identity(|| None, || Some(fsid), || uuid.map(str::to_owned))
+    }
+
+    /// Two hosts mount one export: by name and NFS 4.2 on one, by the other address of the server, with
+    /// another NFS device number, beside another volume of it, on the other.
+    const ONE_HOST: (&str, &str) = (
+        "612 31 0:58 / /home rw,relatime shared:311 - nfs4 filer:/export/home rw,vers=4.2,rsize=1048576,\
+         wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,sec=sys,clientaddr=10.1.0.7,addr=10.1.0.1\n",
+        "NV SERVER   PORT DEV          FSID                              FSC\n\
+         v4 0a010001  801 0:58         8a2f14c09d6b4e31:b1f2d7a40c5e9382 no \n",
+    );
+    const ANOTHER_HOST: (&str, &str) = (
+        "97 26 0:51 / /scratch2 rw,relatime - nfs4 10.2.0.1:/export/scratch rw,vers=4.2,addr=10.2.0.1\n\
+         99 26 0:53 / /home rw,relatime - nfs4 10.2.0.1:/export/home/ rw,vers=4.2,addr=10.2.0.1\n",
+        "NV SERVER   PORT DEV          FSID                              FSC\n\
+         v4 0a020001  801 0:51         8a2f14c09d6b4e31:77               no \n\
+         v4 0a020001  801 0:53         8a2f14c09d6b4e31:b1f2d7a40c5e9382 no \n",
+    );
+
+    fn nfs(host: (&str, &str), at: usize) -> Option<String> {
+        let volumes = host.1.to_owned();
+        sources(host.0)[at].identity(|| Some(volumes), || None, || None)
+    }
+
+    #[test]
+    fn one_nfs_that_two_hosts_mount_differently_has_one_identity() {
+        let one = nfs(ONE_HOST, 0);
+        assert_eq!(
+            one.as_deref(),
+            Some("nfs 8a2f14c09d6b4e31:b1f2d7a40c5e9382")
+        );
+        assert_eq!(nfs(ANOTHER_HOST, 1), one);
+        assert_ne!(nfs(ANOTHER_HOST, 0), one);
+        assert!(!sources(ONE_HOST.0)[0].is_local());
+    }
+
+    #[test]
+    fn an_fsid_that_an_administrator_counts_up_needs_the_export() {
+        let volumes = |fsid: &str| format!("v3 0a010001  801 0:58         {fsid:<33} no \n");
+        let identity = |table: &str, fsid| {
+            sources(table)[0].identity(|| Some(volumes(fsid)), || None, || None)
+        };
+        let (a, b) = (
+            "1 2 0:58 / /a rw - nfs x:/a rw\n",
+            "1 2 0:58 / /a rw - nfs y:/b rw\n",
+        );
+        assert_eq!(identity(a, "0:0").as_deref(), Some("nfs 0:0 /a"));
+        assert_ne!(identity(a, "0:0"), identity(b, "0:0"));
+        assert_eq!(identity(a, "not:hex"), None);
+        assert_eq!(sources(a)[0].identity(|| None, || None, || None), None);
+    }
+
+    #[test]
+    fn a_device_number_is_no_identity() {
+        let ext4 = &sources("1 2 7:0 / /img ro - ext4 /dev/loop0 ro\n")[0];
+        let xfs = &sources("1 2 7:0 / /img ro - xfs /dev/loop0 ro\n")[0];
+        let squashfs = &sources("1 2 7:0 / /img ro - squashfs /dev/loop0 ro\n")[0];
+        let fsid = 0x729f_f2c1_e439_c82c;
+        let device = 0x700;
+        assert_eq!(
+            identity(ext4, fsid, None).as_deref(),
+            Some("fsid ext4 729ff2c1e439c82c")
+        );
+        for made_of_device in [0, device, device << 32] {
+            assert_eq!(identity(squashfs, made_of_device, None), None);
+            assert_eq!(
+                identity(xfs, made_of_device, Some("ab12")).as_deref(),
+                Some("uuid ab12")
+            );
+        }
+    }
+
+    #[test]
+    fn what_another_program_makes_up_has_no_identity() {
+        for fstype in ["fuse.sshfs", "fuse", "fuseblk", "9p", "virtiofs"] {
+            let table = format!("1 2 0:70 / /x rw - {fstype} host:/x rw\n");
+            let source = &sources(&table)[0];
+            assert_eq!(identity(source, u64::MAX, Some("ab12")), None, "{fstype}");
+            assert!(source.is_local(), "{fstype}");
+        }
+    }
+
+    #[test]
+    fn a_filesystem_of_a_cluster_is_known_by_its_name() {
+        let table = "1 2 0:70 / /l rw - lustre 10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch rw\n\
+             1 2 0:71 /p /p rw - lustre mgs@tcp:/scratch/p rw\n\
+             1 2 0:72 / /g rw - gpfs gpfs0 rw\n\
+             1 2 0:73 / /b rw - beegfs beegfs_nodev rw\n\
+             1 2 0:74 / /o rw - overlay overlay rw\n";
+        let [lustre, below, gpfs, beegfs, overlay] = &sources(table)[..] else {
+            panic!("five mounts")
+        };
+        assert_eq!(identity(lustre, 7, None).as_deref(), Some("lustre scratch"));
+        assert_eq!(identity(below, 9, None), identity(lustre, 7, None));
+        assert_eq!(
+            identity(gpfs, 7, None).as_deref(),
+            Some("source gpfs gpfs0")
+        );
+        assert_eq!(identity(beegfs, 7, None), None);
+        // What it says may be of one of its layers.
+        assert_eq!(identity(overlay, 0x729f_f2c1_e439_c82c, None), None);
+        assert!(overlay.is_local() && !lustre.is_local());
+    }
+}

@@ -1,0 +1,145 @@
+//! Threads for calls that may never come back.
+//!
+//! A call into storage that hangs cannot be cancelled: its thread stays with it. So these threads are not
+//! those of the runtime, of which there are few: one is started whenever a call finds none idle, and ends
+//! after it was idle for some time. Their stacks are small, and how many of them may hang is bounded
+//! ([`super::hanging`]).
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Stack of a thread, in bytes of address space. Memory is taken for the pages that a call touches: some
+/// 16 KiB, and as much for the kernel's own stack.
+const STACK_BYTES: usize = 256 << 10;
+/// Memory that a thread with a call that hangs takes, in bytes, as it is charged to `--memory`.
+pub(super) const THREAD_BYTES: u64 = 32 << 10;
+/// How long a thread without work waits for some.
+const IDLE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Threads(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Guards the queue and the count; held for a list operation.
+    work: Mutex<Work>,
+    /// Told of each job.
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    /// Jobs that an idle thread is about to take: never more than there are idle threads.
+    jobs: VecDeque<Job>,
+    idle: usize,
+}
+
+impl std::fmt::Debug for Threads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Threads").finish_non_exhaustive()
+    }
+}
+
+impl Threads {
+    /// Carries out `job` on a thread of its own, at once.
+    ///
+    /// # Errors
+    /// The kernel grants no further thread. The job is dropped.
+    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        {
+            let mut work = self.0.lock();
+            if work.jobs.len() < work.idle {
+                work.jobs.push_back(Box::new(job));
+                drop(work);
+                self.0.arrived.notify_one();
+                return Ok(());
+            }
+        }
+        let inner = Arc::clone(&self.0);
+        let started = std::thread::Builder::new()
+            .name("copperfs-posix".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                job();
+                inner.serve();
+            });
+        started.map(drop)
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes job after job until none has come for [`IDLE`].
+    fn serve(&self) {
+        loop {
+            let mut work = self.lock();
+            work.idle += 1;
+            let (mut work, _elapsed) = self
+                .arrived
+                .wait_timeout_while(work, IDLE, |work| work.jobs.is_empty())
+                .unwrap_or_else(PoisonError::into_inner);
+            work.idle -= 1;
+            let Some(job) = work.jobs.pop_front() else {
+                return;
+            };
+            drop(work);
+            job();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// A thousand jobs that hang need a thousand threads, and leave the next job its own.
+    #[test]
+    fn a_job_never_waits_for_those_that_hang() {
+        let threads = Threads::default();
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Arc::new(Mutex::new(hang));
+        let (begun, seen) = mpsc::channel();
+        for _ in 0..1000 {
+            let (hang, begun) = (Arc::clone(&hang), begun.clone());
+            threads
+                .run(move || {
+                    begun.send(()).unwrap();
+                    // Ends when the test drops its sender.
+                    drop(hang.lock().map(|hang| hang.recv()));
+                })
+                .unwrap();
+        }
+        threads.run(move || begun.send(()).unwrap()).unwrap();
+        for _ in 0..1001 {
+            seen.recv_timeout(Duration::from_secs(60)).unwrap();
+        }
+        drop(release);
+    }
+
+    /// A thread that has nothing to do takes the next job.
+    #[test]
+    fn idle_threads_are_used_again() {
+        let threads = Threads::default();
+        let mut names = std::collections::HashSet::new();
+        for _ in 0..20 {
+            let (done, seen) = mpsc::channel();
+            let run = move || done.send(std::thread::current().id()).unwrap();
+            threads.run(run).unwrap();
+            names.insert(seen.recv_timeout(Duration::from_secs(60)).unwrap());
+            // The thread tells of itself just before it is idle.
+            while threads.0.lock().idle == 0 {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(names.len(), 1);
+    }
+}

@@ -1,0 +1,130 @@
+//! What `clear` makes void: all that was asked for before it.
+//!
+//! A question takes the moment at which it was asked along; its answer is kept by [`Epoch::keep`], which
+//! compares and inserts under one lock, and `clear` raises the epoch under the same lock before it removes
+//! what is cached. So an answer is either in the cache when `clear` removes, or it finds that it is void:
+//! nothing that was asked for before a `clear` is found after it, however many threads there are.
+
+use copperfs_overlay::ItemPath;
+use std::sync::{PoisonError, RwLock};
+
+/// Clears that are remembered by their paths; of older ones it is assumed that they cleared everything.
+const CLEARS_MAX: usize = 64;
+
+/// When a question was asked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Moment(u64);
+
+#[derive(Debug, Default)]
+struct State {
+    now: u64,
+    /// What was cleared, and when; the newest last.
+    clears: Vec<(u64, ItemPath)>,
+    /// What was asked before this is void everywhere.
+    all_before: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Epoch {
+    /// Held by those who keep for one insertion, by `clear` for a few steps. Taken before a cache's
+    /// locks, never after.
+    state: RwLock<State>,
+}
+
+impl Epoch {
+    /// The moment of a question that is asked now.
+    pub(super) fn now(&self) -> Moment {
+        Moment(
+            self.state
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .now,
+        )
+    }
+
+    /// Lets `keep` put away an answer about `path` that was asked for at `asked`, unless it is void.
+    pub(super) fn keep<R>(
+        &self,
+        asked: Moment,
+        path: &ItemPath,
+        keep: impl FnOnce() -> R,
+    ) -> Option<R> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let void = |(at, cleared): &(u64, ItemPath)| asked.0 < *at && path.is_within(cleared);
+        if asked.0 < state.all_before || state.clears.iter().any(void) {
+            return None;
+        }
+        Some(keep())
+    }
+
+    /// What was asked for before, of `path` and below, is void from now on.
+    pub(super) fn clear(&self, path: &ItemPath) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.now += 1;
+        let now = state.now;
+        state.clears.retain(|(_, older)| !older.is_within(path));
+        state.clears.push((now, path.clone()));
+        if state.clears.len() > CLEARS_MAX {
+            let (forgotten, _) = state.clears.remove(0);
+            state.all_before = forgotten;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn path(text: &str) -> ItemPath {
+        ItemPath::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_was_asked_before_a_clear_is_not_kept_after_it() {
+        let epoch = Epoch::default();
+        let before = epoch.now();
+        epoch.clear(&path("d"));
+        assert!(epoch.keep(before, &path("d/f"), || ()).is_none());
+        assert!(epoch.keep(before, &path("dd"), || ()).is_some());
+        assert!(epoch.keep(epoch.now(), &path("d/f"), || ()).is_some());
+        for i in 0..CLEARS_MAX {
+            epoch.clear(&path(&format!("other/{i}")));
+        }
+        assert!(
+            epoch.keep(before, &path("d/f"), || ()).is_none(),
+            "for ever"
+        );
+        let between = epoch.now();
+        epoch.clear(&ItemPath::root());
+        assert!(epoch.keep(between, &path("x"), || ()).is_none());
+        assert!(epoch.keep(epoch.now(), &path("x"), || ()).is_some());
+    }
+
+    /// The window: the answer is found good, and before it is put away everything is cleared. A clear
+    /// that comes there waits, and removes what was put away.
+    #[test]
+    fn a_clear_does_not_come_between_the_look_and_the_keeping() {
+        let epoch = Arc::new(Epoch::default());
+        let asked = epoch.now();
+        let cleared = Arc::new(AtomicBool::new(false));
+        let mut clearing = None;
+        let kept = epoch.keep(asked, &path("f"), || {
+            let (clears, done) = (Arc::clone(&epoch), Arc::clone(&cleared));
+            clearing = Some(std::thread::spawn(move || {
+                clears.clear(&ItemPath::root());
+                done.store(true, Ordering::SeqCst);
+            }));
+            // Long enough for a clear that does not wait.
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            !cleared.load(Ordering::SeqCst)
+        });
+        assert_eq!(kept, Some(true), "it waits for what is being kept");
+        clearing.unwrap().join().unwrap();
+        assert!(epoch.keep(asked, &path("f"), || ()).is_none());
+    }
+}

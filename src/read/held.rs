@@ -1,0 +1,23 @@
+//! Whether anything of a path is cached, for commands that say what they did.
+
+use super::ReadPath;
+use copperfs_overlay::ItemPath;
+
+impl ReadPath {
+    /// Whether [`ReadPath::clear`] of `path` would have anything to drop here. What a disk has kept of
+    /// listings counts as held: it is not looked through. Looks at all entries.
+    #[must_use]
+    pub fn holds(&self, path: &ItemPath) -> bool {
+        let inner = &self.0;
+        let parent = path.split().map(|(parent, _)| parent);
+        let below = |candidate: &ItemPath| candidate.is_within(path).then_some(());
+        let listed = |listing: &ItemPath| {
+            (listing.is_within(path) || Some(listing) == parent.as_ref()).then_some(())
+        };
+        inner.persisted.is_some()
+            || inner.listings.search(|key, _| listed(&key.path)).is_some()
+            || inner.attributes.search(|file, _| below(file)).is_some()
+            || inner.xattrs.search(|file, _| below(file)).is_some()
+            || inner.data.search(|_, block| below(&block.path)).is_some()
+    }
+}

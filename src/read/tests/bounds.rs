@@ -1,0 +1,150 @@
+//! What is under way has a bound, whoever asks; and what was asked for before a `clear` is not found after
+//! it.
+
+use super::*;
+
+fn small_node() -> ReadOptions {
+    ReadOptions {
+        data_bytes_max: 32 << 20,
+        whole_file_max: 8 << 20,
+        ..options()
+    }
+}
+
+/// Children that touch many files at once: each file is fetched whole, and no more of them at a time
+/// than have room.
+#[tokio::test]
+async fn fetches_for_greedy_children_wait_for_room() {
+    let names: Vec<String> = (0..24).map(|i| format!("f{i:02}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], 2 << 20)).collect();
+    let mut made = Source::new(&files);
+    made.listable = false;
+    let (path, source) = read_path(made, small_node());
+    let mut children = Vec::new();
+    for name in &names {
+        let f = file(&path, name).await;
+        let path = path.clone();
+        children.push(tokio::spawn(async move {
+            let answer = Files::read(&path, whole(&f)).await.unwrap();
+            collect(answer).await.unwrap().0.len()
+        }));
+    }
+    for child in children {
+        assert_eq!(child.await.unwrap(), 2 << 20);
+    }
+    // An eighth of the bytes for data, two blocks a fetch.
+    let most = source.begun_most.load(Ordering::Relaxed);
+    assert!((1..=2).contains(&most), "{most} fetches at a time");
+    assert_eq!(source.reads.lock().unwrap().len(), names.len(), "each once");
+}
+
+/// Children that take nothing pin no more than has room; what they are sent then is a little at a time,
+/// and all of it in the end.
+#[tokio::test]
+async fn children_that_take_their_time_pin_little_and_get_everything() {
+    let (path, source) = read_path(Source::new(&[("f", 6 << 20)]), small_node());
+    let f = file(&path, "f").await;
+    let content = source.content("f");
+    let all = Files::read(&path, whole(&f)).await.unwrap();
+    assert!(collect(all).await.unwrap().0 == content);
+    let mut slow = Vec::new();
+    let (mut pinned, mut copied) = (0, 0);
+    for _ in 0..40 {
+        let mut answer = Files::read(&path, whole(&f)).await.unwrap();
+        let Some(Ok(BlockPart::Bytes(first))) = answer.next().await else {
+            panic!("no bytes");
+        };
+        match first.len() {
+            1_048_576 => pinned += 1,
+            len => copied += usize::from(len <= 64 << 10),
+        }
+        slow.push((first, answer));
+    }
+    assert_eq!(
+        (pinned, copied),
+        (2, 38),
+        "a sixteenth of the bytes for data"
+    );
+    for (first, mut answer) in slow {
+        let mut got = first.to_vec();
+        while let Some(part) = answer.next().await {
+            match part.unwrap() {
+                BlockPart::Bytes(bytes) => got.extend_from_slice(&bytes),
+                BlockPart::End(_) => {}
+                BlockPart::Restart => panic!("nothing was taken back"),
+            }
+        }
+        assert!(got == content);
+    }
+}
+
+/// Storage with coarse times: the same version, other bytes. `clear` is the remedy, for those who asked
+/// afterwards, also while a read from before is under way.
+#[tokio::test]
+async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
+    for bundled in [false, true] {
+        let (path, source) = read_path(Source::new(&[("d", 9), ("f", 50_000)]), options());
+        let f = file(&path, "f").await;
+        source.gate.forget_permits(OPEN_GATE);
+        let old = source.content("f");
+        let early = {
+            let (path, f) = (path.clone(), f.clone());
+            tokio::spawn(async move {
+                if bundled {
+                    path.bring(&ItemPath::root(), &["f".into()]).await.unwrap();
+                }
+                let size = small(f.size);
+                path.read(&f, &ReadAhead::default(), 0, size).await
+            })
+        };
+        let asked = || {
+            let bundles = source.bundles.lock().unwrap().len();
+            source.reads.lock().unwrap().len() + bundles
+        };
+        until(|| asked() == 1).await;
+        source.files.lock().unwrap().get_mut(&b"f"[..]).unwrap().0 = vec![9; 50_000];
+        path.clear(&ItemPath::root());
+        let late = {
+            let (path, f) = (path.clone(), f.clone());
+            tokio::spawn(async move {
+                let size = small(f.size);
+                path.read(&f, &ReadAhead::default(), 0, size).await
+            })
+        };
+        until(|| asked() >= 2).await;
+        source.gate.add_permits(OPEN_GATE);
+        let early = early.await.unwrap().unwrap();
+        assert!(early == old || bundled, "it asked before");
+        assert_eq!(late.await.unwrap().unwrap(), vec![9; 50_000]);
+        let now = path.read(&f, &ReadAhead::default(), 0, small(f.size)).await;
+        assert_eq!(now.unwrap(), vec![9; 50_000]);
+    }
+}
+
+/// A clear of something else leaves what is under way alone: it is read once.
+#[tokio::test]
+async fn a_clear_elsewhere_voids_nothing() {
+    let (path, source) = read_path(Source::new(&[("f", 50_000)]), options());
+    let f = file(&path, "f").await;
+    source.gate.forget_permits(OPEN_GATE);
+    let reading = {
+        let (path, f) = (path.clone(), f.clone());
+        tokio::spawn(async move { path.read(&f, &ReadAhead::default(), 0, 10).await })
+    };
+    until(|| source.reads.lock().unwrap().len() == 1).await;
+    path.clear(&ItemPath::parse(b"other").unwrap());
+    source.gate.add_permits(OPEN_GATE);
+    reading.await.unwrap().unwrap();
+    assert!(path.read_now(&f, 0, 10).is_some());
+}
+
+/// Gives the others their turns until `condition` holds.
+async fn until(condition: impl Fn() -> bool) {
+    for _ in 0..100_000 {
+        if condition() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("it never came to that");
+}

@@ -1,0 +1,82 @@
+//! Usage of filesystems: asked once at a time, and used for some seconds.
+//!
+//! It changes all the time, and is asked for by every job of a node at once. So each node asks for it once
+//! a directory, whoever waits, and gives what it was told for [`LEASE`]. Children ask their parent, which
+//! does the same: storage is asked once for all of them.
+
+use super::ReadPath;
+use super::single_flight::{Joined, SingleFlight, answer_of};
+use copperfs_overlay::{Failure, FailureKind, FilesystemUsage, ItemPath};
+use dashmap::DashMap;
+use std::time::{Duration, Instant};
+
+/// How long it is used after it was asked for. The nodes below may use it for as long again.
+const LEASE: Duration = Duration::from_secs(5);
+/// Directories whose filesystem's usage is kept; with more, all of it is asked for anew.
+const KEPT_MAX: usize = 1024;
+
+/// What a node knows of usage.
+#[derive(Debug)]
+pub(super) struct Usages {
+    known: DashMap<ItemPath, (Instant, FilesystemUsage)>,
+    flights: SingleFlight<ItemPath, Result<FilesystemUsage, Failure>>,
+}
+
+impl Usages {
+    pub(super) fn new() -> Self {
+        Self {
+            known: DashMap::new(),
+            flights: SingleFlight::new(),
+        }
+    }
+
+    fn get(&self, path: &ItemPath) -> Option<FilesystemUsage> {
+        let known = self.known.get(path)?;
+        let (asked, usage) = *known;
+        (asked.elapsed() < LEASE).then_some(usage)
+    }
+
+    fn keep(&self, path: ItemPath, asked: Instant, usage: FilesystemUsage) {
+        if self.known.len() >= KEPT_MAX {
+            self.known.clear();
+        }
+        self.known.insert(path, (asked, usage));
+    }
+
+    /// Nothing is known any more.
+    pub(super) fn clear(&self) {
+        self.known.clear();
+        self.flights.forget_all();
+    }
+}
+
+impl ReadPath {
+    /// Usage of the filesystem that holds `path`, some seconds old at most for each node on the way.
+    ///
+    /// # Errors
+    /// Faults.
+    pub async fn usage(&self, path: &ItemPath) -> Result<FilesystemUsage, Failure> {
+        let usages = &self.0.usages;
+        if let Some(usage) = usages.get(path) {
+            return Ok(usage);
+        }
+        let pending = match usages.flights.join(path, || usages.get(path).map(Ok)) {
+            Joined::Answered(known) => return known,
+            Joined::Follow(pending) => pending,
+            Joined::Lead(lead, pending) => {
+                let inner = self.0.clone();
+                drop(self.0.runtime.spawn(async move {
+                    let asked = Instant::now();
+                    let answer = inner.source.usage(lead.key().clone()).await;
+                    if let Ok(usage) = &answer {
+                        inner.usages.keep(lead.key().clone(), asked, *usage);
+                    }
+                    lead.answer(answer);
+                }));
+                pending
+            }
+        };
+        let gone = || Failure::new(FailureKind::Unavailable, "the question was given up");
+        answer_of(pending).await.unwrap_or_else(|| Err(gone()))
+    }
+}

@@ -1,0 +1,288 @@
+//! Storage and disks that hang: how long readers wait, what they are told, and whom it leaves alone.
+
+use crate::object_store::{Server, rclone};
+use crate::origins::Hanging;
+use crate::silent_files::{BYTES, FILES, SilentFiles};
+use crate::skip;
+use crate::support::command::has_program;
+use crate::support::fixture::noise;
+use crate::support::kernel::forget_pages;
+use crate::support::mount::Node;
+use crate::support::{Mount, Scratch, Tree, check, copperfs, errno, eventually, is_root, within};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// What readers are made to wait in these tests …
+const TIMEOUT: &str = "6s";
+/// … and the most that they may take: a second wait would end after twelve seconds, and a busy machine
+/// needs some time of its own.
+const ONCE: Duration = Duration::from_secs(10);
+
+/// What `work` fails with, which must not take longer than one wait.
+#[track_caller]
+fn fails_once<T: Send + std::fmt::Debug + 'static>(
+    what: &str,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) {
+    let begun = Instant::now();
+    let number = within(Duration::from_secs(60), move || errno(work()));
+    assert_eq!(number, Errno::IO, "{what}");
+    let took = begun.elapsed();
+    println!("{what}: EIO after {took:?}");
+    assert!(took < ONCE, "{what}: EIO after {took:?}");
+}
+
+/// A directory with some files that are listed and read already, and others.
+fn fill(storage: &Scratch) {
+    for directory in ["known", "cold", "colder", "coldest"] {
+        for number in 0..4 {
+            let name = format!("files/{directory}/f{number}");
+            storage.file(&name, noise(number, 200_000));
+        }
+    }
+    storage.settle();
+}
+
+fn warm(point: &std::path::Path) {
+    assert_eq!(fs::read_dir(point.join("known")).unwrap().count(), 4);
+    assert!(fs::read(point.join("known/f0")).unwrap() == noise(0, 200_000));
+    for number in 0..4 {
+        fs::metadata(point.join(format!("known/f{number}"))).unwrap();
+    }
+}
+
+fn read(node: &Node, name: &str) -> impl FnOnce() -> std::io::Result<Vec<u8>> + Send + 'static {
+    let path = node.point.join(name);
+    move || fs::read(path)
+}
+
+fn list(node: &Node, name: &str) -> impl FnOnce() -> std::io::Result<usize> + Send + 'static {
+    let path = node.point.join(name);
+    move || Ok(fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?.len())
+}
+
+/// A directory that hangs: a listing and a read fail after `--request-timeout`, once, on the root and on a
+/// leaf; the root's log names the storage, and so does the leaf's.
+#[test]
+fn readers_of_a_directory_that_hangs_wait_once_and_learn_why() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !has_program("bindfs") {
+        skip!("bindfs is not installed");
+    }
+    let storage = Hanging::start();
+    fill(&storage.real);
+    let tree = Tree::launch(2, 1, &storage.point, &["--request-timeout", TIMEOUT]);
+    warm(&tree.root().point);
+    warm(&tree.leaf().point);
+    storage.server.signal(Signal::STOP);
+    fails_once("leaf, read", read(tree.leaf(), "known/f1"));
+    // Of a leaf only: the root itself asked nothing.
+    let reason = "no answer within";
+    let (root, leaf) = (tree.root().log(), tree.leaf().log());
+    assert!(
+        root.contains("storage fails") && root.contains(reason),
+        "{root}"
+    );
+    assert!(
+        leaf.contains("origin file://") && leaf.contains(reason),
+        "{leaf}"
+    );
+    fails_once("leaf, listing", list(tree.leaf(), "cold"));
+    fails_once("root, read", read(tree.root(), "known/f2"));
+    fails_once("root, listing", list(tree.root(), "colder"));
+    fails_once("root, look-up", read(tree.root(), "coldest/f1"));
+    storage.server.signal(Signal::CONT);
+    for node in &tree.nodes {
+        eventually(Duration::from_secs(20), "storage is back", || {
+            fs::read(node.point.join("known/f1")).is_ok_and(|read| read == noise(1, 200_000))
+        });
+    }
+}
+
+/// A root that is gone: readers on a leaf that waits for it wait once.
+#[test]
+fn readers_of_a_dead_root_wait_once() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    fill(&origin);
+    let files = origin.path().join("files");
+    let flags = ["--request-timeout", TIMEOUT, "--orphan", "wait"];
+    let tree = Tree::launch(2, 1, &files, &flags);
+    warm(&tree.leaf().point);
+    tree.root().signal(Signal::KILL);
+    fails_once("a dead root, read", read(tree.leaf(), "known/f1"));
+    fails_once("a dead root, listing", list(tree.leaf(), "cold"));
+}
+
+/// A server of objects that hangs.
+#[test]
+fn readers_of_an_object_store_that_hangs_wait_once() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(program) = rclone() else {
+        skip!("no S3 server: run scripts/test-servers")
+    };
+    let server = Server::start(program);
+    for directory in ["known", "cold", "colder"] {
+        let place = server.bucket().join("set").join(directory);
+        fs::create_dir_all(&place).unwrap();
+        for number in 0..4 {
+            fs::write(place.join(format!("f{number}")), noise(number, 200_000)).unwrap();
+        }
+    }
+    let scratch = Scratch::new();
+    let mount = server.mount(&scratch, &["--request-timeout", TIMEOUT]);
+    warm(&mount.path("data"));
+    server.signal(Signal::STOP);
+    fails_once("object store, listing", list(&mount.node, "data/cold"));
+    fails_once("object store, read", read(&mount.node, "data/known/f1"));
+    fails_once("object store, look-up", read(&mount.node, "data/colder/f1"));
+    server.signal(Signal::CONT);
+}
+
+fn status(point: &std::path::Path) -> Value {
+    let said = check(copperfs(["status", "--json"]).arg(point));
+    serde_json::from_str(&said).unwrap()
+}
+
+/// Has hanging READs answered when it goes.
+struct Answered<'a>(&'a SilentFiles);
+
+impl Drop for Answered<'_> {
+    fn drop(&mut self) {
+        self.0.answer();
+    }
+}
+
+/// A thousand readers wait for files that hang, in as many directories; files beside them are read, and
+/// operators are told.
+#[test]
+fn a_thousand_files_that_hang_leave_the_others_readable() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    let silent = SilentFiles::mount(&origin.dir("silent")).unwrap();
+    for number in 0..200 {
+        origin.file(
+            &format!("healthy/{}/f{number}", number % 20),
+            noise(number, 20_000),
+        );
+    }
+    origin.settle();
+    let mount = Mount::with(origin.path(), &["--request-timeout", "10m"]);
+    // A daemon whose calls hang in a FUSE server could not end: it goes after they were answered.
+    let _answered = Answered(&silent);
+    let readers: Vec<_> = (0..FILES)
+        .map(|number| {
+            let path = mount.path(format!("silent/many/{number:04}/file"));
+            std::thread::Builder::new()
+                .stack_size(64 << 10)
+                .spawn(move || fs::read(path).map(|read| read == [7; BYTES]))
+                .unwrap()
+        })
+        .collect();
+    let hanging = |least: u64| {
+        let held = || mount.stats().get("origin.hanging") >= least;
+        eventually(Duration::from_secs(120), format!("{least} hang"), held);
+    };
+    // Besides the files themselves nothing hangs: names and attributes come.
+    hanging(FILES);
+    let begun = Instant::now();
+    for number in 0..200 {
+        let path = mount.path(format!("healthy/{}/f{number}", number % 20));
+        assert!(fs::read(path).unwrap() == noise(number, 20_000));
+    }
+    println!(
+        "200 healthy files beside {FILES} that hang: {:?}",
+        begun.elapsed()
+    );
+    let said = status(&mount.node.point);
+    let held = &said["hanging"][0];
+    assert!(held["calls"].as_u64() >= Some(FILES), "{said}");
+    assert!(
+        held["path"].as_str().unwrap().starts_with("/silent/many/"),
+        "{said}"
+    );
+    assert!(held["since_ms"].as_u64() > Some(0), "{said}");
+    silent.answer();
+    for reader in readers {
+        let right = within(Duration::from_secs(60), move || reader.join().unwrap());
+        assert!(right.unwrap(), "other bytes");
+    }
+    eventually(Duration::from_secs(20), "nothing hangs", || {
+        mount.stats().get("origin.hanging") == 0
+    });
+    assert_eq!(status(&mount.node.point)["hanging"], serde_json::json!([]));
+}
+
+/// A disk below the store that hangs, and is back later.
+#[test]
+fn a_store_whose_disk_hangs_is_passed_by() {
+    const LARGE: usize = 3 << 20;
+    const COUNT: u64 = 60;
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !has_program("bindfs") {
+        skip!("bindfs is not installed");
+    }
+    let disk = Hanging::start();
+    let origin = Scratch::new();
+    for number in 0..COUNT {
+        origin.file(&format!("dir/f{number}"), noise(number, LARGE));
+    }
+    origin.settle();
+    let store = format!("{}:1GiB", disk.point.join("store").display());
+    let flags = ["--memory", "64MiB", "--disk", &store];
+    let mount = Mount::with(origin.path(), &flags);
+    let read_all = |mount: &Mount| {
+        for number in 0..COUNT {
+            let path = mount.path(format!("dir/f{number}"));
+            let wanted = noise(number, LARGE);
+            within(Duration::from_secs(60), move || {
+                let file = fs::File::open(&path).unwrap();
+                forget_pages(&file);
+                assert!(fs::read(&path).unwrap() == wanted, "{path:?}");
+            });
+        }
+    };
+    read_all(&mount);
+    eventually(Duration::from_secs(60), "the store is filled", || {
+        mount.stats().get("disk.entries") >= COUNT
+    });
+    read_all(&mount);
+    let before = mount.stats();
+    assert!(before.get("disk.hits") > 0, "it is read from the disk");
+    disk.server.signal(Signal::STOP);
+    let begun = Instant::now();
+    read_all(&mount);
+    let took = begun.elapsed();
+    println!("{COUNT} files of {LARGE} bytes beside a disk that hangs: {took:?}");
+    let point = mount.node.point.clone();
+    within(Duration::from_secs(30), move || {
+        check(copperfs(["clear"]).arg(point).arg("/dir/f1"));
+    });
+    assert!(
+        mount.node.log().contains("disk does not answer"),
+        "the log tells of it"
+    );
+    read_all(&mount);
+    disk.server.signal(Signal::CONT);
+    let then = mount.stats().get("disk.hits");
+    eventually(Duration::from_secs(60), "the disk is read again", || {
+        read_all(&mount);
+        mount.stats().get("disk.hits") > then
+    });
+    disk.server.signal(Signal::STOP);
+    read_all(&mount);
+    within(Duration::from_secs(60), move || mount.unmount());
+}

@@ -1,0 +1,209 @@
+//! Files that change within one step of storage's clock, or while it is not known how far that is off.
+
+use crate::skip;
+use crate::support::fixture::noise;
+use crate::support::{Mount, Scratch, check, eventually, is_root};
+use rustix::io::Errno;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+/// As a user has it: clocks may be apart, so no file of a test is old.
+const SKEW: [&str; 2] = ["--clock-skew", "5m"];
+/// When a file with whole seconds has settled.
+const SETTLED: Duration = Duration::from_millis(2_300);
+
+/// An ext4 whose inodes have room for whole seconds only.
+struct Coarse {
+    root: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Coarse {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let image = scratch.path().join("image");
+        let root = scratch.dir("coarse");
+        fs::File::create(&image)
+            .unwrap()
+            .set_len(512 << 20)
+            .unwrap();
+        check(
+            Command::new("mkfs.ext4")
+                .args(["-q", "-F", "-I", "128"])
+                .arg(&image),
+        );
+        check(
+            Command::new("mount")
+                .args(["-o", "loop"])
+                .arg(&image)
+                .arg(&root),
+        );
+        Self {
+            root,
+            _scratch: scratch,
+        }
+    }
+
+    /// Writes `first` to `name`, does `between`, and writes `then` over it, all within one second by
+    /// storage's clock: the file looks the same. A machine too slow for that begins anew.
+    fn rewritten_unseen(&self, name: &str, first: &[u8], then: &[u8], between: impl Fn(&Path)) {
+        let path = self.root.join(name);
+        for _ in 0..20 {
+            sleep_to_the_next_second();
+            drop(fs::remove_file(&path));
+            fs::write(&path, first).unwrap();
+            let before = fs::metadata(&path).unwrap();
+            between(&path);
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.write_all_at(then, 0).unwrap();
+            let after = fs::metadata(&path).unwrap();
+            assert_eq!((before.ctime_nsec(), after.ctime_nsec()), (0, 0));
+            if (before.ctime(), before.mtime()) == (after.ctime(), after.mtime()) {
+                return;
+            }
+        }
+        panic!("no two writes within one second");
+    }
+}
+
+impl Drop for Coarse {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(&self.root).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+/// Until a little after it: the most that can be done before the one after that.
+fn sleep_to_the_next_second() {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let left = Duration::from_nanos(1_020_000_000 - u64::from(since.subsec_nanos()));
+    std::thread::sleep(left);
+}
+
+fn stale(error: &std::io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::STALE)
+}
+
+/// On today's rule the bytes of the first look were kept under the version that the second one found.
+#[test]
+fn a_file_rewritten_within_a_second_of_its_clock_is_read_anew_once_it_settles() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (old, new) = (noise(1, 100_000), noise(2, 100_000));
+    for ttl in [&[][..], &["--freshness", "ttl=1s"]] {
+        let (storage, scratch) = (Coarse::new(), Scratch::new());
+        let disk = scratch.dir("disk");
+        let flags = [&["--disk", disk.to_str().unwrap()], &SKEW[..], ttl].concat();
+        let mount = Mount::with(&storage.root, &flags);
+        storage.rewritten_unseen("file", &old, &new, |_| {
+            let read = fs::read(mount.path("file"));
+            // Where the name was known from the attempt before.
+            assert!(read.as_ref().map_or_else(stale, |read| *read == old));
+        });
+        std::thread::sleep(SETTLED);
+        assert!(fs::read(mount.path("file")).unwrap() == new, "{ttl:?}");
+        drop(mount);
+        let mount = Mount::with(&storage.root, &flags);
+        assert!(
+            fs::read(mount.path("file")).unwrap() == new,
+            "from the disk, {ttl:?}"
+        );
+    }
+}
+
+/// An open file of 80 MiB: its head is read, it is rewritten within the second, and then its tail is.
+#[test]
+fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const LEN: usize = 80 << 20;
+    const PART: usize = 1 << 20;
+    let (old, new) = (vec![b'A'; LEN], vec![b'B'; LEN]);
+    for ttl in [&[][..], &["--freshness", "ttl=1s"]] {
+        let storage = Coarse::new();
+        let mount = Mount::with(&storage.root, &[&SKEW[..], ttl].concat());
+        let part = |file: &fs::File, at: usize| {
+            let mut bytes = vec![0; PART];
+            match file.read_exact_at(&mut bytes, at as u64) {
+                Ok(()) => bytes,
+                Err(error) => {
+                    assert!(stale(&error), "{error}");
+                    Vec::new()
+                }
+            }
+        };
+        let path = storage.root.join("file");
+        sleep_to_the_next_second();
+        fs::write(&path, &old).unwrap();
+        let file = fs::File::open(mount.path("file")).unwrap();
+        let head = part(&file, 0);
+        let writer = fs::File::options().write(true).open(&path).unwrap();
+        writer.write_all_at(&new, 0).unwrap();
+        let tail = part(&file, LEN - PART);
+        // Empty: the reader was told.
+        let of = |part: &[u8], state: &[u8]| part.is_empty() || part == &state[..PART];
+        let (is_old, is_new) = (
+            of(&head, &old) && of(&tail, &old),
+            of(&head, &new) && of(&tail, &new),
+        );
+        assert!(
+            is_old || is_new,
+            "{ttl:?}: the head of one state and the tail of another"
+        );
+    }
+}
+
+/// What an old tree costs storage, and what a young one costs on top: one look more at each file, in one
+/// batch, and at most a second read.
+#[test]
+fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const FILES: u64 = 40;
+    let origin = Scratch::new();
+    for n in 0..FILES {
+        origin.file(&format!("dir/{n}"), "x".repeat(5_000));
+    }
+    origin.settle();
+    let read_all = |mount: &Mount| {
+        for n in 0..FILES {
+            let read = fs::read(mount.path(format!("dir/{n}"))).unwrap();
+            assert_eq!(read.len(), 5_000);
+        }
+    };
+    let old = Mount::with(origin.path(), &["--bundles=false"]);
+    read_all(&old);
+    let costs = old.stats();
+    assert_eq!(costs.get("origin.stats"), 0);
+    assert_eq!(costs.get("origin.opens"), FILES);
+    let listings = costs.get("origin.listings");
+
+    let young = Mount::with(origin.path(), &[&["--bundles=false"], &SKEW[..]].concat());
+    assert_eq!(
+        fs::read_dir(young.path("dir")).unwrap().count() as u64,
+        FILES
+    );
+    eventually(Duration::from_secs(10), "a second look", || {
+        young.stats().get("origin.stats") >= FILES
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    read_all(&young);
+    let costs = young.stats();
+    assert_eq!(costs.get("origin.listings"), listings);
+    assert_eq!(costs.get("origin.stats"), FILES, "one look more");
+    assert_eq!(
+        costs.get("origin.opens"),
+        FILES,
+        "read under its settled version"
+    );
+    std::thread::sleep(Duration::from_secs(1));
+    read_all(&young);
+    assert_eq!(young.stats().get("origin.opens"), FILES);
+    assert_eq!(young.stats().get("origin.stats"), FILES);
+}

@@ -1,0 +1,104 @@
+//! Filesystem images that differ in their bytes and in nothing that `stat` tells.
+
+use super::command::{check, has_program, sh};
+use super::{Scratch, is_root};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Bytes of `file` in an image.
+pub const BYTES: usize = 64 << 10;
+
+/// What keeps this machine from making images, if anything does.
+pub fn missing() -> Option<&'static str> {
+    if !is_root() {
+        return Some("root's rights");
+    }
+    ["mkfs.ext4", "tune2fs", "mksquashfs", "mount"]
+        .into_iter()
+        .find(|name| !has_program(name))
+}
+
+/// A kind of image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// With a UUID.
+    Ext4,
+    /// Without any.
+    Squashfs,
+}
+
+/// An image `name` of `kind` with a directory `dir` and `dir/file` in it, all bytes of which are `fill`. Two
+/// of them have equal inode numbers, sizes, times and, if they have one, UUIDs.
+#[track_caller]
+pub fn image(scratch: &Scratch, kind: Kind, name: &str, fill: u8) -> PathBuf {
+    let image = scratch.path().join(name);
+    let tree = scratch.dir(&format!("{name}.tree"));
+    scratch.file(&format!("{name}.tree/dir/file"), vec![b'A'; BYTES]);
+    let script = match kind {
+        Kind::Ext4 => {
+            "truncate -s 8M \"$1\"
+             mkfs.ext4 -q -F -O ^metadata_csum,^has_journal \\
+               -U 7c1f0e52-3a44-4f5e-9d0b-0d7a5e1c2b3a \\
+               -E hash_seed=7c1f0e52-3a44-4f5e-9d0b-0d7a5e1c2b3a -d \"$2\" \"$1\"
+             for of in / /dir /dir/file; do
+               for field in atime mtime ctime crtime; do
+                 echo set_inode_field $of $field 20240102030405
+                 echo set_inode_field $of ${field}_extra 0
+               done
+             done | debugfs -w \"$1\" >/dev/null 2>&1"
+        }
+        Kind::Squashfs => {
+            "mksquashfs \"$2\" \"$1\" -noappend -quiet -no-progress -noD -noF -noI \\
+               -all-time 1704164645 -mkfs-time 1704164645"
+        }
+    };
+    sh(script, &[&image, &tree]);
+    // The bytes alone, behind the filesystem's back.
+    let mut all = fs::read(&image).unwrap();
+    let run = all
+        .windows(4096)
+        .position(|run| run.iter().all(|&byte| byte == b'A'))
+        .expect("the file's bytes lie in the image as they are");
+    assert!(all[run..run + BYTES].iter().all(|&byte| byte == b'A'));
+    all[run..run + BYTES].fill(fill);
+    fs::write(&image, all).unwrap();
+    image
+}
+
+/// Another filesystem in all but what `stat` tells.
+#[track_caller]
+pub fn renamed(image: &Path) {
+    let uuid = "11111111-2222-4333-8444-555555555555";
+    check(Command::new("tune2fs").args(["-f", "-U", uuid]).arg(image));
+}
+
+/// An image that is mounted, until the guard goes.
+#[derive(Debug)]
+pub struct Mounted(PathBuf);
+
+impl Mounted {
+    #[track_caller]
+    pub fn at(point: &Path, image: &Path) -> Self {
+        check(
+            Command::new("mount")
+                .args(["-o", "loop,ro"])
+                .args([image, point]),
+        );
+        Self(point.to_owned())
+    }
+
+    /// Takes it away under the feet of whoever has it open, and mounts another one there.
+    #[track_caller]
+    pub fn replace(self, image: &Path) -> Self {
+        let point = self.0.clone();
+        drop(self);
+        Self::at(&point, image)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("-l").arg(&self.0).status());
+    }
+}
