@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 /// What a slot takes beside its name and what is rare: itself, its places in the map and in the
 /// queue, and what the allocator adds (see `a_name_costs_no_more_than_it_is_charged`).
-const SLOT_BYTES: u64 = 320;
+const SLOT_BYTES: u64 = 344;
 /// What is rare.
 const RARE_BYTES: u64 = 160;
 /// An inode that is kept whole, with the places of its readers.
