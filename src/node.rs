@@ -185,11 +185,8 @@ impl Node {
         let store = ladder::open_store(&settings).await?;
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
-        let storage = origins
-            .clone()
-            .map(|origins| Once::new(origins, origin_options(&settings).hang_timeout));
-        let files = storage.clone();
-        let files = files.map(|storage| Arc::new(storage) as Arc<dyn Files>);
+        let storage = read_once(&settings, origins.clone());
+        let files = storage.clone().map(|it| Arc::new(it) as Arc<dyn Files>);
         let overlay = Overlay::start(overlay_config(&settings)?, files, |upstream| {
             let indexes = Indexes::new(&settings, &origin_options(&settings), &upstream);
             let below = ladder::Below {
@@ -230,10 +227,7 @@ impl Node {
         let backings = ladder::backings(&settings, store.as_ref(), &runtime);
         let promises = mounts::promises(&settings);
         let this = Front::new(read, root.clone(), promises, backings, store);
-        drop(this.cluster.set(cluster.clone()));
-        datasets.start(&overlay);
-        drop(this.datasets.set(datasets.clone()));
-        cluster.keeps(datasets.clone());
+        introduce(&this, &cluster, &datasets, &overlay);
         let beside = DataMount::new(&settings, &this, root, &datasets);
         let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         let parts = Parts {
@@ -341,6 +335,20 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     let origins = Origins::open(&settings.origins, &origin_options(settings))?;
     origins.check().await?;
     Ok(Some(Arc::new(origins)))
+}
+
+/// Tells the front, the cluster and the datasets of one another.
+fn introduce(front: &Front, cluster: &Cluster, datasets: &Datasets, overlay: &Arc<Overlay>) {
+    drop(front.cluster.set(cluster.clone()));
+    datasets.start(overlay);
+    drop(front.datasets.set(datasets.clone()));
+    cluster.keeps(datasets.clone());
+}
+
+/// Storage as the tree reads it: each block once, whoever asks.
+fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<Once> {
+    let patience = origin_options(settings).hang_timeout;
+    origins.map(|origins| Once::new(origins, patience))
 }
 
 /// The origins of a node that is no root, for the datasets whose homes read storage by themselves. They

@@ -234,7 +234,7 @@ impl Filesystem for Adapter {
         let what = What::Lookup(Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
         let ask = || self.backend().lookup(reader(request), Ino(parent.0), name);
         self.send_once(request, what, ask, move |result| {
-            reply::lookup(reply, result)
+            reply::lookup(reply, result);
         });
     }
 

@@ -161,7 +161,7 @@ impl ObjectOrigin {
                 label: label.to_owned(),
                 credentials: credentials::CredentialService::default(),
                 place: place.to_owned(),
-                seed: *blake3::hash(place.as_bytes()).as_bytes(),
+                seed: *blake3::hash(store_of(place, prefix).as_bytes()).as_bytes(),
                 attributes,
                 uid,
                 gid,
@@ -381,14 +381,16 @@ impl Inner {
         }
     }
 
-    /// The object's state. Its address is part of it: another server behind the same name may say the same
-    /// of other bytes.
+    /// The object's state. Its store and its whole key are part of it: another server behind the same name
+    /// may say the same of other bytes. Not the origin's prefix, so that an index of a part of the origin
+    /// holds for it.
     fn version(&self, meta: &ObjectMeta) -> Version {
+        let (size, key) = (meta.size, &meta.location);
         match tag(meta) {
-            Some(tag) => self.version_of(&format!("tag/{}/{tag}", meta.size)),
+            Some(tag) => self.version_of(&format!("tag/{size}/{tag}\0{key}")),
             None => {
                 let seconds = meta.last_modified.timestamp();
-                self.version_of(&format!("time/{}/{seconds}", meta.size))
+                self.version_of(&format!("time/{size}/{seconds}\0{key}"))
             }
         }
     }
@@ -417,6 +419,13 @@ impl Inner {
             content: None,
         }
     }
+}
+
+/// The address of the store, without the origin's prefix in it. The address is what begins `place`.
+fn store_of(place: &str, prefix: &object_store::path::Path) -> String {
+    let (address, settings) = place.split_once(' ').unwrap_or((place, ""));
+    let store = address.strip_suffix(prefix.as_ref()).unwrap_or(address);
+    format!("{} {settings}", store.trim_end_matches('/'))
 }
 
 /// Stores quote the tag in some answers and not in others.

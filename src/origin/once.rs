@@ -28,8 +28,8 @@ use super::turns::{Turn, TurnStream, Turns};
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, BundleFile, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
-    FailureKind, Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
+    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, StatAnswers, XattrList,
 };
 use dashmap::DashMap;
 use futures_util::future::BoxFuture;
@@ -53,6 +53,10 @@ pub trait Storage: Files {
         request: BundleRequest,
         turns: Arc<dyn Turns>,
     ) -> Result<TurnStream, Failure>;
+
+    /// The failure of a read of `path` that was waited for in vain, for `patience`. It counts as a fault of
+    /// that storage.
+    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure;
 }
 
 /// What the node keeps of what storage gave, in memory.
@@ -133,12 +137,7 @@ impl Inner {
     }
 
     fn too_slow(&self, path: &ItemPath) -> Failure {
-        let detail = format!(
-            "{path}: it is being read, and no answer came within {:?}; the storage hangs: check its \
-             servers and the network",
-            self.patience
-        );
-        Failure::new(FailureKind::Unavailable, detail)
+        self.storage.too_slow(path, self.patience)
     }
 
     /// `answer`, by `deadline` if there is one.

@@ -15,6 +15,7 @@ pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
+use super::failure::worded;
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{
     Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
@@ -32,6 +33,7 @@ use links::Served;
 pub use rules::NamespaceRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// All origins of a root. Cheap to clone.
 #[derive(Clone)]
@@ -256,6 +258,22 @@ impl Shared {
             attributes.size = u64::try_from(text.len()).unwrap_or(u64::MAX);
             attributes.link_target = Some(text.into());
         }
+    }
+
+    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
+        let uri = self
+            .resolve(path)
+            .map_or("of no prefix", |(mount, _)| &mount.uri);
+        let failure = worded(
+            FailureKind::Unavailable,
+            uri,
+            "read",
+            path,
+            &format_args!("no answer within {patience:?}"),
+            "the storage hangs: check its servers and the network",
+        );
+        self.counters.failed(&failure);
+        failure
     }
 
     /// Counts a fault and passes the result on.
@@ -556,6 +574,10 @@ impl Storage for Origins {
         turns: Arc<dyn Turns>,
     ) -> Result<TurnStream, Failure> {
         self.shared.bundle(request, turns)
+    }
+
+    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
+        self.shared.too_slow(path, patience)
     }
 }
 

@@ -8,6 +8,7 @@ use super::ReadPath;
 use super::single_flight::{Joined, SingleFlight, answer_of};
 use copperfs_overlay::{Failure, FailureKind, FilesystemUsage, ItemPath};
 use dashmap::DashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long it is used after it was asked for. The nodes below may use it for as long again.
@@ -64,7 +65,7 @@ impl ReadPath {
             Joined::Answered(known) => return known,
             Joined::Follow(pending) => pending,
             Joined::Lead(lead, pending) => {
-                let inner = self.0.clone();
+                let inner = Arc::clone(&self.0);
                 drop(self.0.runtime.spawn(async move {
                     let asked = Instant::now();
                     let answer = inner.source.usage(lead.key().clone()).await;

@@ -6,6 +6,7 @@ use crate::silent_files::{BYTES, FILES, SilentFiles};
 use copperfs::origin::{ByteRange, HangingBound, Origin, OriginOptions};
 use copperfs_overlay::{Attributes, FailureKind};
 use futures_util::StreamExt;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,7 +105,9 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
     eventually("all reads hang", || hanging(&posix) == 1000).await;
     let beside = healthy(&posix).await;
     let ratio = beside.as_secs_f64() / usual.as_secs_f64();
-    println!("healthy reads: {usual:?} alone, {beside:?} beside 1000 that hang: {ratio:.2}");
+    let measured =
+        format!("healthy reads: {usual:?} alone, {beside:?} beside 1000 that hang: {ratio:.2}");
+    drop(writeln!(std::io::stderr(), "{measured}"));
     assert_eq!(
         hanging(&posix),
         1000,

@@ -24,3 +24,5 @@ mod suite;
 
 #[path = "../fixtures/silent_files.rs"]
 mod silent_files;
+#[path = "../fixtures/skipping.rs"]
+mod skipping;

@@ -312,19 +312,21 @@ async fn a_cursor_of_a_replaced_directory_is_stale() {
     );
 }
 
-/// A runtime whose threads are an ordinary user's, if this test runs as root.
-fn ordinary_user() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(1).enable_all();
-    if geteuid().is_root() {
-        builder.on_thread_start(|| {
+/// Runs `work` on a thread that is an ordinary user's, if this test runs as root, as are the threads that
+/// it starts.
+fn as_ordinary_user(work: impl Future<Output = ()> + Send) {
+    let thread = || {
+        if geteuid().is_root() {
             let (user, group) = (Uid::from_raw(65_534), Gid::from_raw(65_534));
             rustix::thread::set_thread_groups(&[]).expect("no groups");
             rustix::thread::set_thread_res_gid(group, group, group).expect("the group");
             rustix::thread::set_thread_res_uid(user, user, user).expect("the user");
-        });
-    }
-    builder.build().expect("a runtime")
+        }
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().expect("a runtime");
+        runtime.block_on(work);
+    };
+    std::thread::scope(|scope| scope.spawn(thread).join()).expect("it works");
 }
 
 #[test]
@@ -342,7 +344,7 @@ fn permissions_are_those_of_the_daemons_user() {
     mode("search", 0o111);
     mode("closed", 0o000);
     mode("secret", 0o000);
-    ordinary_user().block_on(async {
+    as_ordinary_user(async {
         let origin = posix.origin();
         let denied = origin
             .list(path("search"), None, 9)

@@ -269,7 +269,7 @@ fn a_store_whose_disk_hangs_is_passed_by() {
     println!("{COUNT} files of {LARGE} bytes beside a disk that hangs: {took:?}");
     let point = mount.node.point.clone();
     within(Duration::from_secs(30), move || {
-        check(copperfs(["clear"]).arg(point).arg("/dir/f1"));
+        check(copperfs(["clear", "--this-node"]).arg(point.join("dir/f1")));
     });
     assert!(
         mount.node.log().contains("disk does not answer"),

@@ -18,6 +18,8 @@
 
 #[path = "../fixtures/silent_files.rs"]
 mod silent_files;
+#[path = "../fixtures/skipping.rs"]
+mod skipping;
 mod support;
 
 mod attributes;

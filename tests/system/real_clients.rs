@@ -72,7 +72,7 @@ fn find_ls_tar_and_rsync_see_no_difference() {
         );
         assert_eq!(differences, "");
     } else {
-        crate::support::skipped("rsync is not installed");
+        crate::skipping::skipped("rsync is not installed");
     }
 }
 

@@ -217,7 +217,7 @@ fn a_job_launches_and_takes_down_its_own() {
         if has_program(mpirun) {
             mpi_wrapper(&cluster, name, mpirun, &settings);
         } else {
-            crate::support::skipped(&format!("{name} is not installed"));
+            crate::skipping::skipped(&format!("{name} is not installed"));
         }
     }
 }

@@ -20,30 +20,18 @@ pub use mount::{Mount, copperfs};
 pub use stats::Stats;
 pub use tree::Tree;
 
+pub(crate) use crate::skipping::is_root;
+
 use std::fmt::Display;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Gives up a test that this machine cannot run; loudly, and in strict mode as a failure.
 #[macro_export]
 macro_rules! skip {
     ($($reason:tt)*) => {{
-        $crate::support::skipped(&format!($($reason)*));
+        $crate::skipping::skipped(&format!($($reason)*));
         return;
     }};
-}
-
-/// See [`skip!`].
-pub fn skipped(reason: &str) {
-    // Not `eprintln!`, which a test that passes keeps to itself.
-    let _no_terminal = writeln!(std::io::stderr(), "skipped: {reason}");
-    let strict = std::env::var_os("COPPERFS_TEST_STRICT").is_some_and(|value| value == "1");
-    assert!(!strict, "skipped in strict mode: {reason}");
-}
-
-/// Whether this is root, as most tests need; says so if it is not.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// How much longer a busy machine may take than an idle one.

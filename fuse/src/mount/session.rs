@@ -13,7 +13,7 @@ use crate::notifier::{self, Notifier};
 use crate::policy::Policy;
 use crate::push::{Push, PushQueue};
 use fuser::SessionACL;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -79,6 +79,12 @@ pub(super) struct Session {
     notifier: Notifier,
 }
 
+/// The device number of the mount at `mountpoint`, if it can be found.
+fn connection_of(mountpoint: &Path) -> Option<(u32, u32)> {
+    let mounts = mountinfo::read().ok()?;
+    mountinfo::at(&mounts, mountpoint).map(|mount| mount.device)
+}
+
 impl Session {
     /// Shakes hands with the kernel and starts the threads. On an error nothing stays mounted.
     pub(super) fn start(
@@ -101,10 +107,8 @@ impl Session {
             }
             error
         };
-        let device = Device::duplicate(&fuse)
-            .map_err(MountError::Start)
-            .map_err(undo)?;
-        let device = Arc::new(device);
+        let device = Device::duplicate(&fuse).map_err(MountError::Start);
+        let device = Arc::new(device.map_err(undo)?);
         let (notifier, commands) = notifier::queue();
         let push = Arc::new(PushQueue::new(
             options.push,
@@ -145,9 +149,7 @@ impl Session {
                 notifier.stop();
                 pending.close();
             })?;
-        let connection = mountinfo::read()
-            .ok()
-            .and_then(|mounts| mountinfo::at(&mounts, &mountpoint).map(|mount| mount.device));
+        let connection = connection_of(&mountpoint);
         if let Some(device) = connection {
             readahead::widen(device);
         }

@@ -1,6 +1,8 @@
 use super::*;
 use bytes::Bytes;
-use copperfs_overlay::{Attributes, ContentHash, Entry, FileKind, ItemPath, Timestamp, Version};
+use copperfs_overlay::{
+    Attributes, ContentHash, Entry, FileKind, ItemPath, Standing, Timestamp, Version,
+};
 use proptest::prelude::*;
 
 fn kind() -> impl Strategy<Value = FileKind> {
@@ -20,6 +22,14 @@ fn timestamp() -> impl Strategy<Value = Timestamp> {
     })
 }
 
+fn settled((data, change, lasting): ([u8; 16], Option<[u8; 8]>, bool)) -> Version {
+    let version = Version::from_data(data).with_change(change.unwrap_or_default());
+    match lasting {
+        true => version,
+        false => version.standing_as(Standing::Launch),
+    }
+}
+
 prop_compose! {
     fn attributes(kind: FileKind)(
         mode in 0u16..=0o7777,
@@ -27,7 +37,7 @@ prop_compose! {
         sizes: (u64, u64, u64),
         mtime in timestamp(),
         others in proptest::option::of((timestamp(), timestamp())),
-        version: [u8; 16],
+        version: ([u8; 16], Option<[u8; 8]>, bool),
         content: Option<[u8; 32]>,
         target in proptest::collection::vec(any::<u8>(), 0..50),
     ) -> Attributes {
@@ -45,7 +55,7 @@ prop_compose! {
             atime: others.map_or(mtime, |(atime, _)| atime),
             mtime,
             ctime: others.map_or(mtime, |(_, ctime)| ctime),
-            version: Version::from_data(version),
+            version: settled(version),
             link_target: (kind == FileKind::Symlink).then(|| Bytes::from(target)),
             content: content.map(ContentHash),
         }
@@ -158,6 +168,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
         &[0, 2, b'a', b'b', 0xb0][..],
         &[0xa4, 2, 0, 0, 1, 0x80, 0x80, 0x40],
         &[0xac, 2, 0, 0x80, 0xc4, 0x9f, 0xd5, 0x0c, 0],
+        &[0],
         &[7; 16],
     ]
     .concat();
@@ -166,7 +177,7 @@ fn an_entry_has_the_bytes_of_the_specification() {
     encoder.push(&mut out, &entry(b"ac"));
     assert_eq!(
         out,
-        [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0][..], &[7; 16]].concat()
+        [&[1, 1, b'c', 0xb8, 0xac, 2, 0, 0, 0, 0][..], &[7; 16]].concat()
     );
 }
 
@@ -200,8 +211,8 @@ fn what_is_no_whole_index_is_refused_for_its_reason() {
         FormatError::Torn { .. }
     ));
     let mut newer = good;
-    newer[8] = 2;
-    assert_eq!(refused(&newer, len), FormatError::Version(2));
+    newer[8] = 3;
+    assert_eq!(refused(&newer, len), FormatError::Version(3));
     for at in 12..HEADER_BYTES {
         let mut flipped = good;
         flipped[at] ^= 1;

@@ -98,7 +98,8 @@ impl Inner {
     ) -> Result<ByteStream, Failure> {
         let path = &range.path;
         let whole = range.length == range.size;
-        if !range.version.is_settled() && !(whole && range.size <= UNSETTLED_BYTES_MAX) {
+        let read_at_once = whole && range.size <= UNSETTLED_BYTES_MAX;
+        if !range.version.is_settled() && !read_at_once {
             let cause = "the object is too young to be read in parts";
             return Err(stale(&self.label, path, cause));
         }

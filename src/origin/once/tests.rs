@@ -5,7 +5,8 @@ use super::*;
 use crate::cache::EvictionPolicy;
 use crate::read::{FileRef, KeptData, ReadAhead, ReadOptions, ReadPath};
 use copperfs_overlay::{
-    Attributes, BundleItem, Entry, FileKind, RANGE_ALIGN, Timestamp, Version, XattrList,
+    Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Timestamp, Version,
+    XattrList,
 };
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -105,6 +106,12 @@ impl Slow {
 
 struct Shared(Arc<Slow>);
 
+/// Listings tell all attributes, and these tests ask for nothing else.
+fn nobody_asks<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
+    let failure = Failure::new(FailureKind::Unsupported, "not told here");
+    std::future::ready(Err(failure)).boxed()
+}
+
 impl Files for Shared {
     fn list(
         &self,
@@ -130,7 +137,7 @@ impl Files for Shared {
         _parent: ItemPath,
         _names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        unimplemented!("listings tell all attributes")
+        nobody_asks()
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -168,11 +175,11 @@ impl Files for Shared {
     }
 
     fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        unimplemented!("nobody asks")
+        nobody_asks()
     }
 
     fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        unimplemented!("nobody asks")
+        nobody_asks()
     }
 }
 
@@ -195,6 +202,11 @@ impl Storage for Shared {
             }
         });
         Ok(items.filter_map(std::future::ready).boxed())
+    }
+
+    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
+        let detail = format!("{path}: no answer within {patience:?}");
+        Failure::new(FailureKind::Unavailable, detail)
     }
 }
 

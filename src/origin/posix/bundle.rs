@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::Instant;
 
 /// The first batch is small enough to be on its way soon …
@@ -44,8 +44,8 @@ pub(super) fn stream(
     stream::iter(batches)
         .map(move |batch| {
             let turns = Arc::clone(&turns);
-            // Bounded by the batch.
-            let (sender, items) = unbounded_channel();
+            // Room for all files of a batch: nothing of it is lost, and its thread never waits.
+            let (sender, items) = channel(BATCH_FILES);
             let shared = Arc::clone(&shared);
             let work = move |shared: &Arc<Shared>, _: &ItemPath| {
                 read_batch(shared, &*turns, batch, &sender);
@@ -66,7 +66,7 @@ pub(super) fn stream(
 struct Batch {
     /// `None`: it is over, or hangs. A file that hangs is left out, and those behind it.
     reading: Option<BoxFuture<'static, Result<(), Failure>>>,
-    items: UnboundedReceiver<Read>,
+    items: Receiver<Read>,
 }
 
 impl Batch {
@@ -103,7 +103,7 @@ fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
     batches
 }
 
-fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &UnboundedSender<Read>) {
+fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &Sender<Read>) {
     let begun = Instant::now();
     for (index, file) in batch {
         // Nobody takes what is read from here on.
@@ -114,7 +114,7 @@ fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &Unbou
             continue;
         };
         match read_file(shared, file) {
-            Ok(bytes) => drop(read.send((item_of(index, bytes), turn))),
+            Ok(bytes) => drop(read.try_send((item_of(index, bytes), turn))),
             Err(failure) => tracing::debug!(%failure, "left out of a bundle"),
         }
     }

@@ -123,9 +123,8 @@ impl Shared {
             }
             Arc::clone(&self.places).acquire_owned().await
         };
-        let place = match timeout_at(deadline, admitted).await {
-            Ok(Ok(place)) => place,
-            Ok(Err(_)) | Err(_) => return Err(self.too_slow(action, path)),
+        let Ok(Ok(place)) = timeout_at(deadline, admitted).await else {
+            return Err(self.too_slow(action, path));
         };
         match self.hanging.full(path) {
             Some(calls) => Err(self.too_many(action, path, calls)),

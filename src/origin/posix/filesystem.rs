@@ -43,8 +43,9 @@ const MOUNTS_MAX: usize = 4096;
 /// with a generation above every earlier one: what is cached of local filesystems is read again.
 const POINTS_MAX: usize = 4096;
 
-/// What a version takes from the filesystem that holds the file. Two are equal only if the origin's URI,
-/// the filesystem's identity and its generation are.
+/// What a version takes from the filesystem that holds the file. Two are equal only if the filesystem's
+/// identity and its generation are. The origin's URI is no part of it: within one filesystem the inode number
+/// names the file, by whatever path the origin was given, and an index of a subdirectory holds for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Filesystem {
     pub(super) seed: [u8; 16],
@@ -106,7 +107,7 @@ impl MountKey {
 /// The filesystems of one origin.
 #[derive(Debug)]
 pub(super) struct Filesystems {
-    /// Names the origin; see `OriginSpec::identity`.
+    /// Names the origin in the log.
     uri: String,
     /// Guards itself; held for look-ups and insertions, never for a system call.
     table: RwLock<Table>,
@@ -179,7 +180,6 @@ impl Table {
         let detached = sighting.is_local && sighting.point.is_none();
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"copperfs posix origin\0");
-        hasher.update(uri.as_bytes()).update(b"\0");
         if let Some(identity) = &sighting.identity {
             hasher.update(identity.as_bytes());
         }

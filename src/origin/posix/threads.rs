@@ -105,9 +105,9 @@ mod tests {
     #[test]
     fn a_job_never_waits_for_those_that_hang() {
         let threads = Threads::default();
-        let (release, hang) = mpsc::channel::<()>();
+        let (release, hang) = mpsc::sync_channel::<()>(1);
         let hang = Arc::new(Mutex::new(hang));
-        let (begun, seen) = mpsc::channel();
+        let (begun, seen) = mpsc::sync_channel(1001);
         for _ in 0..1000 {
             let (hang, begun) = (Arc::clone(&hang), begun.clone());
             threads
@@ -131,7 +131,7 @@ mod tests {
         let threads = Threads::default();
         let mut names = std::collections::HashSet::new();
         for _ in 0..20 {
-            let (done, seen) = mpsc::channel();
+            let (done, seen) = mpsc::sync_channel(1001);
             let run = move || done.send(std::thread::current().id()).unwrap();
             threads.run(run).unwrap();
             names.insert(seen.recv_timeout(Duration::from_secs(60)).unwrap());

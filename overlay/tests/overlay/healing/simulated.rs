@@ -462,7 +462,7 @@ fn no_simulated_network_breaks_an_invariant() {
 #[test]
 fn no_simulated_network_breaks_an_invariant_either() {
     seeds(2..number("COPPERFS_SIMULATIONS").unwrap_or(SEEDS), |seed| {
-        drop(run(seed))
+        drop(run(seed));
     });
 }
 
