@@ -290,7 +290,7 @@ mod tests {
             let (done, outcome) = tokio::sync::oneshot::channel();
             let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
             pending.wait(0, Some(ceiling), future, move |result| {
-                done.send(result).unwrap()
+                done.send(result).unwrap();
             });
             assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
         }

@@ -31,7 +31,7 @@ fn fails_once<T: Send + std::fmt::Debug + 'static>(
     let number = within(Duration::from_secs(60), move || errno(work()));
     assert_eq!(number, Errno::IO, "{what}");
     let took = begun.elapsed();
-    println!("{what}: EIO after {took:?}");
+    eprintln!("{what}: EIO after {took:?}");
     assert!(took < ONCE, "{what}: EIO after {took:?}");
 }
 
@@ -201,7 +201,7 @@ fn a_thousand_files_that_hang_leave_the_others_readable() {
         let path = mount.path(format!("healthy/{}/f{number}", number % 20));
         assert!(fs::read(path).unwrap() == noise(number, 20_000));
     }
-    println!(
+    eprintln!(
         "200 healthy files beside {FILES} that hang: {:?}",
         begun.elapsed()
     );
@@ -266,7 +266,7 @@ fn a_store_whose_disk_hangs_is_passed_by() {
     let begun = Instant::now();
     read_all(&mount);
     let took = begun.elapsed();
-    println!("{COUNT} files of {LARGE} bytes beside a disk that hangs: {took:?}");
+    eprintln!("{COUNT} files of {LARGE} bytes beside a disk that hangs: {took:?}");
     let point = mount.node.point.clone();
     within(Duration::from_secs(30), move || {
         check(copperfs(["clear", "--this-node"]).arg(point.join("dir/f1")));

@@ -95,7 +95,7 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
         let number = reader.number;
         // One who had to wait for more than the request time-out, 4 s, would have got an error.
         let (read, longest) = reader.finish();
-        println!("h{number} read {read} files, and waited {longest:?} at most");
+        eprintln!("h{number} read {read} files, and waited {longest:?} at most");
     }
 }
 
