@@ -97,7 +97,8 @@ fn a_file_rewritten_within_a_second_of_its_clock_is_read_anew_once_it_settles() 
     for ttl in [&[][..], &["--freshness", "ttl=1s"]] {
         let (storage, scratch) = (Coarse::new(), Scratch::new());
         let disk = scratch.dir("disk");
-        let flags = [&["--disk", disk.to_str().unwrap()], &SKEW[..], ttl].concat();
+        let disk = format!("{}:1GiB", disk.display());
+        let flags = [&["--disk", &disk], &SKEW[..], ttl].concat();
         let mount = Mount::with(&storage.root, &flags);
         storage.rewritten_unseen("file", &old, &new, |_| {
             let read = fs::read(mount.path("file"));
@@ -126,6 +127,7 @@ fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
     let (old, new) = (vec![b'A'; LEN], vec![b'B'; LEN]);
     for ttl in [&[][..], &["--freshness", "ttl=1s"]] {
         let storage = Coarse::new();
+        fs::create_dir(storage.root.join("dir")).unwrap();
         let mount = Mount::with(&storage.root, &[&SKEW[..], ttl].concat());
         let part = |file: &fs::File, at: usize| {
             let mut bytes = vec![0; PART];
@@ -137,10 +139,11 @@ fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
                 }
             }
         };
-        let path = storage.root.join("file");
+        // In a directory that the mount has not listed.
+        let path = storage.root.join("dir/file");
         sleep_to_the_next_second();
         fs::write(&path, &old).unwrap();
-        let file = fs::File::open(mount.path("file")).unwrap();
+        let file = fs::File::open(mount.path("dir/file")).unwrap();
         let head = part(&file, 0);
         let writer = fs::File::options().write(true).open(&path).unwrap();
         writer.write_all_at(&new, 0).unwrap();

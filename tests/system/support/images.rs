@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A run of the file's bytes in an image is longer: shorter ones belong to the filesystem.
+const BLOCK_BYTES_MIN: usize = 512;
 /// Bytes of `file` in an image.
 pub const BYTES: usize = 64 << 10;
 
@@ -56,12 +58,18 @@ pub fn image(scratch: &Scratch, kind: Kind, name: &str, fill: u8) -> PathBuf {
     sh(script, &[&image, &tree]);
     // The bytes alone, behind the filesystem's back.
     let mut all = fs::read(&image).unwrap();
-    let run = all
-        .windows(4096)
-        .position(|run| run.iter().all(|&byte| byte == b'A'))
-        .expect("the file's bytes lie in the image as they are");
-    assert!(all[run..run + BYTES].iter().all(|&byte| byte == b'A'));
-    all[run..run + BYTES].fill(fill);
+    let mut filled = 0;
+    // They may lie in several runs, of whole blocks each.
+    for run in all.chunk_by_mut(|one, next| (*one == b'A') == (*next == b'A')) {
+        if run[0] == b'A' && run.len() >= BLOCK_BYTES_MIN {
+            run.fill(fill);
+            filled += run.len();
+        }
+    }
+    assert_eq!(
+        filled, BYTES,
+        "the file's bytes lie in the image as they are"
+    );
     fs::write(&image, all).unwrap();
     image
 }

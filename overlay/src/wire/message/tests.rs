@@ -329,7 +329,15 @@ fn requests_have_the_bytes_of_the_specification() {
     };
     same(
         Request::Read(read),
-        &[&[2, 3], b"a/b", &[9; 16], &[5, 0, 1, 1], &[4; 32], &[0]],
+        &[
+            &[2, 3],
+            b"a/b",
+            &[9; 16],
+            &[0; 9],
+            &[5, 0, 1, 1],
+            &[4; 32],
+            &[0],
+        ],
     );
     same(Request::Xattrs { path: path() }, &[&[3, 3], b"a/b"]);
     let path_ = ItemPath::root();
@@ -483,7 +491,8 @@ fn attributes_have_the_bytes_of_the_specification() {
         &numbers[..],
         &[1, 5, 2, 5, 0, 5],
         &[7; 16],
-        &[1, 1, 1, b't'],
+        &[0; 9],
+        &[1, 1, b't'],
         &[1],
         &[8; 32],
     ]
@@ -529,6 +538,7 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
         &[15, 0xac, 2, 3][..],
         b"a/b",
         &[9; 16],
+        &[0; 9],
         &[5, 1],
         &[4; 32],
         &[0, 1, 2],
