@@ -182,12 +182,14 @@ fn a_daemon_killed_under_load_dies() {
         let daemon = handle(&mount);
         mount.signal(Signal::KILL);
         assert!(ends_within(&daemon, DEATH_LIMIT), "round {round}: it hangs");
+        // Without a daemon the kernel goes on giving what it has cached: where all of it is, readers end
+        // when the mount is gone.
+        free(&mount.point);
         for waiting in &mut inside {
             waiting
-                .exit_within(Duration::from_secs(10))
+                .exit_within(Duration::from_secs(60))
                 .expect("an end");
         }
-        free(&mount.point);
     }
 }
 

@@ -6,12 +6,14 @@ use crate::support::{Mount, Scratch, check, eventually, is_root};
 use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 /// As a user has it: clocks may be apart, so no file of a test is old.
 const SKEW: [&str; 2] = ["--clock-skew", "5m"];
+/// Files that are tried.
+const ATTEMPTS: usize = 20;
 /// When a file with whole seconds has settled.
 const SETTLED: Duration = Duration::from_millis(2_300);
 
@@ -41,28 +43,32 @@ impl Coarse {
                 .arg(&image)
                 .arg(&root),
         );
+        for attempt in 0..ATTEMPTS {
+            fs::create_dir(root.join(attempt.to_string())).unwrap();
+        }
         Self {
             root,
             _scratch: scratch,
         }
     }
 
-    /// Writes `first` to `name`, does `between`, and writes `then` over it, all within one second by
-    /// storage's clock: the file looks the same. A machine too slow for that begins anew.
-    fn rewritten_unseen(&self, name: &str, first: &[u8], then: &[u8], between: impl Fn(&Path)) {
-        let path = self.root.join(name);
-        for _ in 0..20 {
+    /// Writes `first` to a new file, does `between` with its name, and writes `then` over it, all within one
+    /// second by storage's clock: the file looks the same. A machine too slow for that tries with another
+    /// file, in a directory that the mount has not listed. Returns the name.
+    fn rewritten_unseen(&self, first: &[u8], then: &[u8], between: impl Fn(&str)) -> String {
+        for attempt in 0..ATTEMPTS {
+            let name = format!("{attempt}/file");
+            let path = self.root.join(&name);
             sleep_to_the_next_second();
-            drop(fs::remove_file(&path));
             fs::write(&path, first).unwrap();
             let before = fs::metadata(&path).unwrap();
-            between(&path);
+            between(&name);
             let file = fs::File::options().write(true).open(&path).unwrap();
             file.write_all_at(then, 0).unwrap();
             let after = fs::metadata(&path).unwrap();
             assert_eq!((before.ctime_nsec(), after.ctime_nsec()), (0, 0));
             if (before.ctime(), before.mtime()) == (after.ctime(), after.mtime()) {
-                return;
+                return name;
             }
         }
         panic!("no two writes within one second");
@@ -100,17 +106,15 @@ fn a_file_rewritten_within_a_second_of_its_clock_is_read_anew_once_it_settles() 
         let disk = format!("{}:1GiB", disk.display());
         let flags = [&["--disk", &disk], &SKEW[..], ttl].concat();
         let mount = Mount::with(&storage.root, &flags);
-        storage.rewritten_unseen("file", &old, &new, |_| {
-            let read = fs::read(mount.path("file"));
-            // Where the name was known from the attempt before.
-            assert!(read.as_ref().map_or_else(stale, |read| *read == old));
+        let name = storage.rewritten_unseen(&old, &new, |name| {
+            assert!(fs::read(mount.path(name)).unwrap() == old);
         });
         std::thread::sleep(SETTLED);
-        assert!(fs::read(mount.path("file")).unwrap() == new, "{ttl:?}");
+        assert!(fs::read(mount.path(&name)).unwrap() == new, "{ttl:?}");
         drop(mount);
         let mount = Mount::with(&storage.root, &flags);
         assert!(
-            fs::read(mount.path("file")).unwrap() == new,
+            fs::read(mount.path(&name)).unwrap() == new,
             "from the disk, {ttl:?}"
         );
     }
