@@ -26,6 +26,15 @@ snapshots:
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
+# The core system tests on Linux 6.1, in a virtual machine
+kernel:
+    scripts/test-kernel
+
+# A million operations under faults of every kind, every byte checked
+soak:
+    cargo build --release
+    scripts/soak
+
 # Licences and advisories of the dependencies
 deny:
     scripts/test --deny

@@ -18,8 +18,10 @@ use std::path::{Path, PathBuf};
 const SOCKET_BYTES_WANTED: u64 = 4 << 20;
 /// What a node wants of descriptors.
 const FILES_WANTED: u64 = 4096;
-/// The kernel that everything was measured on or above.
-const KERNEL_WANTED: (u32, u32) = (5, 10);
+/// The oldest kernel that serves: paths are confined to an origin by `openat2`.
+const KERNEL_OLDEST: (u32, u32) = (5, 6);
+/// The oldest kernel that is tested (`scripts/test-kernel`).
+const KERNEL_TESTED: (u32, u32) = (6, 1);
 /// Where fusectl is mounted, if it is.
 const FUSECTL: &str = "/sys/fs/fuse/connections";
 /// The kernel with FUSE passthrough.
@@ -245,12 +247,18 @@ fn version(release: &str) -> Option<(u32, u32)> {
 fn kernel(facts: &Facts) -> Check {
     const NAME: &str = "kernel";
     match version(&facts.kernel) {
-        Some(found) if found >= KERNEL_WANTED => check(NAME, Verdict::Ok, &facts.kernel, ""),
+        Some(found) if found >= KERNEL_TESTED => check(NAME, Verdict::Ok, &facts.kernel, ""),
+        Some(found) if found < KERNEL_OLDEST => check(
+            NAME,
+            Verdict::Fail,
+            &facts.kernel,
+            "Linux 5.6 is the oldest kernel that serves; use 6.1 or newer, which are tested",
+        ),
         _ => check(
             NAME,
             Verdict::Warn,
             &facts.kernel,
-            "copperfs is tested on Linux 5.10 and newer; older ones cache less",
+            "tested on Linux 6.1 and newer; 5.6 is the oldest kernel that serves",
         ),
     }
 }

@@ -144,7 +144,7 @@ impl Readers {
         trusted.then(|| Some(Arc::clone(&known.reader)))
     }
 
-    /// As [`reader`](Self::reader), on another thread, for [`LOOK_TIMEOUT`] at most: then there is none. May
+    /// As [`reader`](Self::reader), on another thread, for a second at most: then there is none. May
     /// be cancelled; what was found is remembered all the same.
     pub async fn find(self: Arc<Self>, pid: u32) -> Option<Arc<Reader>> {
         let looking = async {

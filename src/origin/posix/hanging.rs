@@ -42,7 +42,7 @@ pub struct HangingBound {
 }
 
 impl HangingBound {
-    /// None hang, and `max` may; those of the default are [`HANGING_MAX`].
+    /// None hang, and `max` may; those of the default are `HANGING_MAX`.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
