@@ -13,7 +13,7 @@ from multiprocessing import Process, SimpleQueue
 from pathlib import Path
 
 from .content import POOL_BYTES, Table, Words
-from .faults import AFTERMATH_S, ROOT_DOWN, Faults
+from .faults import AFTERMATH_S, FILES_HANG, ROOT_DOWN, Faults
 from .origin import DIRECTORIES, FILES, Origin, directory_of
 from .reader import Holder, Reader
 
@@ -184,10 +184,14 @@ class Soak:
     def raise_floors(self, floors):
         for file, floor in floors.items():
             self.table.raise_floor(file, floor)
+            self.table.cleared[file] = time.monotonic()
 
     def clear_may_fail(self):
-        """A clear reaches all nodes, so that it may fail after any of them was down."""
-        return time.monotonic() < self.killed + AFTERMATH_S
+        """A clear reaches all nodes, so that it may fail after any of them was down. It waits for the
+        kernel's pages that are being read, on one level of the tree after the other, so that files that
+        hang may make it take too long."""
+        now = time.monotonic()
+        return now < self.killed + AFTERMATH_S or self.faults.explains(FILES_HANG, now)
 
     def measure(self):
         rows = []

@@ -28,6 +28,8 @@ class Table:
     def __init__(self, files):
         # When the last overwriting of each file ended; infinite while one is under way.
         self.overwritten = Words(files, "d")
+        # When each file was cleared last on all nodes.
+        self.cleared = Words(files, "d")
         self.row = self.HEAD.size + VERSIONS * self.SLOT.size
         self.memory = mmap.mmap(-1, files * self.row)
 

@@ -64,6 +64,7 @@ class Origin:
         self.mounts = []
         self.bindfs = None
         self.images = 0
+        self.image_sizes = {}
         self.hangs_until = None
         for name in DIRECTORIES:
             (self.path / name).mkdir(parents=True)
@@ -189,16 +190,17 @@ class Origin:
         with path.open("r+b") as out:
             out.write(self.pool[start : start + size])
 
+    def image_size(self):
+        return self.draw.randint(1, IMAGE_FILE_MAX)
+
     def swap_image(self):
         """Mounts an image with other bytes in files of the same inodes, sizes and times."""
         tree = self.aside / "tree"
         tree.mkdir()
-        for file in range(IMAGE, FILES, len(DIRECTORIES)):
-            if self.images:
-                start, size = self.new(self.table.now(file)[1])
-            else:
-                start, size = self.new(self.draw.randint(1, IMAGE_FILE_MAX))
-            self.table.add(file, start, size, False)
+        files = range(IMAGE, FILES, len(DIRECTORIES))
+        # Another place in the pool for each file, and always the same size.
+        states = {file: self.new(self.image_sizes.setdefault(file, self.image_size())) for file in files}
+        for file, (start, size) in states.items():
             (tree / f"f{file}").write_bytes(self.pool[start : start + size])
         self.images += 1
         image = self.aside / f"image{self.images}"
@@ -207,9 +209,14 @@ class Origin:
         shutil.rmtree(tree)
         at = self.path / DIRECTORIES[IMAGE]
         if self.images > 1:
+            # For a moment nothing is mounted, and a node that looks then knows it until the next clear.
+            for file in files:
+                self.table.add(file, 0, ABSENT, False)
             run("umount", "-l", at)
             self.mounts.remove(at)
             (self.aside / f"image{self.images - 1}").unlink()
+        for file, (start, size) in states.items():
+            self.table.add(file, start, size, False)
         self.mount("mount", "-o", "loop,ro", "-t", "squashfs", image, at=DIRECTORIES[IMAGE])
         return "change.swap"
 

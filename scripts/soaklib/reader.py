@@ -11,7 +11,7 @@ from collections import Counter
 
 from .content import ABSENT, SIZE_MAX
 from .faults import FILES_HANG, ROOT_DOWN
-from .origin import FILES, HANGING, directory_of, name_of
+from .origin import FILES, HANGING, IMAGE, directory_of, name_of
 
 # One operation of a reader takes no longer, or something hangs.
 OPERATION_S = 60.0
@@ -87,8 +87,13 @@ class Reader:
         raise Wrong(f"rank {self.rank} {name_of(file)}: {kind}: {error}, and no fault explains it")
 
     def explains_stale(self, file, floor):
-        """Whether what was opened may be gone: only where the content changed since the last clear."""
-        return self.table.head(file)[0] > floor
+        """Whether what was opened may be gone: only where the content changed since the last clear.
+
+        A root that starts anew cannot tell an image that took another's place from one that was always
+        there: then its files have other versions than before.
+        """
+        restarted = self.soak.faults.ended[ROOT_DOWN] > self.table.cleared[file]
+        return self.table.head(file)[0] > floor or (directory_of(file) == IMAGE and restarted)
 
     def explains_eio(self, file, began):
         """Whether storage could not be asked."""
