@@ -8,7 +8,7 @@ use super::blocks::{FileRef, landed};
 use super::flight::{Flight, Progress};
 use super::{Block, Inner, ReadPath};
 use bytes::BytesMut;
-use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest};
+use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest, ReadStream};
 use futures_util::StreamExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,14 +71,21 @@ struct Urgent {
 
 impl Urgent {
     async fn run(self) {
-        let outcome = self.fetch().await;
-        if let Err(failure) = &outcome {
-            self.inner.look_again_after(failure, &self.file);
+        match self.fetch().await {
+            Ok((block, reading)) => {
+                self.end(Ok(block));
+                // The block's turn at storage ends with its stream: not before the block is kept, or a
+                // bundle would read it again.
+                drop(reading);
+            }
+            Err(failure) => {
+                self.inner.look_again_after(&failure, &self.file);
+                self.end(Err(failure));
+            }
         }
-        self.end(outcome);
     }
 
-    async fn fetch(&self) -> Result<Block, Failure> {
+    async fn fetch(&self) -> Result<(Block, ReadStream), Failure> {
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
@@ -101,11 +108,12 @@ impl Urgent {
                 BlockPart::Restart => bytes.clear(),
                 BlockPart::End(hash) if bytes.len() as u64 == self.file.size => {
                     self.file.check(hash)?;
-                    return Ok(Block {
+                    let block = Block {
                         bytes: bytes.freeze(),
                         hash,
                         path: self.file.path.clone(),
-                    });
+                    };
+                    return Ok((block, parts));
                 }
                 BlockPart::End(_) => break,
             }
