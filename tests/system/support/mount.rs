@@ -217,7 +217,7 @@ impl Mount {
     #[track_caller]
     pub fn at(point: &Path, command: &mut Command) -> Self {
         // What a test has just written settles meanwhile, so that it is read once.
-        std::thread::sleep(std::time::Duration::from_millis(120));
+        std::thread::sleep(Duration::from_millis(120));
         Self::try_at(point, command).unwrap_or_else(|failed| panic!("no mount: {failed:?}"))
     }
 
