@@ -6,6 +6,7 @@
 use copperfs_overlay::{Failure, FailureKind};
 use rustix::io::Errno;
 use std::fmt::Display;
+use std::time::Duration;
 
 /// What an errno means: kind, and what to try (empty: nothing to add).
 const ERRNO: &[(Errno, FailureKind, &str)] = &[
@@ -177,6 +178,26 @@ pub(super) fn worded(
         format!("origin {origin}: {action} {path}: {cause}{separator}{hint}"),
     )
 }
+
+/// Nothing came within `patience`.
+pub(super) fn too_slow(
+    origin: &str,
+    action: &str,
+    path: &dyn Display,
+    patience: Duration,
+) -> Failure {
+    worded(
+        FailureKind::Unavailable,
+        origin,
+        action,
+        path,
+        &format_args!("no answer within {patience:?}").to_string(),
+        STORAGE_HANGS,
+    )
+}
+
+/// What to try when storage does not answer.
+pub(super) const STORAGE_HANGS: &str = "the storage hangs: check its servers and the network";
 
 /// `path` is of another version than the one asked for.
 pub(super) fn stale(origin: &str, path: &dyn Display, cause: &str) -> Failure {

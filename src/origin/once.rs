@@ -1,14 +1,13 @@
-//! Storage is read once, whoever asks, however many, and by whatever way.
+//! Reads each block from storage once, however many requests ask for it and by whatever way.
 //!
-//! Purpose: stands in front of a root's storage. The same block may be wanted there by a bundle and by
-//! a reader who does not wait for the bundle, by the read paths of several positions in the root order,
-//! by one who bypasses the tree. Each of them takes the block's *turn* before it reads, and looks among
-//! what the node keeps once it has it: so what another has read meanwhile is not read again. A turn ends
-//! when its bytes have been handed on, which is when they are kept: a stream's when its consumer asks
-//! for what follows, a range's when its bytes are dropped.
+//! Purpose: stands in front of a root's storage. A bundle, a single request that does not wait for the
+//! bundle, the read paths of several positions in the root order, and a request that bypasses the tree may
+//! all ask for the same block. Each request takes the block's *turn* before it reads. Once it has the turn
+//! it looks in the node's caches, so that a block that was read meanwhile is not read again. A turn ends
+//! when its bytes have been handed on and are kept: the turn of a stream ends when its consumer asks for
+//! the next part, the turn of a range when its bytes are dropped.
 //!
-//! A file of a bundle that is not begun yet is taken over by one who asks for it by itself; the bundle
-//! leaves it out.
+//! A single request takes over a file of a bundle that is not begun yet; the bundle leaves that file out.
 //!
 //! Invariants
 //! - One who holds turns waits for nothing but storage: so no two askers wait for each other. Several turns

@@ -15,7 +15,7 @@ pub use examine::{Finding, Outcome};
 
 use super::counters::{OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
-use super::failure::worded;
+use super::failure::too_slow;
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
 use super::{
     Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
@@ -264,14 +264,7 @@ impl Shared {
         let uri = self
             .resolve(path)
             .map_or("of no prefix", |(mount, _)| &mount.uri);
-        let failure = worded(
-            FailureKind::Unavailable,
-            uri,
-            "read",
-            path,
-            &format_args!("no answer within {patience:?}"),
-            "the storage hangs: check its servers and the network",
-        );
+        let failure = too_slow(uri, "read", path, patience);
         self.counters.failed(&failure);
         failure
     }

@@ -9,7 +9,7 @@
 //! within a second.
 
 use super::Shared;
-use crate::origin::failure::worded;
+use crate::origin::failure::{STORAGE_HANGS, too_slow, worded};
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,14 +68,7 @@ impl Shared {
     }
 
     pub(super) fn too_slow(&self, action: &str, path: &ItemPath) -> Failure {
-        worded(
-            FailureKind::Unavailable,
-            &self.label,
-            action,
-            path,
-            &format_args!("no answer within {:?}", self.hang_timeout).to_string(),
-            "the storage hangs: check its servers and the network",
-        )
+        too_slow(&self.label, action, path, self.hang_timeout)
     }
 
     fn too_many(&self, action: &str, path: &ItemPath, calls: usize) -> Failure {
@@ -86,7 +79,7 @@ impl Shared {
             path,
             &format_args!("{calls} calls into this filesystem hang, and no more are begun")
                 .to_string(),
-            "the storage hangs: check its servers and the network",
+            STORAGE_HANGS,
         )
     }
 
