@@ -62,6 +62,14 @@ pub struct StoreOptions {
     pub reserve_percent: u8,
     /// What a full store evicts.
     pub policy: EvictionPolicy,
+    /// How long a reader waits for the disk. Then it asks the source, or goes on without its block being
+    /// kept.
+    pub patience: Duration,
+}
+
+impl StoreOptions {
+    /// The usual [`StoreOptions::patience`]: longer than any disk takes that does not hang.
+    pub const PATIENCE: Duration = Duration::from_secs(1);
 }
 
 /// What a store has counted since it was opened, and what it holds.
@@ -130,13 +138,12 @@ struct Shared {
     /// Reads from the disk at a time: enough to keep an NVMe busy, few enough that a disk that hangs
     /// holds few threads.
     reads: Arc<Semaphore>,
+    /// As [`StoreOptions::patience`].
+    patience: Duration,
 }
 
 /// Reads from the disk at a time.
 const READS_MAX: usize = 16;
-/// How long a reader waits for the disk: then it asks the source. Longer than any disk takes that does
-/// not hang.
-const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,6 +179,7 @@ impl Store {
             swept: watch::channel(false).0,
             keeps,
             reads: Arc::new(Semaphore::new(READS_MAX)),
+            patience: options.patience,
         });
         let (log, evicted) = log::replay(&shared.directory, &shared.catalog)?;
         for unit in evicted {
@@ -243,7 +251,7 @@ impl Store {
     }
 
     /// The bytes at `place`, checked; `None` when they are gone or damaged, which is taken note of, and
-    /// when the disk does not give them within [`READ_PATIENCE`]. A read that hangs keeps its place among
+    /// when the disk does not give them within its patience. A read that hangs keeps its place among
     /// [`READS_MAX`] and its thread: a disk that hangs costs no more of them.
     async fn load(&self, place: Place) -> Option<Bytes> {
         let shared = &self.0.shared;
@@ -267,9 +275,9 @@ impl Store {
                 }
             }
         };
-        let read = tokio::time::timeout(READ_PATIENCE, reading).await;
+        let read = tokio::time::timeout(shared.patience, reading).await;
         read.unwrap_or_else(|_elapsed| {
-            shared.health.read_hangs(READ_PATIENCE);
+            shared.health.read_hangs(shared.patience);
             None
         })
     }

@@ -63,6 +63,7 @@ impl Shelf {
             capacity: Size::Bytes(u64::MAX),
             reserve_percent,
             policy: EvictionPolicy::S3Fifo,
+            patience: StoreOptions::PATIENCE,
         })
         .await?;
         let mut items = Vec::new();

@@ -36,6 +36,7 @@ pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, Nod
         capacity: shared_part(settings, disk.size),
         reserve_percent: disk.reserve_percent,
         policy: settings.cache.policy,
+        patience: StoreOptions::PATIENCE,
     };
     let opening = tokio::task::spawn_blocking(move || Store::open(&options));
     Ok(Some(opening.await.map_err(NodeError::Task)??))

@@ -8,7 +8,7 @@ use super::log::Record;
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::{ContentHash, ItemPath, ReadRequest};
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -158,6 +158,9 @@ struct Known {
 pub(super) struct Catalog {
     files: DashMap<FileId, Known>,
     units: Cache<Unit, Held>,
+    /// Content files that a reader found damaged and that are on the disk still. One that comes anew in
+    /// its place is held as ever.
+    condemned: DashSet<Unit>,
     /// Blocks that lie in a whole file.
     inside: DashMap<ContentHash, (ContentHash, u64)>,
     /// Guards the list; held for a look only.
@@ -172,6 +175,7 @@ impl Catalog {
         Self {
             files: DashMap::new(),
             units: Cache::new(policy, capacity_bytes),
+            condemned: DashSet::new(),
             inside: DashMap::new(),
             clears: RwLock::default(),
             moment: AtomicU64::new(1),
@@ -350,6 +354,7 @@ impl Catalog {
 
     /// A content file exists now. Gives those that must go for it.
     pub(super) fn hold(&self, unit: Unit, held: Held) -> Vec<Unit> {
+        self.condemned.remove(&unit);
         let weight = disk_bytes(held.len);
         if let Some(blocks) = &held.blocks {
             for (index, hash) in (0..).zip(blocks.iter()) {
@@ -379,6 +384,21 @@ impl Catalog {
             gone.push(unit);
         });
         gone
+    }
+
+    /// Forgets a content file that is damaged. Until it is removed, it is not adopted from the directory.
+    pub(super) fn condemn(&self, unit: Unit) {
+        self.condemned.insert(unit);
+        self.forget(&unit);
+    }
+
+    pub(super) fn is_condemned(&self, unit: &Unit) -> bool {
+        self.condemned.contains(unit)
+    }
+
+    /// Whether a content file that was condemned is to be removed: none has come in its place.
+    pub(super) fn acquit(&self, unit: &Unit) -> bool {
+        self.condemned.remove(unit).is_some() && !self.holds_unit(unit)
     }
 
     /// Forgets a content file.

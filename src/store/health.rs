@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const READ_FAILURES_MAX: u32 = 3;
 /// How long a disk in trouble is left alone before it is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same of one that does not answer: a try costs a reader [`super::READ_PATIENCE`], and so a tenth
-/// of its time at most.
+/// The same of one that does not answer: a try costs one reader its patience, and so a tenth of its time
+/// at most.
 const HANG_PAUSE: Duration = Duration::from_secs(9);
 
 /// See the module.

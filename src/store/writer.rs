@@ -28,11 +28,9 @@ const QUEUE_BYTES_MAX: u64 = 16 << 20;
 const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
-/// How long a block waits for room in the queue. Any disk makes room for one in this time, unless it
-/// hangs …
-const PATIENCE: Duration = Duration::from_secs(1);
-/// … and then no block waits for so long: a disk that hangs delays readers by a tenth at most.
-const BETWEEN_WAITS: Duration = Duration::from_secs(9);
+/// A block that has waited in vain for room in the queue is followed by so many times its patience in which
+/// no block waits: a disk that hangs delays readers by a tenth at most.
+const BETWEEN_WAITS: u32 = 9;
 
 /// How long a clear waits for the disk to take note of it.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(2);
@@ -41,8 +39,8 @@ const ASK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long what was queued may take to be written: far longer than a disk takes for a full queue, unless
 /// it hangs.
 const WRITTEN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a store that is closed waits for what is queued.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// A store that is closed waits for what is queued, for so many times the patience of a reader.
+const CLOSE_PATIENCES: u32 = 5;
 /// How often a full queue is told that the store is closed.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// Clears that wait for the disk; with more they become one clear of everything.
@@ -132,7 +130,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A handle on the thread. Dropping it ends the thread, when what is queued is written.
 pub(super) struct Writer {
-    jobs: mpsc::SyncSender<Job>,
+    pub(super) jobs: mpsc::SyncSender<Job>,
     room: Arc<Semaphore>,
     /// No block waits before this. Held for a look only.
     next_wait: Mutex<Instant>,
@@ -195,9 +193,10 @@ impl Writer {
                 if *self.lock_next_wait() > began {
                     return false;
                 }
-                let waited = tokio::time::timeout(PATIENCE, room.acquire_many_owned(units)).await;
+                let patience = self.shared.patience;
+                let waited = tokio::time::timeout(patience, room.acquire_many_owned(units)).await;
                 let Ok(Ok(permit)) = waited else {
-                    *self.lock_next_wait() = began + PATIENCE + BETWEEN_WAITS;
+                    *self.lock_next_wait() = began + patience * (1 + BETWEEN_WAITS);
                     return false;
                 };
                 permit
@@ -234,8 +233,8 @@ impl Writer {
 
     /// Content that was not what it should be.
     pub(super) fn forget(&self, place: Place) {
-        self.shared.catalog.forget(&place.unit);
-        // The sweep of the next start finds it otherwise.
+        self.shared.catalog.condemn(place.unit);
+        // Where the queue is full, the sweep of the next start finds it.
         drop(self.jobs.try_send(Job::Forget(place)));
     }
 
@@ -310,7 +309,7 @@ impl Drop for Writer {
         drop(std::mem::replace(&mut self.running, running));
         let ended = std::mem::replace(&mut self.ended, Mutex::new(ended));
         let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + CLOSE_PATIENCE;
+        let deadline = Instant::now() + self.shared.patience * CLOSE_PATIENCES;
         let mut told = false;
         loop {
             told = told
@@ -414,7 +413,7 @@ impl Writing {
                 done.try_send(made).ok();
             }
             Job::Forget(place) => {
-                if !self.shared.catalog.holds_unit(&place.unit) {
+                if self.shared.catalog.acquit(&place.unit) {
                     self.remove(&place.unit);
                 }
             }
@@ -533,7 +532,9 @@ impl Writing {
 
     fn adopt(&mut self, unit: Unit, len: u64, origin: Option<Origin>) {
         let shared = Arc::clone(&self.shared);
-        if shared.catalog.holds_unit(&unit) {
+        // Since the sweep saw it, a reader may have found it damaged, or the store may have evicted it.
+        let (catalog, directory) = (&shared.catalog, &shared.directory);
+        if catalog.holds_unit(&unit) || catalog.is_condemned(&unit) || !directory.exists(&unit) {
             return;
         }
         let Some(origin) = origin else {

@@ -248,23 +248,6 @@ fn clear_of_one_node_leaves_the_others_as_they_are() {
     assert!(after[1].since(&before[1], "upstream.requests") >= 2);
 }
 
-/// A file written a moment ago may change again within the same tick of the clock: it is asked for
-/// again, so the second write is seen without `clear`.
-#[test]
-fn a_file_that_was_just_written_is_asked_for_again() {
-    if !is_root() {
-        skip!("needs root");
-    }
-    let origin = Scratch::new();
-    let file = origin.file("file", "one");
-    let mount = Mount::of(origin.path());
-    assert_eq!(fs::read(mount.path("file")).unwrap(), b"one");
-    fs::write(&file, "two!").unwrap();
-    crate::support::eventually(Duration::from_secs(6), "the second write is seen", || {
-        fs::read(mount.path("file")).is_ok_and(|content| content == b"two!")
-    });
-}
-
 /// Pages that the kernel gives up are read again from this node, without a message upstream.
 #[test]
 fn pages_given_up_by_the_kernel_come_from_the_nodes_cache() {

@@ -150,12 +150,15 @@ impl Batch {
         };
         while let Some(index) = self.next(shared, worker) {
             let answer = self.one(shared, &dir, index);
-            let mut state = self.state();
-            state.answers[index] = Some(answer);
-            state.missing -= 1;
-            if state.missing == 0 {
-                self.finished.notify_one();
-            }
+            self.answered(&mut self.state(), index, answer);
+        }
+    }
+
+    fn answered(&self, state: &mut State, index: usize, answer: Result<Attributes, Failure>) {
+        state.answers[index] = Some(answer);
+        state.missing -= 1;
+        if state.missing == 0 {
+            self.finished.notify_one();
         }
     }
 
@@ -164,6 +167,16 @@ impl Batch {
     fn next(&self, shared: &Shared, worker: usize) -> Option<usize> {
         let mut state = self.state();
         returned(shared, &mut state.workers[worker]);
+        // Before the worker's own call about a name may count as hanging.
+        while !state.given_up && state.next < self.names.len() {
+            let index = state.next;
+            let path = self.path(Some(index));
+            if !shared.hanging.holds(ACTION, &path) {
+                break;
+            }
+            state.next += 1;
+            self.answered(&mut state, index, Err(shared.too_slow(ACTION, &path)));
+        }
         let index = state.next;
         let over = state.given_up || state.failure.is_some() || index >= self.names.len();
         let of = &mut state.workers[worker];
@@ -218,9 +231,6 @@ impl Batch {
                 Failure::new(kind, format!("origin {}: {invalid}", shared.label))
             })?
         };
-        if shared.hanging.holds(ACTION, &path) {
-            return Err(shared.too_slow(ACTION, &path));
-        }
         attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 
@@ -372,4 +382,40 @@ fn start(
         batch.state().workers[worker].place = None;
         shared.no_thread(ACTION, subject, &error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PosixOrigin;
+    use super::*;
+    use crate::origin::OriginOptions;
+
+    /// On a busy machine a worker may begin its system call long after it was given a name: by then the
+    /// name counts as hanging, on that worker's own account.
+    #[test]
+    fn a_late_call_is_not_taken_for_another_one_that_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), b"").unwrap();
+        let origin = PosixOrigin::open(dir.path(), &OriginOptions::default()).unwrap();
+        let shared = &*origin.shared;
+        let opened = shared
+            .open_at(&ItemPath::root(), OFlags::PATH | OFlags::DIRECTORY)
+            .unwrap();
+        let names = vec![Bytes::from_static(b"file"); 2];
+        let batch = Batch::new(ItemPath::root(), names, None);
+        for _ in 0..2 {
+            let place = Arc::clone(&shared.places).try_acquire_owned().unwrap();
+            batch.state().workers.push(Worker {
+                place: Some(place),
+                busy: None,
+            });
+        }
+        let index = batch.next(shared, 0).unwrap();
+        batch.overdue(shared, None);
+        assert_eq!(batch.next(shared, 1), None, "another one does not ask");
+        batch.one(shared, &opened, index).unwrap();
+        assert!(batch.state().answers[1].as_ref().unwrap().is_err());
+        batch.next(shared, 0);
+        assert_eq!(shared.hanging.count(), 0);
+    }
 }
