@@ -158,10 +158,7 @@ fn list(mountpoint: &Path, path: &ItemPath) -> Result<(), rustix::io::Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
+    use crate::testing::path;
 
     #[test]
     fn paths_come_through_and_too_many_are_left_out() {

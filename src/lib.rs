@@ -27,3 +27,9 @@ pub mod report;
 pub mod simulate;
 pub mod store;
 pub mod warm;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+#[path = "../tests/fixtures/waiting.rs"]
+mod waiting;

@@ -200,10 +200,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
+    use crate::testing::path;
 
     #[test]
     fn nothing_is_recorded_unasked() {

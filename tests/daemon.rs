@@ -14,6 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "fixtures/waiting.rs"]
+mod waiting;
+use waiting::eventually;
+
 const CONTENT: &[u8] = b"the bytes of the origin\n";
 
 /// A directory with an origin, and a guard over every mount below it.
@@ -180,10 +184,9 @@ fn a_dead_daemons_mount_is_cleaned_by_the_next() {
     let scene = Scene::new();
     let pid = scene.mount(&[]);
     signal(pid, "KILL");
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while fs::metadata(scene.path("mnt")).is_ok() && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
+    eventually(Duration::from_secs(10), "its mount is dead", || {
+        fs::metadata(scene.path("mnt")).is_err()
+    });
     let said = scene.refused(&["stats", &scene.mnt()]);
     assert!(said.contains("is gone and left its mount behind"), "{said}");
     let second = scene.mount(&[]);

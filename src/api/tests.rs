@@ -9,6 +9,8 @@ use crate::budgets::{
     OriginReaders, RateSource, ShareReport,
 };
 use crate::config::OriginSpec;
+use crate::testing::{SOON, path};
+use crate::waiting::until;
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -93,10 +95,6 @@ fn served() -> Served {
         }],
         mounts: vec!["/copper_data".into()],
     }
-}
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
 }
 
 struct Node {
@@ -501,9 +499,8 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
     let turn = Arc::clone(&api.plans.turn).acquire_owned().await.unwrap();
     // The place of the one above, which was given up, is free again.
     let places = PLANS_MAX;
-    while api.plans.places.available_permits() < places {
-        tokio::task::yield_now().await;
-    }
+    let free = || api.plans.places.available_permits();
+    until(SOON, "all places are free", || free() == places).await;
     let mut asked = Vec::new();
     for _ in 0..places {
         let (api, body) = (api.clone(), body.clone());
@@ -511,9 +508,7 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
             api.answer("POST", "/v1/plan", &body).await
         }));
     }
-    while api.plans.places.available_permits() > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(SOON, "no place is free", || free() == 0).await;
     let refused = api.answer("POST", "/v1/plan", &body).await;
     assert_eq!(refused.status, 503);
     let said = refused.body["error"].as_str().unwrap();

@@ -253,11 +253,8 @@ fn ln(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::path;
     use proptest::prelude::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
 
     fn nodes(capacities: &[u64]) -> Vec<HomeNode> {
         (0..)

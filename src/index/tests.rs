@@ -6,6 +6,7 @@ use super::walk::{WalkOptions, Walker, write_index};
 use super::write::Existing;
 use super::*;
 use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy};
+use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, FailureKind, FileKind, Files,
@@ -21,10 +22,6 @@ use tokio::sync::Semaphore;
 
 mod making;
 mod serving;
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
 
 fn spec(prefix: &str, root: &Path) -> OriginSpec {
     OriginSpec {

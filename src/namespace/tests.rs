@@ -1,29 +1,10 @@
 use super::*;
 use crate::read::{Noted, Part, Place};
-use copperfs_overlay::{ContentHash, FileKind, Timestamp};
+use crate::testing::{attributes, path};
+use copperfs_overlay::{ContentHash, FileKind};
 
-fn attributes(state: u8, size: u64) -> Attributes {
-    let time = Timestamp {
-        seconds: 0,
-        nanoseconds: 0,
-    };
-    Attributes {
-        kind: FileKind::File,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        links: 1,
-        device: 0,
-        size,
-        blocks: 0,
-        block_size: 4096,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        version: Version::from_data([state; 16]),
-        link_target: None,
-        content: None,
-    }
+fn file(state: u8, size: u64) -> Attributes {
+    attributes(FileKind::File, size, state)
 }
 
 fn table() -> InodeTable {
@@ -31,10 +12,7 @@ fn table() -> InodeTable {
 }
 
 fn directory(state: u8, size: u64) -> Attributes {
-    Attributes {
-        kind: FileKind::Directory,
-        ..attributes(state, size)
-    }
+    attributes(FileKind::Directory, size, state)
 }
 
 fn learn(table: &InodeTable, text: &str, attributes: Attributes) -> u64 {
@@ -43,17 +21,13 @@ fn learn(table: &InodeTable, text: &str, attributes: Attributes) -> u64 {
     table.learn(&path, &parent, name, attributes)
 }
 
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
-
 #[test]
 fn a_version_is_an_inode() {
     let table = table();
-    let old = learn(&table, "a/b", attributes(1, 5));
-    let again = learn(&table, "a/b", attributes(1, 5));
-    let new = learn(&table, "a/b", attributes(2, 5));
-    let other = learn(&table, "a/c", attributes(1, 5));
+    let old = learn(&table, "a/b", file(1, 5));
+    let again = learn(&table, "a/b", file(1, 5));
+    let new = learn(&table, "a/b", file(2, 5));
+    let other = learn(&table, "a/c", file(1, 5));
     assert_eq!(old, again);
     assert_ne!(old, new);
     assert_ne!(old, other);
@@ -66,8 +40,8 @@ fn a_version_is_an_inode() {
 #[test]
 fn an_inode_lives_until_the_last_reference_is_forgotten() {
     let table = table();
-    let number = learn(&table, "f", attributes(1, 5));
-    learn(&table, "f", attributes(1, 5));
+    let number = learn(&table, "f", file(1, 5));
+    learn(&table, "f", file(1, 5));
     assert!(!table.forget(number, 1));
     assert!(table.get(number).is_some());
     assert!(table.forget(number, 1));
@@ -90,14 +64,14 @@ fn forgetting_an_old_version_keeps_the_new_ones_number() {
 #[test]
 fn a_push_is_claimed_once_per_life() {
     let table = table();
-    let number = learn(&table, "a", attributes(1, 60));
+    let number = learn(&table, "a", file(1, 60));
     assert!(table.claim_push(number));
     assert!(!table.claim_push(number));
     table.invalidated(number);
     assert!(table.claim_push(number));
     table.forget(number, 1);
     assert!(!table.claim_push(number), "unknown");
-    learn(&table, "a", attributes(1, 60));
+    learn(&table, "a", file(1, 60));
     assert!(table.claim_push(number));
 }
 
@@ -117,8 +91,8 @@ fn a_cleared_directory_takes_new_attributes_of_its_own_version_only() {
 #[test]
 fn what_lies_below_is_by_components_not_by_letters() {
     let table = table();
-    learn(&table, "mnt3/a", attributes(1, 5));
-    learn(&table, "mnt3x", attributes(1, 5));
+    learn(&table, "mnt3/a", file(1, 5));
+    learn(&table, "mnt3x", file(1, 5));
     assert_eq!(table.below(&path("mnt3")).len(), 1);
     assert_eq!(table.below(&ItemPath::root()).len(), 3);
 }
@@ -142,10 +116,10 @@ fn obey(table: &InodeTable, used: &[u64]) {
 fn inodes_stay_within_their_bound_and_the_oldest_go() {
     let bytes_max = 256 << 10;
     let table = InodeTable::new(directory(0, 0), bytes_max);
-    let used = learn(&table, "used", attributes(1, 5));
+    let used = learn(&table, "used", file(1, 5));
     let mut last = 0;
     for i in 0..20_000 {
-        last = learn(&table, &format!("d/{i}"), attributes(1, 5));
+        last = learn(&table, &format!("d/{i}"), file(1, 5));
         obey(&table, &[used]);
         assert!(table.stats().bytes <= bytes_max + 64 * 512, "{i}");
     }
@@ -167,17 +141,17 @@ fn the_charge_goes_with_the_inode() {
     let link = Attributes {
         kind: FileKind::Symlink,
         link_target: Some(Bytes::from_static(b"elsewhere")),
-        ..attributes(1, 9)
+        ..file(1, 9)
     };
     let link = learn(&table, "d/link", link);
-    let large = learn(&table, "d/large", attributes(1, 1 << 30));
+    let large = learn(&table, "d/large", file(1, 1 << 30));
     let sub = learn(&table, "d/sub", directory(1, 0));
     let learned = table.stats().bytes;
     let kept = table.get_to_read(large).unwrap();
     let again = table.get_to_read(large).unwrap();
     assert!(Arc::ptr_eq(&kept, &again), "all READs share one");
     assert!(table.stats().bytes > learned, "and it is charged");
-    table.renew(large, attributes(1, 1 << 29));
+    table.renew(large, file(1, 1 << 29));
     assert_eq!(table.get(large).unwrap().file.size, 1 << 29);
     table.invalidated(sub);
     for number in [link, large, sub] {
@@ -191,10 +165,10 @@ fn the_charge_goes_with_the_inode() {
 #[test]
 fn one_that_was_asked_for_lately_goes_later() {
     let table = InodeTable::new(directory(0, 0), 1);
-    let first = learn(&table, "a", attributes(1, 5));
-    let second = learn(&table, "b", attributes(1, 5));
+    let first = learn(&table, "a", file(1, 5));
+    let second = learn(&table, "b", file(1, 5));
     for i in 0..DUE_MIN {
-        learn(&table, &format!("c{i}"), attributes(1, 5));
+        learn(&table, &format!("c{i}"), file(1, 5));
     }
     assert!(table.get(first).is_some());
     let condemned = table.condemned(2);
@@ -209,7 +183,7 @@ fn an_inode_is_what_it_was_learned_as() {
         device: 0x0103,
         uid: 7,
         content: Some(ContentHash([9; 32])),
-        ..attributes(3, 77)
+        ..file(3, 77)
     };
     let number = learn(&table, "dev/null", device.clone());
     let inode = table.get(number).unwrap();
@@ -244,7 +218,7 @@ fn a_name_costs_no_more_than_it_is_charged() {
     for i in 0..200_000 {
         let name = format!("sample-{i:08}.jpg");
         let path = parent.path().join(name.as_bytes()).unwrap();
-        table.learn(&path, parent.path(), name.as_bytes(), attributes(1, 5));
+        table.learn(&path, parent.path(), name.as_bytes(), file(1, 5));
     }
     let (grown, charged) = (resident() - before, table.stats().bytes);
     assert!(grown <= charged, "{grown} bytes for {charged}");
@@ -253,7 +227,7 @@ fn a_name_costs_no_more_than_it_is_charged() {
 fn changed(data: u8, change: u8) -> Attributes {
     Attributes {
         version: Version::from_data([data; 16]).with_change([change; 8]),
-        ..attributes(data, 5)
+        ..file(data, 5)
     }
 }
 
@@ -324,7 +298,7 @@ fn a_compared_file_moves_on_with_what_was_given_out() {
 #[test]
 fn ledgers_count_against_the_bound_while_they_live() {
     let table = table();
-    let number = learn(&table, "f", attributes(1, 1 << 30));
+    let number = learn(&table, "f", file(1, 1 << 30));
     let before = table.stats().bytes;
     let inode = table.get_to_read(number).unwrap();
     for index in 0..1000 {
@@ -335,7 +309,7 @@ fn ledgers_count_against_the_bound_while_they_live() {
     drop(inode);
     table.forget(number, 1);
     let root = table.stats().bytes;
-    learn(&table, "f", attributes(1, 1 << 30));
+    learn(&table, "f", file(1, 1 << 30));
     assert_eq!(table.stats().bytes, before);
     assert!(root < before);
 }

@@ -146,10 +146,7 @@ fn copper_mount_points(text: &[u8]) -> impl Iterator<Item = ItemPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).expect("a path")
-    }
+    use crate::testing::path;
 
     #[test]
     fn a_name_that_begins_alike_is_not_excluded() {

@@ -75,12 +75,9 @@ impl Epoch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::path;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
 
     #[test]
     fn what_was_asked_before_a_clear_is_not_kept_after_it() {

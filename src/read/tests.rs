@@ -1,10 +1,12 @@
 //! The read path in front of a source in memory that counts, delays, lies and fails on request.
 
 use super::*;
+use crate::testing::{SOON, attributes, noise, unasked};
+use crate::waiting::until;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
     FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, StatAnswers, Timestamp, Version, XattrList,
+    ReadRequest, ReadStream, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -43,15 +45,9 @@ const OPEN_GATE: usize = 1 << 20;
 
 impl Source {
     fn new(files: &[(&str, usize)]) -> Self {
-        let content = |name: &str, len: usize| {
-            let seed = name.len();
-            (0..len)
-                .map(|i| u8::try_from((i * 31 + i / 251 + seed) % 256).unwrap())
-                .collect()
-        };
         let files = files
             .iter()
-            .map(|&(name, len)| (name.as_bytes().to_vec(), (content(name, len), 0)))
+            .map(|&(name, len)| (name.as_bytes().to_vec(), (noise(name, len as u64), 0)))
             .collect();
         Self {
             files: Mutex::new(files),
@@ -75,31 +71,14 @@ impl Source {
 
     fn attributes(&self, name: &[u8]) -> Result<Attributes, Failure> {
         let files = self.files.lock().unwrap();
-        let time = Timestamp {
-            seconds: 0,
-            nanoseconds: 0,
-        };
         let (kind, size, state) = match files.get(name) {
             _ if name.is_empty() => (FileKind::Directory, 0, 0),
             Some((content, state)) => (FileKind::File, content.len() as u64, *state),
             None => return Err(Failure::new(FailureKind::NotFound, "no such file")),
         };
         Ok(Attributes {
-            kind,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            device: 0,
-            size,
-            blocks: 0,
-            block_size: 4096,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: Version::from_data([state; 16]),
-            link_target: None,
             content: self.indexed.get(name).copied(),
+            ..attributes(kind, size, state)
         })
     }
 
@@ -293,6 +272,13 @@ impl Files for Shared {
             Ok(FilesystemUsage::default())
         }
         .boxed()
+    }
+}
+
+/// Gives the tasks of this test's only thread their turns until all of them wait.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -573,9 +559,10 @@ async fn clear_forgets_and_what_was_under_way_is_not_kept() {
         let path = path.clone();
         async move { path.find(&ItemPath::root(), b"b").await }
     });
-    while source.lists.load(Ordering::Relaxed) == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(SOON, "the directory is being listed", || {
+        source.lists.load(Ordering::Relaxed) > 0
+    })
+    .await;
     path.clear(&root);
     source
         .files

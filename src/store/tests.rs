@@ -1,10 +1,13 @@
 //! A store on a real directory, in front of a source in memory that counts what it is asked for.
 
+mod elsewhere;
+
 use super::*;
+use crate::testing::{noise, path, unasked};
+use crate::waiting::eventually;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Cursor, Failure,
-    FailureKind, Files, FilesystemUsage, Leased, Listing, RangeRequest, ReadRequest, ReadStream,
-    StatAnswers, Version, XattrList,
+    BLOCK_BYTES, BlockPart, BundleFile, BundleItem, BundleRequest, BundleStream, Failure,
+    FailureKind, Files, RangeRequest, ReadRequest, ReadStream, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -19,23 +22,11 @@ struct Source {
     bundled: Mutex<Vec<usize>>,
 }
 
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
-
-fn content(seed: u64, len: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(len).unwrap()];
-    let mut reader = blake3::Hasher::new();
-    reader.update(&seed.to_le_bytes());
-    reader.finalize_xof().fill(&mut bytes);
-    bytes
-}
-
 impl Source {
     fn of(files: &[(&str, u64, u64)]) -> Arc<Self> {
         let files = files
             .iter()
-            .map(|&(name, seed, len)| (path(name), content(seed, len)))
+            .map(|&(name, seed, len)| (path(name), noise(seed.to_le_bytes(), len)))
             .collect();
         Arc::new(Self {
             files,
@@ -49,51 +40,10 @@ impl Source {
     }
 }
 
-/// What nobody asks these sources for.
-macro_rules! content_only {
-    () => {
-        fn list(
-            &self,
-            _path: ItemPath,
-            _cursor: Option<Cursor>,
-            _limit: usize,
-        ) -> BoxFuture<'static, Result<Listing, Failure>> {
-            unsupported()
-        }
-
-        fn stat(
-            &self,
-            _parent: ItemPath,
-            _names: Vec<Bytes>,
-        ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-            unsupported()
-        }
-
-        fn xattrs(
-            &self,
-            _path: ItemPath,
-        ) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-            unsupported()
-        }
-
-        fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-            unsupported()
-        }
-    };
-}
-
-// Behind the macro, which it uses.
-mod elsewhere;
-
 struct Counted(Arc<Source>);
 
-fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
-    let failure = Failure::new(FailureKind::Unsupported, "not part of these tests");
-    std::future::ready(Err(failure)).boxed()
-}
-
 impl Files for Counted {
-    content_only!();
+    unasked!(list, stat, xattrs, usage);
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         self.0.reads.lock().unwrap().push(request.clone());
@@ -201,16 +151,13 @@ fn contents(directory: &Path) -> Vec<PathBuf> {
 
 /// Waits for the comparison of index and directory, which ends with the writer's queue empty.
 fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while !done(store) {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the store did not settle: {:?}",
-            store.stats()
-        );
-        store.flush();
-        std::thread::yield_now();
-    }
+    let what = fmt::from_fn(|f| write!(f, "the store settles: {:?}", store.stats()));
+    eventually(Duration::from_secs(5), what, || {
+        done(store) || {
+            store.flush();
+            done(store)
+        }
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -517,7 +464,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
 fn a_whole_file_is_read_and_checked_before_it_is_handed_over() {
     let size = BLOCK_BYTES + 9;
     let file = FileRef::new(path("/a"), Version::from_data([7; 16]), size, None);
-    let bytes = Bytes::from(content(1, size));
+    let bytes = Bytes::from(noise(1_u64.to_le_bytes(), size));
     let blocks = [bytes.slice(..1 << 20), bytes.slice(1 << 20..)];
     let written = |directory: &Path, store: &Store| {
         let mut writer = store.begin_whole(size).unwrap();

@@ -175,10 +175,7 @@ pub fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
+    use crate::testing::path;
 
     #[test]
     fn steps_touch_what_they_name_and_nothing_elsewhere() {

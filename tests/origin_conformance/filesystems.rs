@@ -2,6 +2,7 @@
 
 use crate::fixtures::path;
 use crate::skipping::{is_root, skipped};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs::origin::{Origin, OriginOptions, PosixOrigin};
 use copperfs_overlay::{Attributes, Standing};
@@ -73,13 +74,11 @@ async fn xfs_is_known_by_its_uuid_and_not_by_its_device() {
     drop(mounted);
     // Until it is written back.
     let image = one.display().to_string();
-    for _attempt in 0..200 {
+    until(Duration::from_secs(10), "its loop device is free", || {
         let users = Command::new("losetup").args(["-j", &image]).output();
-        if users.expect("losetup").stdout.is_empty() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        users.expect("losetup").stdout.is_empty()
+    })
+    .await;
     sh(
         "cp \"$1\" \"$2\" && xfs_admin -U generate \"$2\"",
         &[&one, &two],

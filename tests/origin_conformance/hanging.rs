@@ -3,6 +3,7 @@
 
 use crate::fixtures::{Backend, Posix, path, read_whole, stat};
 use crate::silent_files::{BYTES, FILES, SilentFiles};
+use crate::waiting::until;
 use copperfs::origin::{ByteRange, HangingBound, Origin, OriginOptions};
 use copperfs_overlay::{Attributes, FailureKind};
 use futures_util::StreamExt;
@@ -82,14 +83,8 @@ fn hanging(posix: &Posix) -> usize {
     posix.origin().hanging().map_or(0, |hanging| hanging.calls)
 }
 
-async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    // Generous: a busy machine starts a thousand threads in its own time.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
+/// A thousand threads take their time to start and to end.
+const SOON: Duration = Duration::from_secs(15);
 
 async fn a_thousand_reads_hang(name: fn(u64) -> String) {
     let Some((posix, silent)) = storage(&options(2048)) else {
@@ -102,7 +97,7 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
         let posix = Arc::clone(&posix);
         reads.spawn(async move { read_blocks(posix.origin(), &name(number)).await });
     }
-    eventually("all reads hang", || hanging(&posix) == 1000).await;
+    until(SOON, "all reads hang", || hanging(&posix) == 1000).await;
     let beside = healthy(&posix).await;
     let ratio = beside.as_secs_f64() / usual.as_secs_f64();
     let measured =
@@ -121,7 +116,7 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
     while let Some(read) = reads.join_next().await {
         assert_eq!(read.expect("a task").expect("a file"), BYTES);
     }
-    eventually("nothing hangs", || hanging(&posix) == 0).await;
+    until(SOON, "nothing hangs", || hanging(&posix) == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,7 +163,7 @@ async fn above_the_bound_only_the_filesystem_that_hangs_fails_fast() {
     while let Some(read) = reads.join_next().await {
         let _late = read.expect("a task");
     }
-    eventually("nothing hangs", || hanging(&posix) == 0).await;
+    until(SOON, "nothing hangs", || hanging(&posix) == 0).await;
     let read = read_whole(posix.origin(), &in_one_directory(7)).await;
     assert_eq!(read.expect("it is asked again").len(), BYTES);
 }
@@ -203,5 +198,5 @@ async fn names_that_hang_leave_the_places_to_others() {
     assert_eq!(hanging(&posix), 40);
     assert_eq!(stat(posix.origin(), "d/file3").await.expect("it").size, 1);
     drop(mounts);
-    eventually("nothing hangs", || hanging(&posix) == 0).await;
+    until(SOON, "nothing hangs", || hanging(&posix) == 0).await;
 }

@@ -26,3 +26,5 @@ mod suite;
 mod silent_files;
 #[path = "../fixtures/skipping.rs"]
 mod skipping;
+#[path = "../fixtures/waiting.rs"]
+mod waiting;

@@ -2,6 +2,7 @@
 
 use crate::faulty_server::{Reply, Request, Server, content};
 use crate::fixtures::{path, pattern, quick};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs::origin::{
     ByteRange, ObjectOrigin, Once, Origin, OriginOptions, OriginSpec, Origins, Retries,
@@ -216,9 +217,10 @@ async fn a_reader_goes_before_a_bundle() {
         let once = once.clone();
         tokio::spawn(async move { brought(&once, request).await })
     };
-    while server.requests().len() < 10 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(Duration::from_secs(10), "ten requests", || {
+        server.requests().len() >= 10
+    })
+    .await;
     let request = copperfs_overlay::ReadRequest {
         path: path("data/dir/0199"),
         version: last.version,

@@ -2,12 +2,13 @@
 //! `scripts/test-servers`.
 
 use crate::fixtures::{path, patient};
+use crate::waiting::until_some;
 use copperfs::origin::{OriginOptions, OriginSpec};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Node takes its time to load Azurite, more of it on a machine that is busy.
 const STARTUP_MAX: Duration = Duration::from_secs(60);
@@ -31,13 +32,12 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut process = Self { child, address };
-        let deadline = Instant::now() + STARTUP_MAX;
-        while tokio::net::TcpStream::connect(address).await.is_err() {
+        until_some(STARTUP_MAX, format!("{what} comes up"), async || {
             let ended = process.child.try_wait().expect("its state");
             assert!(ended.is_none(), "{what} ended: {ended:?}");
-            assert!(Instant::now() < deadline, "{what} does not come up");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            tokio::net::TcpStream::connect(address).await.ok()
+        })
+        .await;
         process
     }
 }

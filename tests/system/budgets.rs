@@ -15,8 +15,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// How long the allocator may take to be the same again, wherever it runs.
 const SAME_AGAIN: Duration = Duration::from_secs(5);
-/// How much slower a machine may be that is busy with other tests.
-const BUSY: u32 = 4;
 
 /// Four nodes below two roots, with a data mount each; a dataset is declared from the start.
 struct Four {
@@ -237,7 +235,7 @@ fn the_allocator_may_be_killed_and_move() {
 
     four.nodes[0].as_ref().unwrap().signal(Signal::KILL);
     let killed = Instant::now();
-    eventually(SAME_AGAIN * BUSY, "the next root is the allocator", || {
+    eventually(SAME_AGAIN, "the next root is the allocator", || {
         four.allocation(3)
             .is_some_and(|all| all["allocator"] != first && terms(&all) == terms(&before))
     });
@@ -247,15 +245,11 @@ fn the_allocator_may_be_killed_and_move() {
     four.nodes[0] = None;
     four.free(0);
     four.nodes[0] = Some(four.mount(0));
-    eventually(
-        SAME_AGAIN * BUSY,
-        "the first root is the allocator again",
-        || {
-            four.allocation(3).is_some_and(|all| {
-                all["allocator"] == first && all["datasets"][1]["budget"] == 2_000_000
-            })
-        },
-    );
+    eventually(SAME_AGAIN, "the first root is the allocator again", || {
+        four.allocation(3).is_some_and(|all| {
+            all["allocator"] == first && all["datasets"][1]["budget"] == 2_000_000
+        })
+    });
     assert!(four.origin.path().is_dir());
 }
 

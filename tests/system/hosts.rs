@@ -5,7 +5,7 @@ use crate::skip;
 use crate::support::command::Background;
 use crate::support::fixture::{packages, packages_total};
 use crate::support::hosts::{Hosts, Job, missing};
-use crate::support::{Scratch, copperfs, python, sh};
+use crate::support::{Scratch, copperfs, eventually, python, sh};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -88,10 +88,9 @@ fn a_pulled_cable_is_an_error_until_it_is_plugged_in() {
         "a hit"
     );
     job.hosts.control(&["link", "4", "up"]);
-    let deadline = Instant::now() + Duration::from_secs(40);
-    while job.run(4, read).text() != native {
-        assert!(Instant::now() < deadline, "the parent is not found again");
-    }
+    eventually(Duration::from_secs(10), "the parent is found again", || {
+        job.run(4, read).text() == native
+    });
 }
 
 /// `copperfs launch` on other hosts, through whatever command reaches them.
@@ -153,7 +152,7 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
         let mut unmount = copperfs(["unmount", "--all"]);
         crate::support::run(unmount.arg(&point)).status.success()
     };
-    crate::support::eventually(Duration::from_secs(20), "all nodes are idle", ended);
+    eventually(Duration::from_secs(20), "all nodes are idle", ended);
     for number in 1..=4 {
         // Nobody reaps on such a host: what has ended is still shown.
         const LEFT: &str = "grep -c \"$1\" /proc/self/mountinfo

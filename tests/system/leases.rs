@@ -6,6 +6,7 @@ use crate::skip;
 use crate::support::tree::Members;
 use crate::support::{Mount, Scratch, Tree, errno, eventually, is_root, python};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::fmt::Debug;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -40,15 +41,14 @@ impl Served {
 
     /// Waits until all of `wanted` is what is seen.
     fn shows(&self, wanted: &dyn Fn(&Self) -> Result<(), String>) {
-        let start = Instant::now();
-        loop {
+        let still = RefCell::new(String::new());
+        let what = std::fmt::from_fn(|f| write!(f, "the change is seen: {}", still.borrow()));
+        eventually(SEEN_WITHIN, what, || {
             if self.clears {
                 self.mount.clear("/");
             }
-            let Err(still) = wanted(self) else { return };
-            assert!(start.elapsed() < SEEN_WITHIN, "{still}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            wanted(self).map_err(|now| still.replace(now)).is_ok()
+        });
     }
 }
 

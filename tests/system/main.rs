@@ -21,6 +21,8 @@ mod silent_files;
 #[path = "../fixtures/skipping.rs"]
 mod skipping;
 mod support;
+#[path = "../fixtures/waiting.rs"]
+mod waiting;
 
 mod attributes;
 mod bad_input;

@@ -21,9 +21,9 @@ pub use stats::Stats;
 pub use tree::Tree;
 
 pub(crate) use crate::skipping::is_root;
+pub(crate) use crate::waiting::{BUSY, eventually};
 
-use std::fmt::Display;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Gives up a test that this machine cannot run; loudly, and in strict mode as a failure.
 #[macro_export]
@@ -32,19 +32,6 @@ macro_rules! skip {
         $crate::skipping::skipped(&format!($($reason)*));
         return;
     }};
-}
-
-/// How much longer a busy machine may take than an idle one.
-const BUSY: u32 = 4;
-
-/// Waits until `condition` holds, and fails if it does not within `limit`, which is meant for an idle
-/// machine: a busy one gets more, so that load is not taken for a defect.
-pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut() -> bool) {
-    let (start, limit) = (Instant::now(), limit * BUSY);
-    while !condition() {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Runs `work` on a thread of its own and fails if it is not done within `limit`, which is meant for an

@@ -3,13 +3,14 @@
 use crate::skip;
 use crate::support::command::{Background, Finished};
 use crate::support::kernel::mount_at;
-use crate::support::{Mount, Scratch, Tree, check, copperfs, is_root, run};
+use crate::support::{Mount, Scratch, Tree, check, copperfs, eventually, is_root, run};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn unmount(point: &Path) -> Finished {
     run(copperfs(["unmount"]).arg(point))
@@ -70,7 +71,7 @@ sys.stdin.read()\" \"$1\"";
         let user = user(script, &point);
         // Until the shell has become the program.
         if by == "program" {
-            crate::support::eventually(std::time::Duration::from_secs(5), "it runs", || {
+            eventually(Duration::from_secs(5), "it runs", || {
                 let exe = format!("/proc/{}/exe", user.pid().as_raw_nonzero());
                 fs::read_link(exe).is_ok_and(|exe| exe.starts_with(&point))
             });
@@ -100,7 +101,7 @@ fn end_children_of(point: &Path) {
         };
         users.iter().filter_map(pid).collect()
     };
-    crate::support::eventually(std::time::Duration::from_secs(5), "all are gone", || {
+    eventually(Duration::from_secs(5), "all are gone", || {
         for pid in users() {
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
             let _gone = rustix::process::kill_process(pid, Signal::KILL);

@@ -120,14 +120,8 @@ pub(crate) fn pause(milliseconds: u64) {
 /// slow.
 pub(crate) const HUNG: Duration = Duration::from_secs(60);
 
-/// Waits until `condition` holds; fails when it must be hanging.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + HUNG;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {HUNG:?}: {what}");
-        pause(2);
-    }
-}
+/// An idle machine does in this time what a test waits for.
+pub(crate) const SOON: Duration = Duration::from_secs(15);
 
 /// Runs a command to its end, for 30 s at most.
 pub(crate) fn run(command: &mut Command) -> Output {

@@ -1,6 +1,7 @@
 //! A process that waits for a miss can be killed.
 
-use crate::fixture::{Fixture, HUNG, Reaped, eventually};
+use crate::fixture::{Fixture, HUNG, Reaped, SOON};
+use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Command, Stdio};
@@ -27,7 +28,9 @@ fn freed_by(signal: Signal, op: Op, program: &str) {
             .stdout(Stdio::null())
             .stderr(Stdio::null()),
     );
-    eventually("the request hangs", || fixture.memory.state().hung > 0);
+    eventually(SOON, "the request hangs", || {
+        fixture.memory.state().hung > 0
+    });
     assert!(
         child.ends_within(Duration::from_millis(150)).is_none(),
         "it waits"
@@ -93,7 +96,9 @@ fn all_of_many_that_wait_for_the_same_name_are_freed() {
     let mut children: Vec<_> = (0..16)
         .map(|_| Reaped::spawn(Command::new("stat").arg(&path).stderr(Stdio::null())))
         .collect();
-    eventually("one of them hangs", || fixture.memory.state().hung > 0);
+    eventually(SOON, "one of them hangs", || {
+        fixture.memory.state().hung > 0
+    });
     crate::fixture::pause(300);
     for child in &children {
         kill_process(Pid::from_child(&child.0), Signal::KILL).unwrap();

@@ -1,6 +1,7 @@
 //! A version is an inode: what changes gets a new one, and those who hold the old one keep it.
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, SOON};
+use crate::waiting::eventually;
 use bytes::Bytes;
 use copperfs_fuse::{Ino, Op};
 use std::io::ErrorKind;
@@ -123,7 +124,7 @@ fn a_hanging_lookup_delays_an_invalidation_but_no_answer() {
     });
     let path = fixture.path("hangs");
     let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
-    crate::fixture::eventually("it hangs", || fixture.requests(Op::Lookup) == 1);
+    eventually(SOON, "it hangs", || fixture.requests(Op::Lookup) == 1);
     let notifier = fixture.mount.notifier();
     fixture.runtime.block_on(async {
         // More than the queue holds: the senders wait, and are not lost.

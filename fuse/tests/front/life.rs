@@ -1,7 +1,8 @@
 //! Mounting, unmounting, and what is left when a daemon dies.
 
-use crate::fixture::{Fixture, HUNG, Reaped, eventually, pause, run, runtime};
+use crate::fixture::{Fixture, HUNG, Reaped, SOON, pause, run, runtime};
 use crate::memory::Memory;
+use crate::waiting::eventually;
 use copperfs_fuse::{
     Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
 };
@@ -38,7 +39,7 @@ fn daemon(path: &Path) -> Reaped {
             .stdout(Stdio::null())
             .stderr(Stdio::null()),
     );
-    eventually("the daemon mounts", || {
+    eventually(SOON, "the daemon mounts", || {
         mount_state(path).unwrap() == MountState::Live
     });
     child
@@ -92,11 +93,7 @@ fn wait_until_stopped(pid: rustix::process::Pid) {
             state.starts_with('T')
         })
     };
-    let start = Instant::now();
-    while !stopped() {
-        assert!(start.elapsed() < HUNG, "it runs on");
-        pause(10);
-    }
+    eventually(SOON, "it is stopped", stopped);
 }
 
 #[test]
@@ -175,7 +172,7 @@ fn unmounting_cancels_what_hangs_and_ends_the_session() {
     let root = fixture.root().to_owned();
     let path = fixture.path("hangs");
     let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
-    eventually("it hangs", || fixture.requests(Op::Lookup) == 1);
+    eventually(SOON, "it hangs", || fixture.requests(Op::Lookup) == 1);
     let closed = fixture.mount.closed();
     let start = Instant::now();
     let Fixture {
@@ -202,7 +199,7 @@ fn a_full_notifier_does_not_hold_the_end() {
     });
     let path = fixture.path("hangs");
     let reader = std::thread::spawn(move || std::fs::metadata(path).is_err());
-    eventually("it hangs", || fixture.requests(Op::Lookup) == 1);
+    eventually(SOON, "it hangs", || fixture.requests(Op::Lookup) == 1);
     let notifier = fixture.mount.notifier();
     let Fixture { mount, runtime, .. } = fixture;
     runtime.block_on(async {
@@ -235,11 +232,11 @@ fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
     );
     let ours = std::fs::read_link("/proc/self/ns/mnt").unwrap();
     let theirs = format!("/proc/{}/ns/mnt", holder.0.id());
-    eventually("the namespace is made", || {
+    eventually(SOON, "the namespace is made", || {
         std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours)
     });
     // `unshare` makes its mounts private after the namespace: until then ours would take its along.
-    eventually("sleep runs", || {
+    eventually(SOON, "sleep runs", || {
         std::fs::read_to_string(format!("/proc/{}/comm", holder.0.id()))
             .is_ok_and(|name| name.trim() == "sleep")
     });

@@ -22,3 +22,5 @@ mod push;
 mod reading;
 mod semantics;
 mod user;
+#[path = "../../../tests/fixtures/waiting.rs"]
+mod waiting;

@@ -1,6 +1,7 @@
 //! Opens that bypass the daemon.
 
-use crate::fixture::{Fixture, eventually, python};
+use crate::fixture::{Fixture, SOON, python};
+use crate::waiting::eventually;
 use copperfs_fuse::{Ino, MountError, MountOptions, Op, OpenMode};
 use std::fs::File;
 use std::io::Write;
@@ -54,7 +55,7 @@ fn whole_files_are_read_without_the_daemon() {
     );
     assert_eq!(said, format!("{SIZE}\n"));
     assert_eq!(fixture.requests(Op::Read), 0);
-    eventually("all opens are released", || {
+    eventually(SOON, "all opens are released", || {
         let state = fixture.memory.state();
         state.opened.len() == state.released.len()
     });
@@ -89,7 +90,7 @@ fn an_arriving_file_is_read_directly_and_bypasses_the_daemon_later() {
     );
     assert_eq!(said, "both\n");
     drop(direct);
-    eventually("the direct opens are released", || {
+    eventually(SOON, "the direct opens are released", || {
         let state = fixture.memory.state();
         state.opened.len() == state.released.len()
     });

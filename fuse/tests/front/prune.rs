@@ -1,6 +1,7 @@
 //! Inodes that the backend has no room for are dropped by the kernel; those in use stay.
 
-use crate::fixture::{Fixture, eventually};
+use crate::fixture::{Fixture, SOON};
+use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op};
 use std::fs;
 
@@ -22,7 +23,7 @@ fn prune_all(by_name: bool) {
 
     memory.state().prunable = files.clone();
     fixture.mount.notifier().prune();
-    eventually("the kernel forgets what nothing uses", || {
+    eventually(SOON, "the kernel forgets what nothing uses", || {
         files.iter().filter(|ino| known(ino)).count() == 1
     });
     assert!(known(&files[7]), "the open file stays");

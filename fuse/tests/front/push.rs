@@ -1,6 +1,7 @@
 //! Files that were pushed are read without a READ.
 
-use crate::fixture::{Fixture, eventually};
+use crate::fixture::{Fixture, SOON};
+use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op, PushLimits};
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ fn check(fixture: &Fixture, files: usize) {
 }
 
 fn pushed(fixture: &Fixture) {
-    eventually("everything is pushed", || {
+    eventually(SOON, "everything is pushed", || {
         fixture.mount.counters().push_pending() == 0
     });
 }

@@ -1,6 +1,7 @@
 //! What reading costs, and that it never waits for somebody else's miss.
 
-use crate::fixture::{Fixture, python};
+use crate::fixture::{Fixture, SOON, python};
+use crate::waiting::eventually;
 use bytes::Bytes;
 use copperfs_fuse::{Ino, Op, OpenMode};
 use std::io::ErrorKind;
@@ -40,7 +41,9 @@ fn tracked_opens_are_seen_and_keep_the_cache() {
     }
     assert_eq!(fixture.memory.state().opened.len(), 3);
     assert_eq!(fixture.requests(Op::Read), 1);
-    crate::fixture::eventually("releases", || fixture.memory.state().released.len() == 3);
+    eventually(SOON, "releases", || {
+        fixture.memory.state().released.len() == 3
+    });
 }
 
 #[test]
@@ -55,7 +58,9 @@ fn direct_opens_have_every_read_come_and_can_be_mapped() {
     for _ in 0..3 {
         assert_eq!(std::fs::read(fixture.path("f")).unwrap(), pattern(20_000));
     }
-    crate::fixture::eventually("releases", || fixture.memory.state().released.len() == 3);
+    eventually(SOON, "releases", || {
+        fixture.memory.state().released.len() == 3
+    });
     {
         let state = fixture.memory.state();
         assert_eq!(state.released_handles, [1, 2, 3]);
@@ -146,7 +151,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
             readers.push(reader.spawn(move || std::fs::read(path).is_err()).unwrap());
         }
     }
-    crate::fixture::eventually("everybody hangs", || {
+    eventually(SOON, "everybody hangs", || {
         fixture.requests(Op::Lookup) >= 1000 && fixture.requests(Op::Read) >= 500
     });
     let mut times = Vec::new();

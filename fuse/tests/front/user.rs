@@ -1,7 +1,8 @@
 //! The same as an ordinary user, through fusermount3: each test runs this binary again.
 
-use crate::fixture::{Fixture, HUNG, eventually, in_path, run, runtime};
+use crate::fixture::{Fixture, HUNG, SOON, in_path, run, runtime};
 use crate::memory::Memory;
+use crate::waiting::eventually;
 use copperfs_fuse::ioctl::client::{self, ClientError};
 use copperfs_fuse::{Ino, MountError, MountOptions, MountState, Op, detach, mount_state};
 use std::process::Command;
@@ -70,7 +71,9 @@ fn inner_mounts_reads_and_unmounts() {
     assert!(line.contains(" fuse.copperfs copperfs ro,"), "{line}");
     // The push and the ioctl need no privilege.
     std::fs::read_dir(&root).unwrap().count();
-    eventually("pushed", || fixture.mount.counters().push_pending() == 0);
+    eventually(SOON, "pushed", || {
+        fixture.mount.counters().push_pending() == 0
+    });
     assert_eq!(client::node_stats(&root).unwrap().coalesced, 4711);
     client::clear(&root, b"f", false).unwrap();
     // A file that is in use: lazily, and the daemon's side ends all the same.

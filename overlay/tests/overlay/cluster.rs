@@ -1,6 +1,7 @@
 //! Questions to the whole tree.
 
-use crate::support::{TestTree, fake_parent, path, until, within};
+use crate::support::{SOON, TestTree, fake_parent, path, within};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::FailureKind;
 use std::time::{Duration, Instant};
@@ -32,7 +33,10 @@ async fn any_node_gets_every_report_in_rank_order() {
 async fn a_dead_child_is_named_and_those_below_it_answer_from_where_they_went() {
     let mut tree = TestTree::start(7, 2).await;
     within(1, tree.nodes[2].take().unwrap().shutdown()).await;
-    until(|| tree.node(0).children(0) == ["node1", "node5", "node6"]).await;
+    until(SOON, "the grandchildren are at the root", || {
+        tree.node(0).children(0) == ["node1", "node5", "node6"]
+    })
+    .await;
     let start = Instant::now();
     for rank in [4, 6] {
         let all = within(10, tree.node(rank).cluster_reports()).await;
@@ -65,7 +69,10 @@ async fn a_node_with_a_silent_parent_answers_for_its_subtree() {
         tree.start_node(rank);
         tree.connected(rank).await;
     }
-    until(|| tree.node(1).children(0).len() == 2).await;
+    until(SOON, "both children are there", || {
+        tree.node(1).children(0).len() == 2
+    })
+    .await;
     let start = Instant::now();
     let all = within(5, tree.node(1).cluster_reports()).await;
     assert!(

@@ -1,6 +1,7 @@
 //! Parents that are dead, late or silent; readers that go away or do not read.
 
-use crate::support::{TestTree, drain, kind, path, raw_child, until, whole, within};
+use crate::support::{SOON, TestTree, drain, kind, path, raw_child, whole, within};
+use crate::waiting::{until, until_some};
 use copperfs_overlay::wire::{Request, message};
 use copperfs_overlay::{BLOCK_BYTES, FailureKind, Files, LinkStatus};
 use futures_util::StreamExt;
@@ -14,9 +15,12 @@ async fn dropping_a_request_cancels_it_at_the_root() {
     let tree = TestTree::start(4, 1).await;
     let parent = tree.parent(3);
     let asking = tokio::spawn(parent.list(path("hang"), None, 1));
-    until(|| tree.seen[0].alive.load(Ordering::SeqCst) == 1).await;
+    until(SOON, "the root is asked", || {
+        tree.seen[0].alive.load(Ordering::SeqCst) == 1
+    })
+    .await;
     asking.abort();
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,7 +34,7 @@ async fn dropping_a_stream_cancels_it_at_the_root() {
     assert!(parts.next().await.unwrap().is_ok());
     assert_eq!(tree.seen[0].alive.load(Ordering::SeqCst), 1);
     drop(parts);
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
     // And the tree goes on.
     assert!(tree.parent(3).list(path("dir"), None, 1).await.is_ok());
 }
@@ -66,7 +70,7 @@ async fn a_silent_parent_is_unavailable_in_time() {
     );
     assert!(start.elapsed() < 4 * SHORT, "{:?}", start.elapsed());
     // The parent has been told: nothing hangs there any more.
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,6 +78,7 @@ async fn a_parent_that_starts_late_answers_requests_that_wait() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(10));
     tree.start_node(1);
     let asking = tokio::spawn(tree.parent(1).list(path("dir"), None, 1));
+    // For an answer that would be wrong.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!asking.is_finished());
     tree.start_node(0);
@@ -121,7 +126,10 @@ fn a_parent_that_was_killed_and_restarted_says_so_at_once() {
     drop(tree.nodes[0].take());
     here.block_on(async {
         // Its socket goes when its last task does.
-        until(|| std::net::UdpSocket::bind(tree.address(0)).is_ok()).await;
+        until(SOON, "the address is free", || {
+            std::net::UdpSocket::bind(tree.address(0)).is_ok()
+        })
+        .await;
         tree.start_node(0);
         let start = Instant::now();
         assert!(tree.parent(1).list(path("dir"), None, 1).await.is_ok());
@@ -142,10 +150,10 @@ async fn five_hundred_hanging_requests_do_not_stop_the_next() {
     for _ in 0..500 {
         hanging.spawn(parent.list(path("hang"), None, 1));
     }
-    until(|| tree.alive() == 500).await;
+    until(SOON, "500 requests hang", || tree.alive() == 500).await;
     assert!(within(1, parent.list(path("dir"), None, 1)).await.is_ok());
     drop(hanging);
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,14 +176,11 @@ async fn a_slow_reader_costs_its_parent_no_memory_and_its_siblings_no_time() {
     let produced = || tree.seen[0].produced.load(Ordering::SeqCst);
     // Whatever flow control lets through has come; then nothing more is made.
     let mut before = 0;
-    within(10, async {
-        loop {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            if produced() == before {
-                break;
-            }
-            before = produced();
-        }
+    until_some(SOON, "nothing more is made", async || {
+        // That nothing is made for so long is all that is seen of a stream that stands still.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let last = std::mem::replace(&mut before, produced());
+        (last == before).then_some(())
     })
     .await;
     assert!(before <= 5 * 4 * BLOCK_BYTES, "{before}");
@@ -210,31 +215,30 @@ async fn a_child_that_never_takes_its_answers_is_bounded() {
         send.finish().unwrap();
         streams.push(recv);
     }
-    until(|| tree.alive() == 200).await;
+    until(SOON, "200 requests hang", || tree.alive() == 200).await;
+    // For what would be made without a bound.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let produced = tree.seen[0].produced.load(Ordering::SeqCst);
     // A batch in hand for each stream, and what the windows hold.
     assert!(produced <= 200 * (512 << 10) + (32 << 20), "{produced}");
     connection.close(0u32.into(), b"");
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_is_bounded_with_requests_in_progress() {
     let mut tree = TestTree::start(3, 1).await;
     let asking = tokio::spawn(tree.parent(2).list(path("hang"), None, 1));
-    until(|| tree.alive() == 1).await;
+    until(SOON, "one request hangs", || tree.alive() == 1).await;
     let middle = tree.nodes[1].take().unwrap();
     within(1, middle.shutdown()).await;
     assert_eq!(middle.upstream().links()[0].status, LinkStatus::Stopped);
     drop(middle);
     // Whoever asked through it asks elsewhere.
-    within(5, async {
-        while tree.status(2) != LinkStatus::Connected(0) || tree.alive() != 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    until(SOON, "it asks the root", || {
+        tree.status(2) == LinkStatus::Connected(0) && tree.alive() == 1
     })
     .await;
     asking.abort();
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }

@@ -1,6 +1,7 @@
 //! Bytes by their hash, from the caches of those above.
 
-use crate::support::{TestTree, kind, within};
+use crate::support::{SOON, TestTree, kind, within};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, FailureKind, Files};
 use std::sync::atomic::Ordering;
@@ -85,6 +86,6 @@ async fn one_that_does_not_answer_is_not_waited_for() {
         "nobody was asked"
     );
     // Nothing of it stays behind.
-    crate::support::until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
     assert_eq!(tree.node(3).counters().wrong_blocks, 0);
 }

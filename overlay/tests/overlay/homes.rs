@@ -2,7 +2,8 @@
 
 mod hostile;
 
-use crate::support::{Alive, Desk, LOOPBACK, TestTree, content, kind, path, until, within};
+use crate::support::{Alive, Desk, LOOPBACK, SOON, TestTree, content, kind, path, within};
+use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
@@ -233,12 +234,7 @@ async fn a_home_that_is_not_there_is_passed_over_until_it_is() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     tree.start_node_as(2, |service| service.desk = home());
-    within(10, async {
-        while ask().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until_some(SOON, "it is found", async || ask().await.ok()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,12 +245,7 @@ async fn a_home_that_begins_anew_is_found_again() {
     within(10, ask()).await.unwrap();
     tree.restart(1, home()).await;
     let begun = Instant::now();
-    within(10, async {
-        while ask().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until_some(SOON, "it is found again", async || ask().await.ok()).await;
     assert!(begun.elapsed() < Duration::from_secs(4));
 }
 
@@ -279,7 +270,7 @@ async fn connections_are_bounded_and_those_that_nobody_uses_are_closed() {
         }
     }
     assert_eq!(homes.connected(), 2);
-    until(|| homes.connected() == 0).await;
+    until(SOON, "no home is connected", || homes.connected() == 0).await;
     let found = homes.item(3, request("file", 0, 9, 9));
     within(10, found).await.unwrap();
 }
@@ -306,21 +297,28 @@ async fn who_is_busy_is_not_closed_for_another() {
     let homes = homes(&tree, 2);
     let (busy, reader) = (homes.clone(), request("file", 0, 9, 9));
     let asked = tokio::spawn(async move { busy.item(0, reader).await });
-    until(|| alive.load(Ordering::SeqCst) == 1).await;
+    until(SOON, "one request hangs", || {
+        alive.load(Ordering::SeqCst) == 1
+    })
+    .await;
     let other = homes.item(1, request("file", 0, 9, 9));
     assert_eq!(kind(within(10, other).await), FailureKind::Unavailable);
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     // Who gives up ends the home's work.
     asked.abort();
-    until(|| alive.load(Ordering::SeqCst) == 0).await;
+    until(SOON, "nothing is asked any more", || {
+        alive.load(Ordering::SeqCst) == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_home_works_on_no_more_than_it_has_room_for() {
-    let alive = Arc::new(AtomicUsize::new(0));
-    let gauge = Arc::clone(&alive);
+    let (alive, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (gauge, count) = (Arc::clone(&alive), Arc::clone(&begun));
     let hangs = Desk::default().items(move |_request| {
         let alive = Alive::new(&gauge);
+        count.fetch_add(1, Ordering::SeqCst);
         async move {
             let _alive = alive;
             std::future::pending().await
@@ -338,16 +336,25 @@ async fn a_home_works_on_no_more_than_it_has_room_for() {
         })
         .collect();
     // 16 MiB for one reader.
-    until(|| alive.load(Ordering::SeqCst) == 4).await;
+    until(SOON, "four requests hang", || {
+        alive.load(Ordering::SeqCst) == 4
+    })
+    .await;
+    // For a fifth one, which must not come.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(alive.load(Ordering::SeqCst), 4);
     for one in &asked[..4] {
         one.abort();
     }
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    until(|| alive.load(Ordering::SeqCst) == 4).await;
+    until(SOON, "four others hang", || {
+        begun.load(Ordering::SeqCst) == 8 && alive.load(Ordering::SeqCst) == 4
+    })
+    .await;
     asked.iter().for_each(tokio::task::JoinHandle::abort);
-    until(|| alive.load(Ordering::SeqCst) == 0).await;
+    until(SOON, "nothing is asked any more", || {
+        alive.load(Ordering::SeqCst) == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -26,3 +26,6 @@ mod support;
 mod tree;
 #[cfg(test)]
 mod trust;
+#[cfg(test)]
+#[path = "../../../tests/fixtures/waiting.rs"]
+mod waiting;

@@ -1,6 +1,7 @@
 //! Steering and commands.
 
-use crate::support::{Alive, Desk, TestTree, frame, kind, raw_child, until, within};
+use crate::support::{Alive, Desk, SOON, TestTree, frame, kind, raw_child, within};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, Question, Request, message};
 use copperfs_overlay::{Failure, FailureKind, LatestSender, NotSent, STEERING_BYTES_MAX, Upstream};
@@ -76,7 +77,7 @@ async fn frames_go_both_ways() {
         stream.up.send(Bytes::from(vec![3; 1 + steered])).unwrap();
         streams.push(stream);
     }
-    until(|| helms[2].heard().len() == 2).await;
+    until(SOON, "both trees are heard", || helms[2].heard().len() == 2).await;
     let mut heard = helms[2].heard();
     heard.sort();
     let expected = |tree| ("node3".to_owned(), tree, Bytes::from(vec![3; 1 + tree]));
@@ -88,17 +89,21 @@ async fn frames_go_both_ways() {
     // The largest, and longer than nothing is said for otherwise.
     let large = Bytes::from(vec![9; STEERING_BYTES_MAX]);
     streams[0].up.send(large.clone()).unwrap();
-    until(|| helms[2].heard().len() == 3).await;
+    until(SOON, "the large one is heard", || {
+        helms[2].heard().len() == 3
+    })
+    .await;
     assert!(helms[2].heard()[2].2 == large);
+    // The silence itself is under test.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     helms[2].say(b"later");
     assert_eq!(within(5, streams[0].down.recv()).await.unwrap(), "later");
     // Dropping either half ends it at both ends.
     let first = streams.remove(0);
     drop(first.up);
-    until(|| helms[2].streams() == 1).await;
+    until(SOON, "one stream has ended", || helms[2].streams() == 1).await;
     drop(streams.remove(0).down);
-    until(|| helms[2].streams() == 0).await;
+    until(SOON, "both streams have ended", || helms[2].streams() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,7 +135,7 @@ async fn a_newer_stream_takes_the_place_of_an_older_one() {
     older.up.ended().await;
     let frame = Bytes::from_static(b"x");
     assert_eq!(older.up.send(frame), Err(NotSent::Ended));
-    until(|| helms[0].streams() == 1).await;
+    until(SOON, "the stream is served", || helms[0].streams() == 1).await;
     helms[0].say(b"still");
     assert_eq!(within(5, newer.down.recv()).await.unwrap(), "still");
 }
@@ -141,13 +146,16 @@ async fn a_parent_that_goes_ends_it_and_the_next_takes_over() {
     let child = tree.parent(2);
     let mut stream = within(5, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"one")).unwrap();
-    until(|| helms[1].heard().len() == 1).await;
+    until(SOON, "the parent hears it", || helms[1].heard().len() == 1).await;
     let begun = Instant::now();
     tree.nodes[1] = None;
     assert_eq!(within(5, stream.down.recv()).await, None);
     let stream = within(5, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"two")).unwrap();
-    until(|| helms[0].heard().len() == 1).await;
+    until(SOON, "the grandparent hears it", || {
+        helms[0].heard().len() == 1
+    })
+    .await;
     assert!(begun.elapsed() < Duration::from_secs(4));
     // It comes home with the node: the stream ends, and the next one leads to the parent again.
     tree.restart(1, helms[1].desk()).await;
@@ -155,10 +163,13 @@ async fn a_parent_that_goes_ends_it_and_the_next_takes_over() {
     assert_eq!(within(10, stream.down.recv()).await, None);
     let stream = within(5, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"three")).unwrap();
-    until(|| helms[1].heard().len() == 2).await;
+    until(SOON, "the parent hears the next", || {
+        helms[1].heard().len() == 2
+    })
+    .await;
     // A child that goes ends it too.
     tree.nodes[2] = None;
-    until(|| helms[1].streams() == 0).await;
+    until(SOON, "its stream has ended", || helms[1].streams() == 0).await;
 }
 
 /// Who is not the root passes commands on; the root answers with what it was told.
@@ -253,9 +264,9 @@ async fn a_child_that_breaks_the_protocol_loses_its_stream_only() {
         let mut first = [1; 5];
         within(5, recv.read_exact(&mut first)).await.unwrap();
         assert_eq!(first, [0, 0, 0, 0, FrameKind::Steering as u8]);
-        until(|| helm.streams() == 1).await;
+        until(SOON, "the stream is served", || helm.streams() == 1).await;
         let _refused = send.write_all(&wrong).await;
-        until(|| helm.streams() == 0).await;
+        until(SOON, "the stream has ended", || helm.streams() == 0).await;
     }
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
     let good = [
@@ -263,7 +274,7 @@ async fn a_child_that_breaks_the_protocol_loses_its_stream_only() {
         frame(FrameKind::Steering, b"good"),
     ];
     send.write_all(&good.concat()).await.unwrap();
-    until(|| helm.heard().len() == 1).await;
+    until(SOON, "it is heard", || helm.heard().len() == 1).await;
     helm.say(b"heard");
     let mut answer = [0; 15];
     within(5, recv.read_exact(&mut answer)).await.unwrap();

@@ -1,5 +1,6 @@
 //! An in-memory namespace at the root, nodes that pass everything on, and raw QUIC peers.
 
+use crate::waiting::until_some;
 use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
@@ -484,20 +485,16 @@ impl TestTree {
             within(2, node.shutdown()).await;
         }
         // The system takes its time to free the address.
-        within(5, async {
-            loop {
-                let desk = desk.clone();
-                let config = self.config(rank);
-                match self.try_start(rank, config, |service| service.desk = desk) {
-                    Ok(node) => return self.nodes[rank] = Some(node),
-                    Err(OverlayError::Listen { .. }) => {
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                    }
-                    Err(error) => panic!("{error}"),
-                }
+        let node = until_some(SOON, "its address is free", async || {
+            let desk = desk.clone();
+            let config = self.config(rank);
+            match self.try_start(rank, config, |service| service.desk = desk) {
+                Ok(node) => Some(node),
+                Err(OverlayError::Listen { .. }) => None,
+                Err(error) => panic!("{error}"),
             }
-        })
-        .await;
+        });
+        self.nodes[rank] = Some(node.await);
     }
 
     pub(crate) fn try_start(
@@ -593,15 +590,8 @@ pub(crate) async fn within<T>(seconds: u64, future: impl Future<Output = T>) -> 
         .expect("takes too long")
 }
 
-/// Waits until `done`, failing the test after five seconds.
-pub(crate) async fn until(mut done: impl FnMut() -> bool) {
-    within(5, async {
-        while !done() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-}
+/// An idle machine does in this time what a test waits for.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 /// A read of all of a file of `size` bytes.
 pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {

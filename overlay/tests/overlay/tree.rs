@@ -1,6 +1,7 @@
 //! Trees that work.
 
-use crate::support::{TestTree, attributes, drain, kind, path, until, whole, within};
+use crate::support::{SOON, TestTree, attributes, drain, kind, path, whole, within};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, Cursor, Entry, FailureKind, FileKind, Files, ItemPath, LISTING_ENTRIES_MAX,
@@ -223,5 +224,8 @@ async fn children_are_known_by_name_and_forgotten_when_they_leave() {
     assert_eq!(tree.node(0).children(0), ["node1", "node2"]);
     let leaving = tree.nodes[1].take().unwrap();
     within(1, leaving.shutdown()).await;
-    until(|| tree.node(0).children(0) == ["node2"]).await;
+    until(SOON, "node 1 is gone", || {
+        tree.node(0).children(0) == ["node2"]
+    })
+    .await;
 }

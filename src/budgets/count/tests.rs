@@ -5,6 +5,7 @@ use crate::index::partial::Partial;
 use crate::index::walk::{Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
 use crate::origin::{OriginOptions, Origins};
+use crate::testing::path;
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -90,10 +91,6 @@ impl Tree {
             .counted(path(at), Some(index), Arc::default())
             .await
     }
-}
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
 }
 
 #[tokio::test]

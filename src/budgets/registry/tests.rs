@@ -1,9 +1,6 @@
 use super::*;
 use crate::budgets::Serial;
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
+use crate::testing::path;
 
 fn dataset(name: &str, at: &str) -> DatasetSpec {
     DatasetSpec::new(name, path(at))

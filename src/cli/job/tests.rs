@@ -1,6 +1,8 @@
 //! `job run` with a registry in memory.
 
 use super::*;
+use crate::testing::SOON;
+use crate::waiting::until;
 use anyhow::bail;
 use clap::Parser;
 use std::path::Path;
@@ -137,9 +139,7 @@ async fn signals_are_the_programs() {
     );
     let (args, registry) = (of_shell(&script), Kept::default());
     let signal = async {
-        while !ready.exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(SOON, "the program runs", || ready.exists()).await;
         let this = rustix::process::getpid();
         rustix::process::kill_process(this, rustix::process::Signal::USR1).unwrap();
     };

@@ -7,17 +7,15 @@ mod storage;
 use super::*;
 use crate::budgets::DatasetDecision;
 use crate::dataset::slot_of;
-use copperfs_overlay::{ITEM_BYTES_MAX, ItemPath};
+use crate::testing::{SOON, path};
+use crate::waiting::until;
+use copperfs_overlay::ITEM_BYTES_MAX;
 use std::time::Duration;
 use storage::Storage;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const RICH: u64 = u64::MAX;
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
 
 fn home_node(rank: u32) -> HomeNode {
     HomeNode {
@@ -138,16 +136,6 @@ async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Gi
     }
 }
 
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..12_000 {
-        if condition() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within a minute: {what}");
-}
-
 #[tokio::test]
 async fn storage_is_read_when_it_is_paid_for_and_once() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
@@ -232,7 +220,7 @@ async fn who_asks_meanwhile_joins_and_pays_nothing() {
         tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
     };
     let leader = ask(RICH);
-    until("the read is under way", || storage.reads() == 1).await;
+    until(SOON, "the read is under way", || storage.reads() == 1).await;
     let joiners: Vec<_> = (0..10).map(|_| ask(0)).collect();
     tokio::task::yield_now().await;
     storage.go_on();
@@ -257,7 +245,7 @@ async fn a_reader_who_leaves_takes_nothing_from_the_others() {
         tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
     };
     let (leader, lonely) = (ask("data/a/x"), ask("data/a/y"));
-    until("both are under way", || storage.reads() == 2).await;
+    until(SOON, "both are under way", || storage.reads() == 2).await;
     let joiner = ask("data/a/x");
     tokio::task::yield_now().await;
     leader.abort();
@@ -265,7 +253,7 @@ async fn a_reader_who_leaves_takes_nothing_from_the_others() {
     storage.go_on();
     assert_eq!(joiner.await.unwrap(), read(0, 0));
     // What nobody waits for any more was paid for, and is kept.
-    until("both are kept", || home.report()[0].items == 2).await;
+    until(SOON, "both are kept", || home.report()[0].items == 2).await;
     assert_eq!(storage.reads(), 2);
 }
 
@@ -283,7 +271,7 @@ async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
         tokio::spawn(async move { give(&home, &storage, request).await.unwrap() })
     });
     // 16 MiB of room are four stripes.
-    until("four are under way", || storage.reads() == 4).await;
+    until(SOON, "four are under way", || storage.reads() == 4).await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(storage.reads(), 4);
     storage.go_on();
@@ -310,7 +298,7 @@ async fn failures_pass_with_their_kind_and_who_joined_tries_once_more() {
         tokio::spawn(async move { give(&home, &storage, request).await })
     };
     let leader = ask(RICH);
-    until("the read is under way", || storage.reads() == 2).await;
+    until(SOON, "the read is under way", || storage.reads() == 2).await;
     let joiner = ask(RICH);
     tokio::task::yield_now().await;
     storage.go_on();

@@ -3,6 +3,7 @@ use super::*;
 use crate::budgets::{DatasetDecision, HomeNode, JobNode, Serial};
 use crate::dataset::slots::STRIPE_BYTES;
 use crate::job::Proc;
+use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, FailureKind, Version};
 use futures_util::FutureExt;
@@ -58,10 +59,6 @@ impl Homes for Arc<Fake> {
 
 fn byte(at: u64) -> u8 {
     u8::try_from(at % 251).unwrap()
-}
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
 }
 
 fn file(name: &str, size: u64) -> FileRef {

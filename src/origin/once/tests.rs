@@ -4,9 +4,9 @@
 use super::*;
 use crate::cache::EvictionPolicy;
 use crate::read::{FileRef, KeptData, ReadAhead, ReadOptions, ReadPath};
+use crate::testing::{attributes, noise, path, unasked};
 use copperfs_overlay::{
-    Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Timestamp, Version,
-    XattrList,
+    Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Version,
 };
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -26,13 +26,12 @@ struct Slow {
 
 impl Slow {
     fn new(files: impl IntoIterator<Item = (String, usize)>) -> Arc<Self> {
-        let content =
-            |len: usize| (0..len).map(|i| u8::try_from((i * 31 + i / 251) % 256).unwrap());
-        let files = files.into_iter();
+        let files = files.into_iter().map(|(name, len)| {
+            let content = noise(&name, len as u64);
+            (name.into_bytes(), content)
+        });
         Arc::new(Self {
-            files: files
-                .map(|(name, len)| (name.into_bytes(), content(len).collect()))
-                .collect(),
+            files: files.collect(),
             begun: Mutex::default(),
             ended: AtomicU64::new(0),
             permits: Semaphore::new(0),
@@ -41,30 +40,12 @@ impl Slow {
     }
 
     fn attributes(&self, name: &[u8]) -> Attributes {
-        let time = Timestamp {
-            seconds: 0,
-            nanoseconds: 0,
+        let size = self.files.get(name).map_or(0, |bytes| bytes.len() as u64);
+        let kind = match name.is_empty() {
+            true => FileKind::Directory,
+            false => FileKind::File,
         };
-        Attributes {
-            kind: match name.is_empty() {
-                true => FileKind::Directory,
-                false => FileKind::File,
-            },
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            device: 0,
-            size: self.files.get(name).map_or(0, |bytes| bytes.len() as u64),
-            blocks: 0,
-            block_size: 4096,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: Version::from_data([7; 16]),
-            link_target: None,
-            content: None,
-        }
+        attributes(kind, size, 7)
     }
 
     /// Reads so many bytes once it may.
@@ -107,11 +88,6 @@ impl Slow {
 struct Shared(Arc<Slow>);
 
 /// Listings tell all attributes, and these tests ask for nothing else.
-fn nobody_asks<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
-    let failure = Failure::new(FailureKind::Unsupported, "not told here");
-    std::future::ready(Err(failure)).boxed()
-}
-
 impl Files for Shared {
     fn list(
         &self,
@@ -132,13 +108,7 @@ impl Files for Shared {
         std::future::ready(Ok(listing)).boxed()
     }
 
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        nobody_asks()
-    }
+    unasked!(stat, xattrs, usage);
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let slow = Arc::clone(&self.0);
@@ -172,14 +142,6 @@ impl Files for Shared {
             ))
         }
         .boxed()
-    }
-
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        nobody_asks()
-    }
-
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        nobody_asks()
     }
 }
 
@@ -266,8 +228,7 @@ impl Root {
     }
 
     fn file(&self, name: &str) -> FileRef {
-        let path = ItemPath::parse(name.as_bytes()).unwrap();
-        FileRef::of(path, &self.slow.attributes(name.as_bytes()))
+        FileRef::of(path(name), &self.slow.attributes(name.as_bytes()))
     }
 
     /// Reads through one of the views, as a reader that goes on by itself and checks what it gets.

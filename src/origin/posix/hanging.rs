@@ -274,10 +274,7 @@ fn device_of<'a>(mounts: impl Iterator<Item = &'a MountEntry>, path: &Path) -> D
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
+    use crate::testing::path;
 
     fn hanging(max: usize) -> Hanging {
         Hanging::new(Arc::new(HangingBound::new(max)), PathBuf::from("/"))

@@ -81,10 +81,7 @@ fn way(directory: &ItemPath, destination: &ItemPath) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
+    use crate::testing::path;
 
     fn shown(link: &str, target: &str) -> Option<String> {
         let served = [

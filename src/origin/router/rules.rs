@@ -103,11 +103,8 @@ fn below_prefix(prefix: &ItemPath, below: &ItemPath) -> Option<ItemPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::path;
     use std::collections::BTreeMap;
-
-    fn path(text: &str) -> ItemPath {
-        ItemPath::parse(text.as_bytes()).unwrap()
-    }
 
     #[test]
     fn what_is_excluded_is_hidden_and_no_link_leads_there() {

@@ -1,10 +1,11 @@
 use super::format::{FormatError, Record, file_name};
 use super::*;
 use crate::read::lease::Lease;
+use crate::testing::{SOON, path};
+use crate::waiting::eventually;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Cursor, Entry, FileKind, Timestamp, Version};
 use proptest::prelude::*;
-use std::time::Instant;
 
 fn attributes(kind: FileKind) -> Attributes {
     let time = Timestamp {
@@ -45,19 +46,6 @@ fn listing(names: &[&str]) -> Listing {
 
 fn directory(names: &[&str]) -> Arc<Directory> {
     Arc::new(Directory::new(listing(names), Lease::LASTING))
-}
-
-fn path(text: &str) -> ItemPath {
-    ItemPath::parse(text.as_bytes()).unwrap()
-}
-
-/// Waits for the writer.
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::yield_now();
-    }
 }
 
 #[test]
@@ -104,13 +92,13 @@ async fn a_listing_is_found_again_until_it_is_cleared() {
     for name in ["a", "a/b", "a/b/c", "ab"] {
         kept.keep(&path(name), &directory(&[name.rsplit('/').next().unwrap()]));
     }
-    eventually("written", || kept.stats().kept == 4);
+    eventually(SOON, "written", || kept.stats().kept == 4);
     drop(kept);
     let kept = PersistedListings::open(dir.path()).unwrap();
     assert_eq!(kept.load(&path("a/b")).await, Some(listing(&["b"])));
     kept.clear(&path("a/b"));
     let files = || std::fs::read_dir(dir.path()).unwrap().count();
-    eventually("cleared", || files() == 1);
+    eventually(SOON, "cleared", || files() == 1);
     assert_eq!(kept.load(&path("a/b")).await, None);
     assert_eq!(kept.load(&path("a/b/c")).await, None);
     assert_eq!(kept.load(&path("ab")).await, Some(listing(&["ab"])));
@@ -124,13 +112,13 @@ async fn a_torn_file_is_none_and_goes_away() {
     let file = dir.path().join(file_name(&path("a")));
     let kept = PersistedListings::open(dir.path()).unwrap();
     kept.keep(&path("a"), &directory(&["x"]));
-    eventually("written", || kept.stats().kept == 1);
+    eventually(SOON, "written", || kept.stats().kept == 1);
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     assert_eq!(kept.load(&path("a")).await, None);
-    eventually("removed", || !file.exists());
+    eventually(SOON, "removed", || !file.exists());
     assert_eq!(kept.stats().torn, 1);
     kept.keep(&path("a"), &directory(&["x"]));
-    eventually("written again", || kept.stats().kept == 2);
+    eventually(SOON, "written again", || kept.stats().kept == 2);
     assert_eq!(kept.load(&path("a")).await, Some(listing(&["x"])));
 }

@@ -101,7 +101,7 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
             let bundles = source.bundles.lock().unwrap().len();
             source.reads.lock().unwrap().len() + bundles
         };
-        until(|| asked() == 1).await;
+        until(SOON, "the early one asks", || asked() == 1).await;
         source.files.lock().unwrap().get_mut(&b"f"[..]).unwrap().0 = vec![9; 50_000];
         path.clear(&ItemPath::root());
         let late = {
@@ -111,7 +111,7 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
                 path.read(&f, &ReadAhead::default(), 0, size).await
             })
         };
-        until(|| asked() >= 2).await;
+        until(SOON, "the late one asks, too", || asked() >= 2).await;
         source.gate.add_permits(OPEN_GATE);
         let early = early.await.unwrap().unwrap();
         assert!(early == old || bundled, "it asked before");
@@ -131,20 +131,12 @@ async fn a_clear_elsewhere_voids_nothing() {
         let (path, f) = (path.clone(), f.clone());
         tokio::spawn(async move { path.read(&f, &ReadAhead::default(), 0, 10).await })
     };
-    until(|| source.reads.lock().unwrap().len() == 1).await;
+    until(SOON, "it is being read", || {
+        source.reads.lock().unwrap().len() == 1
+    })
+    .await;
     path.clear(&ItemPath::parse(b"other").unwrap());
     source.gate.add_permits(OPEN_GATE);
     reading.await.unwrap().unwrap();
     assert!(path.read_now(&f, 0, 10).is_some());
-}
-
-/// Gives the others their turns until `condition` holds.
-async fn until(condition: impl Fn() -> bool) {
-    for _ in 0..100_000 {
-        if condition() {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-    panic!("it never came to that");
 }

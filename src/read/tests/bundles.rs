@@ -24,12 +24,6 @@ async fn read(path: &ReadPath, source: &Source, name: &str) {
     settle().await;
 }
 
-async fn settle() {
-    for _ in 0..200 {
-        tokio::task::yield_now().await;
-    }
-}
-
 fn requests(source: &Source) -> (usize, usize) {
     (
         source.reads.lock().unwrap().len(),
@@ -167,9 +161,10 @@ async fn a_reader_overtakes_a_slow_bundle() {
     assert_eq!(requests(&source), (2, 1));
     // The bundle is not given up, since its source may be reading for it; it only makes way for others.
     let account = &path.0.bundles;
-    while account.stalled.load(Ordering::Relaxed) == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until(SOON, "the bundle makes way", || {
+        account.stalled.load(Ordering::Relaxed) > 0
+    })
+    .await;
     assert_eq!(account.under_way.load(Ordering::Relaxed), 0);
     assert_eq!(
         path.0.block_flights.len(),

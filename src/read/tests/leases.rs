@@ -123,9 +123,10 @@ fn leased(lease: Duration) -> ReadOptions {
 const LEASE: Duration = Duration::from_millis(1500);
 
 async fn until_over(path: &ReadPath) {
-    while path.directory_now(&ItemPath::root()).is_some() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(SOON, "the lease is over", || {
+        path.directory_now(&ItemPath::root()).is_none()
+    })
+    .await;
 }
 
 fn size_of(found: Option<Leased<Found>>) -> Option<u64> {
@@ -221,9 +222,10 @@ async fn absence_and_extended_attributes_have_leases() {
         .insert(b"new".to_vec(), (vec![1; 3], 0));
     until_over(leaf).await;
     assert_eq!(size_of(leaf.look_up(&root, b"new").await.ok()), Some(3));
-    while leaf.xattrs_now(&a).is_some() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(SOON, "their lease is over", || {
+        leaf.xattrs_now(&a).is_none()
+    })
+    .await;
     leaf.xattrs(&a).await.unwrap();
     assert_eq!(counts.xattrs.load(Ordering::Relaxed), 2);
 }
@@ -245,12 +247,11 @@ async fn names_in_a_large_directory_are_renewed_in_one_batch() {
     }
     assert_eq!(*counts.stats.lock().unwrap(), [1, 1, 1, 1]);
     let listed = counts.listed();
-    while wanted
-        .iter()
-        .any(|name| leaf.find_now(&root, name).is_some())
-    {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(SOON, "the leases are over", || {
+        let mut names = wanted.iter();
+        names.all(|name| leaf.find_now(&root, name).is_none())
+    })
+    .await;
     source.change("f1100", vec![0; 9]);
     assert_eq!(size_of(leaf.look_up(&root, b"f0900").await.ok()), Some(1));
     assert_eq!(size_of(leaf.find_now(&root, b"f1100")), Some(9));
@@ -280,11 +281,7 @@ async fn a_listing_of_an_earlier_launch_is_asked_about_once() {
         (alone(&options, Arc::new(edge)), counts)
     };
     let kept = async |node: &ReadPath| {
-        let begun = Instant::now();
-        while node.stats().persisted.kept == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "not written");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(SOON, "it is written", || node.stats().persisted.kept > 0).await;
     };
     let (node, counts) = launch();
     node.find(&root, b"f0001").await.unwrap();
@@ -309,7 +306,5 @@ async fn a_listing_of_an_earlier_launch_is_asked_about_once() {
     kept(&node).await;
     node.clear(&root);
     let empty = || std::fs::read_dir(dir.path()).unwrap().count() == 0;
-    while !empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(SOON, "it is removed", empty).await;
 }

@@ -132,9 +132,7 @@ async fn a_block_that_is_here_serves_its_pieces_and_readers_share_what_is_under_
         })
     });
     let readers: Vec<_> = readers.collect();
-    while path.stats().coalesced < 20 {
-        tokio::task::yield_now().await;
-    }
+    until(SOON, "all wait for one", || path.stats().coalesced >= 20).await;
     drop(closed);
     for reader in readers {
         assert_eq!(reader.await.unwrap().unwrap().len(), 8192);

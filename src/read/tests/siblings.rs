@@ -17,10 +17,6 @@ impl Tree {
             attributes: None,
         }
     }
-
-    fn refuse<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
-        std::future::ready(Err(Failure::new(FailureKind::Unsupported, "not here"))).boxed()
-    }
 }
 
 impl Files for Tree {
@@ -41,38 +37,14 @@ impl Files for Tree {
             vec![Self::entry("file".to_owned(), FileKind::File)]
         };
         let listing = Listing {
-            directory: Source::new(&[]).attributes(b"").unwrap(),
+            directory: attributes(FileKind::Directory, 0, 0),
             entries,
             next: None,
         };
         std::future::ready(Ok(listing)).boxed()
     }
 
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        Self::refuse()
-    }
-
-    fn read(&self, _request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        Self::refuse()
-    }
-
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        Self::refuse()
-    }
-
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        Self::refuse()
-    }
-}
-
-async fn settled() {
-    for _ in 0..200 {
-        tokio::task::yield_now().await;
-    }
+    unasked!(stat, read, xattrs, usage);
 }
 
 fn tree(directories: usize) -> (ReadPath, Arc<Tree>) {
@@ -86,7 +58,7 @@ fn tree(directories: usize) -> (ReadPath, Arc<Tree>) {
 async fn list(path: &ReadPath, name: &str) {
     let directory = ItemPath::parse(name.as_bytes()).unwrap();
     path.page_with(&directory, 0).await.unwrap();
-    settled().await;
+    settle().await;
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ impl Replaced {
 struct Tree(Arc<Replaced>);
 
 impl Files for Tree {
-    content_only!();
+    unasked!(list, stat, xattrs, usage);
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let Some((gone, failure)) = self.0.failure() else {

@@ -125,12 +125,11 @@ impl Cluster {
     /// Waits until the job has printed `text`.
     #[track_caller]
     pub fn printed(&self, job: &str, text: &str) {
-        let start = Instant::now();
-        while !self.output(job).contains(text) {
+        let what = std::fmt::from_fn(|f| {
             let output = self.output(job);
-            assert!(start.elapsed() < LIMIT, "{text} is not printed: {output}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            write!(f, "{text} is printed, and not: {output}")
+        });
+        eventually(LIMIT, what, || self.output(job).contains(text));
     }
 
     /// Waits until no job is there and nothing is left of any; how long that took.
@@ -140,15 +139,13 @@ impl Cluster {
         eventually(LIMIT, "no job in the queue", || {
             self.user("squeue -h").text().trim().is_empty()
         });
-        let mut left = String::new();
-        while start.elapsed() < LIMIT {
-            left = self.control(&["left"]);
-            if left.is_empty() {
-                return start.elapsed();
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        panic!("jobs have left: {left}{}", self.logs());
+        let left = || self.control(&["left"]);
+        let what = std::fmt::from_fn(|f| {
+            let (left, logs) = (left(), self.logs());
+            write!(f, "nothing is left of any job, and not: {left}{logs}")
+        });
+        eventually(LIMIT, what, || left().is_empty());
+        start.elapsed()
     }
 
     /// Waits until `count` nodes are idle.

@@ -1,6 +1,7 @@
 //! Trees whose nodes hang on cables that can be pulled, and readers who check every byte meanwhile.
 
 use crate::support::{TestTree, content, path, whole, within};
+use crate::waiting::until;
 use copperfs_overlay::transport::{KernelNetwork, Network};
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, Failure, Files, LinkStatus, OverlayConfig, ReadStream, Upstream,
@@ -13,7 +14,7 @@ use std::collections::HashSet;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -169,13 +170,9 @@ impl Cabled {
     pub(super) async fn home(&self, rank: usize) -> Duration {
         let begun = Instant::now();
         let links = || self.tree.parent(rank).links();
-        within(GENEROUS_S, async {
-            while links()
-                .iter()
-                .any(|link| link.status != LinkStatus::Connected(link.home))
-            {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+        until(HEALED, format!("node {rank} is at home"), || {
+            let mut links = links().into_iter();
+            links.all(|link| link.status == LinkStatus::Connected(link.home))
         })
         .await;
         begun.elapsed()
@@ -184,10 +181,8 @@ impl Cabled {
     /// Waits until `rank` hangs from `above` in its first tree; gives how long it took.
     pub(super) async fn moved(&self, rank: usize, above: usize) -> Duration {
         let begun = Instant::now();
-        within(GENEROUS_S, async {
-            while self.above(rank)[0] != Some(above) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+        until(HEALED, format!("{rank} hangs from {above}"), || {
+            self.above(rank)[0] == Some(above)
         })
         .await;
         begun.elapsed()
@@ -219,6 +214,7 @@ pub(super) async fn right(mut parts: ReadStream) -> Result<u32, Failure> {
 /// Reads and lists without pause until it is ended; every answer must be right.
 pub(super) struct Reader {
     stop: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
     tasks: Vec<tokio::task::JoinHandle<Took>>,
 }
 
@@ -226,6 +222,8 @@ pub(super) struct Reader {
 /// of `seeds` and `simulated`, which no other process slows down; here a machine may be busy with ten
 /// other things, and only that it happens, and what it costs besides time, is looked at.
 pub(super) const GENEROUS_S: u64 = 60;
+/// The part of it that an idle machine may take.
+pub(super) const HEALED: Duration = Duration::from_secs(15);
 
 /// What a reader saw.
 #[derive(Clone, Copy, Default, Debug)]
@@ -257,8 +255,10 @@ impl Reader {
     /// Three reads of two blocks and a listing at a time.
     pub(super) fn start(files: &Upstream) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let answers = Arc::new(AtomicUsize::new(0));
         let tasks = (0..4).map(|which| {
             let (files, stop) = (files.clone(), Arc::clone(&stop));
+            let answers = Arc::clone(&answers);
             tokio::spawn(async move {
                 let mut took = Took::default();
                 while !stop.load(Ordering::SeqCst) {
@@ -273,6 +273,7 @@ impl Reader {
                         took.restarts += right(parts).await.unwrap();
                     }
                     took.answers += 1;
+                    answers.fetch_add(1, Ordering::SeqCst);
                     took.longest = took.longest.max(begun.elapsed());
                     // So that what is measured is the tree, and not this machine.
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -282,8 +283,16 @@ impl Reader {
         });
         Self {
             tasks: tasks.collect(),
+            answers,
             stop,
         }
+    }
+
+    /// Waits for some more answers.
+    pub(super) async fn goes_on(&self) {
+        let answers = || self.answers.load(Ordering::SeqCst);
+        let enough = answers() + 16;
+        until(HEALED, "a reader goes on", || answers() >= enough).await;
     }
 
     /// Ends it; gives what it saw. Fails where an answer was an error or wrong.

@@ -1,7 +1,8 @@
 //! Several roots: whose item is whose, who stands in for a dead one, and what disagreement costs.
 
-use super::cable::{Cabled, GENEROUS_S, Reader, right};
+use super::cable::{Cabled, HEALED, Reader, right};
 use crate::support::{path, whole, within};
+use crate::waiting::until;
 use copperfs_overlay::{BLOCK_BYTES, Files, Forest, ItemPath, Orphan};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -115,6 +116,7 @@ async fn the_whole_tree_answers_without_a_root_and_from_where_nodes_went() {
     // A root, and an inner node of the other tree; readers notice.
     let readers = [3, 7, 8].map(|rank| Reader::start(&cabled.tree.parent(rank)));
     cabled.cables[0].pull();
+    // Longer than every silence that counts as death: readers meet the dead root and go around it.
     tokio::time::sleep(Duration::from_secs(5)).await;
     for reader in readers {
         reader.end().await;
@@ -145,12 +147,8 @@ async fn connections_are_few() {
         for rank in 0..len {
             // A node that took long to start was passed by meanwhile: its children come home.
             let most = arity + roots + 1;
-            let few = async {
-                while count(rank) > most {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            within(GENEROUS_S, few).await;
+            let what = format!("node {rank} of {len} has at most {most} connections");
+            until(HEALED, what, || count(rank) <= most).await;
         }
     }
 }
@@ -167,6 +165,7 @@ async fn without_any_root_nodes_wait_for_one() {
     cabled.cables[1].pull();
     let files = cabled.tree.parent(2);
     let asked = tokio::spawn(files.list(path("dir"), None, 1));
+    // For an answer that would be wrong.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!asked.is_finished());
     // Whichever comes back first answers.

@@ -1,7 +1,8 @@
 //! Nodes that are not in the list.
 
 use super::cable::{Cabled, right};
-use crate::support::{path, until, whole, within};
+use crate::support::{SOON, path, whole, within};
+use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, Files, Overlay, OverlayConfig, Roster, Seat, Service, Upstream,
@@ -93,7 +94,7 @@ async fn a_guest_joins_reads_is_reported_and_leaves() {
     assert_eq!((done.cleared, done.missing.len()), (6, 0));
     within(2, guest.shutdown()).await;
     drop(guest);
-    until(|| {
+    until(SOON, "the guest is gone", || {
         !cabled
             .tree
             .node(above)
@@ -119,10 +120,12 @@ async fn a_full_node_sends_guests_to_the_next_ancestor() {
     for guest in &guests {
         within(20, guest.upstream().first_connected()).await;
     }
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(cabled.tree.node(2).children(0).len(), MOST);
-    let elsewhere = cabled.tree.node(1).children(0).len() + cabled.tree.node(0).children(0).len();
-    assert_eq!(elsewhere, 2 + 1, "its own child, the root's, and the guest");
+    // Above it are its own child, the root's, and the guest.
+    let children = |rank: usize| cabled.tree.node(rank).children(0).len();
+    until(SOON, "node 2 is full, and one guest is above it", || {
+        children(2) == MOST && children(1) + children(0) == 2 + 1
+    })
+    .await;
     for guest in &guests {
         let listing = guest.upstream().list(path("dir"), None, 9);
         assert!(within(10, listing).await.is_ok());

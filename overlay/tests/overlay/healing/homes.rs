@@ -3,7 +3,8 @@
 use super::cable::Cabled;
 use crate::homes::{home, request};
 use crate::steering::Helm;
-use crate::support::{Desk, kind, until, within};
+use crate::support::{Desk, SOON, kind, within};
+use crate::waiting::{until, until_some};
 use bytes::Bytes;
 use copperfs_overlay::FailureKind;
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
     within(5, homes.item(0, request("file", 0, 9, 9)))
         .await
         .unwrap();
-    until(|| homes.connected() == 2).await;
+    until(SOON, "two homes are connected", || homes.connected() == 2).await;
     // It hangs for longer than a dead one is waited for.
     tokio::time::sleep(Duration::from_millis(2200)).await;
     assert!(!hanging.is_finished());
@@ -66,10 +67,8 @@ async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
         .await
         .unwrap();
     cabled.cables[0].plug();
-    within(15, async {
-        while homes.item(0, request("file", 0, 9, 9)).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    until_some(SOON, "the home that is back answers", async || {
+        homes.item(0, request("file", 0, 9, 9)).await.ok()
     })
     .await;
 }
@@ -81,7 +80,7 @@ async fn a_steering_parent_that_dies_without_a_word_is_left_while_nothing_is_sai
     let child = cabled.tree.parent(2);
     let mut stream = within(5, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"report")).unwrap();
-    until(|| helms[1].heard().len() == 1).await;
+    until(SOON, "the parent hears it", || helms[1].heard().len() == 1).await;
     let silent = tokio::time::timeout(Duration::from_millis(2500), stream.down.recv()).await;
     assert!(silent.is_err(), "a parent that lives is not left");
     cabled.cables[1].pull();
@@ -92,12 +91,10 @@ async fn a_steering_parent_that_dies_without_a_word_is_left_while_nothing_is_sai
     // The next one leads to whom the child hangs from by then.
     let stream = within(10, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"again")).unwrap();
-    until(|| helms[0].heard().iter().any(|heard| heard.2 == "again")).await;
-    // The dead one's end of the old stream goes too.
-    within(15, async {
-        while helms[1].streams() > 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    until(SOON, "the root hears it", || {
+        helms[0].heard().iter().any(|heard| heard.2 == "again")
     })
     .await;
+    // The dead one's end of the old stream goes too.
+    until(SOON, "the old stream has ended", || helms[1].streams() == 0).await;
 }

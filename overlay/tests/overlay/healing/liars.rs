@@ -1,7 +1,8 @@
 //! Parents that send blocks whose hash is wrong.
 
 use super::cable::{Cabled, right};
-use crate::support::{content, fake_parent, frame, kind, path, until, whole, within};
+use crate::support::{SOON, content, fake_parent, frame, kind, path, whole, within};
+use crate::waiting::until;
 use copperfs_overlay::wire::FrameKind;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, FailureKind, Files, LinkStatus, RangeRequest, Version,
@@ -103,6 +104,7 @@ async fn one_that_keeps_lying_is_dropped_for_good() {
         .await;
     }
     cabled.moved(3, 1).await;
+    // For a return to the liar, which must not come.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
     assert_eq!(right(parts).await, Ok(0));
@@ -135,7 +137,10 @@ async fn an_only_source_that_lies_is_never_believed() {
     // Three times, and nobody else to ask.
     assert_eq!(failure, Some(FailureKind::Unavailable));
     assert_eq!(cabled.tree.node(1).counters().wrong_blocks, 3);
-    until(|| matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })).await;
+    until(SOON, "node 1 is stranded", || {
+        matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })
+    })
+    .await;
     let asked = within(5, files.list(path("dir"), None, 1)).await;
     assert_eq!(kind(asked), FailureKind::Unavailable);
     endpoint.close(0u32.into(), b"");

@@ -1,7 +1,8 @@
 //! A parent that dies, leaves, is cut off, is slow: real QUIC, readers who check every byte.
 
 use super::cable::{Cabled, Reader};
-use crate::support::{path, until, within};
+use crate::support::{SOON, path, within};
+use crate::waiting::until;
 use copperfs_overlay::{FailureKind, Files, LinkStatus, Orphan};
 use std::time::{Duration, Instant};
 
@@ -10,15 +11,21 @@ const STALL_MAX: Duration = Duration::from_secs(3);
 /// Work that a loaded machine adds to it.
 const SLACK: Duration = Duration::from_millis(500);
 
+async fn all_go_on(readers: impl IntoIterator<Item = &Reader>) {
+    for reader in readers {
+        reader.goes_on().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parent_that_is_cut_off_costs_time_and_nothing_else() {
     let cabled = Cabled::start(7, 2, vec![0]).await;
     let readers = [5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
     let bystander = Reader::start(&cabled.tree.parent(3));
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    all_go_on(readers.iter().chain([&bystander])).await;
     cabled.cables[2].pull();
     let moved = cabled.moved(5, 0).await.max(cabled.moved(6, 0).await);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    all_go_on(readers.iter().chain([&bystander])).await;
     let bystander = bystander.end().await;
     for reader in readers {
         let took = reader.end().await;
@@ -53,20 +60,23 @@ fn a_parent_that_is_killed_costs_time_and_nothing_else() {
         cabled.tree.connected(2).await;
         cabled.tree.connected(3).await;
         let reader = Reader::start(&cabled.tree.parent(3));
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        reader.goes_on().await;
         // Its tasks end with the runtime: as after SIGKILL, no farewell is sent.
         other.shutdown_background();
         let killed = cabled.tree.nodes[2].take();
         // The grandparent or the root, whichever answers first; then the nearer one.
         let moved = cabled.moved(3, 1).await;
         drop(killed);
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        reader.goes_on().await;
         let took = reader.end().await;
         println!(
             "at the grandparent after {moved:?}, longest answer {:?}",
             took.longest
         );
-        until(|| std::net::UdpSocket::bind(cabled.tree.address(2)).is_ok()).await;
+        until(SOON, "the address is free", || {
+            std::net::UdpSocket::bind(cabled.tree.address(2)).is_ok()
+        })
+        .await;
         cabled.start_node(2, |_| {});
         cabled.home(3).await;
         drop(cabled);
@@ -79,13 +89,16 @@ async fn a_parent_that_leaves_is_hardly_noticed() {
     for _ in 0..2 {
         let readers = [5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
         let bystander = Reader::start(&cabled.tree.parent(3));
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        all_go_on(readers.iter().chain([&bystander])).await;
         let leaving = cabled.tree.nodes[2].take().unwrap();
         within(10, leaving.shutdown()).await;
         drop(leaving);
         cabled.moved(5, 0).await;
         cabled.moved(6, 0).await;
-        until(|| std::net::UdpSocket::bind(cabled.tree.address(2)).is_ok()).await;
+        until(SOON, "the address is free", || {
+            std::net::UdpSocket::bind(cabled.tree.address(2)).is_ok()
+        })
+        .await;
         cabled.start_node(2, |_| {});
         cabled.home(5).await;
         cabled.home(6).await;
@@ -106,10 +119,11 @@ async fn half_of_the_inner_nodes_at_once() {
     let readers: Vec<Reader> = (7..15)
         .map(|rank| Reader::start(&cabled.tree.parent(rank)))
         .collect();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    all_go_on(&readers).await;
     for rank in [1, 3, 5] {
         cabled.cables[rank].pull();
     }
+    // Longer than every silence that counts as death: all that can move have moved, or try to.
     tokio::time::sleep(Duration::from_secs(5)).await;
     for rank in [1, 3, 5] {
         cabled.cables[rank].plug();
@@ -127,11 +141,11 @@ async fn half_of_the_inner_nodes_at_once() {
 async fn the_only_root_may_be_away_for_a_while() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let reader = Reader::start(&cabled.tree.parent(2));
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    reader.goes_on().await;
     cabled.cables[0].pull();
     let gone = Instant::now();
     let stranded = || matches!(cabled.tree.status(1), LinkStatus::Stranded { .. });
-    until(stranded).await;
+    until(SOON, "node 1 is stranded", stranded).await;
     println!("stranded after {:?}", gone.elapsed());
     cabled.cables[0].plug();
     cabled.home(1).await;
@@ -156,7 +170,10 @@ async fn one_that_is_cut_off_does_what_it_was_told() {
         let begun = Instant::now();
         let asked = tokio::spawn(files.list(path("dir"), None, 1));
         if orphan == Orphan::Wait {
-            until(|| matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })).await;
+            until(SOON, "node 1 is stranded", || {
+                matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })
+            })
+            .await;
             assert!(!asked.is_finished());
             cabled.cables[0].plug();
             assert!(within(10, asked).await.unwrap().is_ok());
@@ -199,6 +216,7 @@ fn burning_cpus_make_nobody_move() {
             runtime.block_on(async {
                 let cabled = Cabled::start(7, 2, vec![0, 3]).await;
                 let readers = [4, 5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
+                // For a move, which must not come.
                 tokio::time::sleep(Duration::from_secs(6)).await;
                 for reader in readers {
                     println!("{:?}", reader.end().await);
@@ -222,6 +240,7 @@ async fn a_parent_that_waits_for_storage_is_not_given_up() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let files = cabled.tree.parent(2);
     let asked = tokio::spawn(files.list(path("hang"), None, 1));
+    // For longer than a silent parent would be waited for.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!asked.is_finished());
     for rank in [1, 2] {
@@ -238,10 +257,11 @@ async fn a_parent_that_waits_for_storage_is_not_given_up() {
 async fn a_parent_that_is_cut_off_itself_sends_its_children_on() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let reader = Reader::start(&cabled.tree.parent(2));
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    reader.goes_on().await;
     cabled.cables[1].avoid(cabled.tree.address(0));
     let moved = cabled.moved(2, 0).await;
     println!("moved after {moved:?}");
+    // For a return, which must not come.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(
         cabled.above(2),

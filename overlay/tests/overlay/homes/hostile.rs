@@ -1,7 +1,8 @@
 //! Readers and homes that break the protocol.
 
 use super::{hash_of, home, request};
-use crate::support::{TestTree, fake_parent, frame, hello, kind, path, raw_member, until, within};
+use crate::support::{SOON, TestTree, fake_parent, frame, hello, kind, path, raw_member, within};
+use crate::waiting::until;
 use copperfs_overlay::wire::{FrameKind, Head, Question, Request, message};
 use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Roster, Seat};
 use std::time::Duration;
@@ -162,5 +163,5 @@ async fn a_child_asks_for_items_over_another_connection() {
         .unwrap();
     let answer = within(5, recv.read_to_end(4096)).await.unwrap();
     assert_eq!(answer[4], FrameKind::Failure as u8);
-    until(|| tree.alive() == 0).await;
+    until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }

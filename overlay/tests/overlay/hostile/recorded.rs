@@ -1,6 +1,7 @@
 //! First packets of handshakes that somebody has recorded, sent again by the thousand.
 
-use crate::support::{LOOPBACK, TestTree, raw_client, within};
+use crate::support::{LOOPBACK, SOON, TestTree, raw_client, within};
+use crate::waiting::until;
 use copperfs_overlay::identity::Identity;
 use copperfs_overlay::{Files, Secret, wire};
 use std::net::{IpAddr, SocketAddr};
@@ -90,9 +91,7 @@ async fn nodes_come_and_heal(sources: &[IpAddr]) {
     }
     let flood = Flood::start(tree.address(0), sources, datagrams).await;
     // More than the node has places for, many times over.
-    while flood.sent() < 1000 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(SOON, "the flood has begun", || flood.sent() >= 1000).await;
 
     // Tenths of a second on an idle machine. What this asks for is that it happens while the flood goes
     // on, which would take each of them minutes if places were a matter of luck.

@@ -2,7 +2,8 @@
 
 use super::load::{during, quietly, resident, root_and_child};
 use crate::log;
-use crate::support::{raw_child, raw_member, until, within};
+use crate::support::{SOON, raw_child, raw_member, within};
+use crate::waiting::until;
 use copperfs_overlay::wire::FrameKind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,7 +54,10 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
     tree.start_node(2);
     tree.connected(2).await;
     slow.close(0u32.into(), b"");
-    until(|| tree.node(0).children(0) == ["node1", "node2"]).await;
+    until(SOON, "the slow one is gone and node 2 is there", || {
+        tree.node(0).children(0) == ["node1", "node2"]
+    })
+    .await;
 }
 
 /// As many as may be strangers at a time from one address, each of which says its hello a byte at a time.

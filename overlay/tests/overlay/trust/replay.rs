@@ -1,6 +1,7 @@
 //! Datagrams that somebody on the way has recorded, and sends again.
 
-use crate::support::{LOOPBACK, TestTree, path, until, within};
+use crate::support::{LOOPBACK, SOON, TestTree, path, within};
+use crate::waiting::until;
 use copperfs_overlay::Files;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -92,10 +93,14 @@ async fn a_recorded_conversation_says_nothing_the_second_time() {
 
     // With the connection gone its packets mean nothing at all.
     tree.nodes[1] = None;
-    until(|| tree.node(0).children(0).is_empty()).await;
+    until(SOON, "the child is gone", || {
+        tree.node(0).children(0).is_empty()
+    })
+    .await;
     for datagram in &recorded {
         stranger.send(datagram).await.unwrap();
     }
+    // For an answer, which must not come.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(tree.node(0).children(0).is_empty());
     assert_eq!(

@@ -61,14 +61,14 @@ async fn a_restart_finds_the_share_again() {
     let told = decision(1, &[0], &[("a", 10 * MIB)]);
     let home = on_disk(scratch.path(), &storage, &told);
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     home.close().await;
     drop(home);
     // With the larger part of a stripe that was not whole: its block 1 is taken away below.
     let home = on_disk(scratch.path(), &large, &told);
     let stripe = request(&large, "data/a/large", 0, 4 * MIB, RICH);
     give(&home, &large, stripe).await.unwrap();
-    until("the stripe too", || home.report()[0].items == 21).await;
+    until(SOON, "the stripe too", || home.report()[0].items == 21).await;
     home.close().await;
     drop(home);
     let block = large.bytes(&path("data/a/large"), MIB, MIB);
@@ -80,10 +80,10 @@ async fn a_restart_finds_the_share_again() {
     fs::remove_file(block.unwrap()).unwrap();
 
     let home = on_disk(scratch.path(), &storage, &told);
-    until("it is open", || home.report()[0].items == 20).await;
+    until(SOON, "it is open", || home.report()[0].items == 20).await;
     assert_eq!(hits(&home, &storage, &names).await, 20);
     assert_eq!(home.report()[0].cached, 20 * 2 * KIB);
-    until("what was left of the stripe is gone", || {
+    until(SOON, "what was left of the stripe is gone", || {
         content_files(scratch.path()).len() == 20
     })
     .await;
@@ -93,9 +93,9 @@ async fn a_restart_finds_the_share_again() {
     // Half of the budget: half of the items, on the disk as well.
     let less = decision(2, &[0], &[("a", 20 * KIB)]);
     let home = on_disk(scratch.path(), &storage, &less);
-    until("it is open", || home.report()[0].items == 10).await;
+    until(SOON, "it is open", || home.report()[0].items == 10).await;
     assert_eq!(hits(&home, &storage, &names).await, 10);
-    until("the others are gone", || {
+    until(SOON, "the others are gone", || {
         content_files(scratch.path()).len() == 10
     })
     .await;
@@ -108,7 +108,7 @@ async fn a_lost_index_is_made_again_from_the_content() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let home = on_disk(scratch.path(), &storage, &told);
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     home.close().await;
     drop(home);
     let datasets = fs::read_dir(scratch.path().join("datasets")).unwrap();
@@ -126,7 +126,7 @@ async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let home = on_disk(scratch.path(), &storage, &told);
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     home.close().await;
     drop(home);
     // The first decision that it hears does not name it.
@@ -144,7 +144,7 @@ async fn what_is_damaged_is_read_anew() {
     let (storage, names) = twenty();
     let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     for (number, file) in content_files(scratch.path()).into_iter().enumerate() {
         let mut bytes = fs::read(&file).unwrap();
         match number % 4 {
@@ -161,7 +161,7 @@ async fn what_is_damaged_is_read_anew() {
     assert_eq!(hits(&home, &storage, &names).await, 5);
     assert_eq!(home.report()[0].items, 5);
     fill(&home, &storage, &names).await;
-    until("all is kept again", || home.report()[0].items == 20).await;
+    until(SOON, "all is kept again", || home.report()[0].items == 20).await;
     assert_eq!(hits(&home, &storage, &names).await, 20);
     assert_eq!(storage.reads(), 35);
 }
@@ -174,7 +174,7 @@ async fn a_disk_without_room_costs_hits_and_no_request() {
     let home = Home::new(full, storage.files(), None);
     home.apply(&decision(1, &[0], &[("a", MIB)]), 0, "nid0");
     fill(&home, &storage, &names).await;
-    until("nothing is under way", || {
+    until(SOON, "nothing is under way", || {
         home.report()[0].items == 0
             && home
                 .find(decision(1, &[], &[("a", 0)]).datasets[0].id)
@@ -201,7 +201,7 @@ async fn a_directory_that_is_taken_away_costs_hits_and_no_request() {
     let (storage, names) = twenty();
     let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     fs::remove_dir_all(scratch.path().join("datasets")).unwrap();
     assert_eq!(hits(&home, &storage, &names).await, 0);
     fill(&home, &storage, &names).await;
@@ -215,13 +215,16 @@ async fn equal_content_goes_with_its_last_item() {
     let names = ["data/a/x", "data/a/y"].map(String::from);
     let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
     fill(&home, &storage, &names).await;
-    until("both are kept", || home.report()[0].items == 2).await;
+    until(SOON, "both are kept", || home.report()[0].items == 2).await;
     assert_eq!(content_files(scratch.path()).len(), 1);
     home.apply(&decision(2, &[0], &[("a", 2 * KIB)]), 0, "nid0");
     assert_eq!(home.report()[0].items, 1);
     assert_eq!(hits(&home, &storage, &names).await, 1);
     home.apply(&decision(3, &[0], &[("a", 0)]), 0, "nid0");
-    until("it is gone", || content_files(scratch.path()).is_empty()).await;
+    until(SOON, "it is gone", || {
+        content_files(scratch.path()).is_empty()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,10 +235,10 @@ async fn a_removed_dataset_leaves_no_directory_and_may_come_back() {
     let home = on_disk(scratch.path(), &storage, &with(1));
     for round in 0..3 {
         fill(&home, &storage, &names).await;
-        until("all is written", || home.report()[0].items == 20).await;
+        until(SOON, "all is written", || home.report()[0].items == 20).await;
         home.apply(&decision(2 * round + 2, &[0], &[]), 0, "nid0");
         if round > 0 {
-            until("it is gone", || {
+            until(SOON, "it is gone", || {
                 fs::read_dir(scratch.path().join("datasets"))
                     .unwrap()
                     .count()
@@ -257,7 +260,7 @@ async fn directories_that_nobody_declares_go_after_ten_minutes() {
     let (storage, names) = twenty();
     let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
     fill(&home, &storage, &names).await;
-    until("all is written", || home.report()[0].items == 20).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
     home.close().await;
     drop(home);
     let datasets = scratch.path().join("datasets");
@@ -270,7 +273,7 @@ async fn directories_that_nobody_declares_go_after_ten_minutes() {
     assert_eq!(fs::read_dir(&datasets).unwrap().count(), 4);
     home.tidy(Instant::now() + Duration::from_secs(601));
     // The declared one, and what is none of ours.
-    until("they are gone", || {
+    until(SOON, "they are gone", || {
         fs::read_dir(&datasets).unwrap().count() == 2
     })
     .await;

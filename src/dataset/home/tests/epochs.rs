@@ -161,7 +161,7 @@ async fn budgets_that_halve_and_double_hold_while_six_jobs_read() {
             .sum()
     };
     let item = 2 * KIB;
-    until("the cache fills", || held() == full).await;
+    until(SOON, "the cache fills", || held() == full).await;
     for count in 0..20 {
         let budget = if count % 2 == 0 { full / 2 } else { full };
         let decision = cluster.decision(count + 2, budget);
@@ -170,7 +170,7 @@ async fn budgets_that_halve_and_double_hold_while_six_jobs_read() {
         }
         // At once, and for as long as it takes to fill up again.
         assert!(held() <= budget);
-        until("it fills up again", || {
+        until(SOON, "it fills up again", || {
             let held = held();
             assert!(held <= budget);
             held + 4 * item > budget

@@ -1,11 +1,10 @@
 //! Storage in memory, which counts, waits and fails as it is told.
 
-use super::path;
+use crate::testing::{noise, path, unasked};
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Leased, Listing, RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers,
-    Version, XattrList,
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, Version,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -28,11 +27,7 @@ pub(super) struct Storage {
 }
 
 fn content(name: &str, version: u8, len: u64) -> (Version, Bytes) {
-    let mut bytes = vec![0; usize::try_from(len).unwrap()];
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(name.as_bytes());
-    hasher.update(&[version]);
-    hasher.finalize_xof().fill(&mut bytes);
+    let bytes = noise([name.as_bytes(), &[version]].concat(), len);
     (Version::from_data([version; 16]), bytes.into())
 }
 
@@ -133,36 +128,8 @@ impl Storage {
 
 struct Source(Arc<Storage>);
 
-fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
-    let failure = Failure::new(FailureKind::Unsupported, "not part of these tests");
-    std::future::ready(Err(failure)).boxed()
-}
-
 impl Files for Source {
-    fn list(
-        &self,
-        _path: ItemPath,
-        _cursor: Option<Cursor>,
-        _limit: usize,
-    ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        unsupported()
-    }
-
-    fn stat(
-        &self,
-        _parent: ItemPath,
-        _names: Vec<Bytes>,
-    ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        unsupported()
-    }
-
-    fn xattrs(&self, _path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
-        unsupported()
-    }
-
-    fn usage(&self, _path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
-        unsupported()
-    }
+    unasked!(list, stat, xattrs, usage);
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let storage = Arc::clone(&self.0);
