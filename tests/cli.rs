@@ -9,7 +9,10 @@
 
 #[path = "cli/plan.rs"]
 mod plan;
+#[path = "fixtures/skipping.rs"]
+mod skipping;
 
+use skipping::{is_root, skipped};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -243,8 +246,8 @@ fn a_mount_point_that_is_not_fit() {
 
 #[test]
 fn root_names_its_origins() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     let scene = Scene::new();
     let said = refused(scene.dir.path(), &["mount", &scene.mount]);

@@ -7,15 +7,18 @@
     reason = "a test ends with what it did not expect"
 )]
 
+#[path = "fixtures/skipping.rs"]
+mod skipping;
+#[path = "fixtures/waiting.rs"]
+mod waiting;
+
+use skipping::{is_root, skipped};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-#[path = "fixtures/waiting.rs"]
-mod waiting;
 use waiting::eventually;
 
 const CONTENT: &[u8] = b"the bytes of the origin\n";
@@ -413,8 +416,8 @@ impl Drop for Hosts {
 
 #[test]
 fn a_remote_launch_reaches_every_host() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Hosts need root.
+    if !is_root() {
+        return skipped("hosts need root");
     }
     let scene = Scene::new();
     let _hosts = Hosts::up("3");

@@ -2,6 +2,7 @@
 
 use crate::faulty_server::{Reply, Request, Server, content};
 use crate::fixtures::{names, path, pattern, quick, read, read_whole, stat};
+use crate::waiting::until_some;
 use copperfs::origin::{ObjectOrigin, Origin, OriginSpec};
 use copperfs_overlay::{FailureKind, FileKind};
 use std::collections::BTreeMap;
@@ -102,9 +103,14 @@ async fn a_server_that_recovers_is_no_failure() {
 async fn a_server_that_is_down_says_so() {
     let server = Server::start(|_| status(200)).await;
     let origin = web(&server);
-    let uri = format!("http://{}/base", server.address);
+    let address = server.address;
+    let uri = format!("http://{address}/base");
     drop(server);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_some(Duration::from_secs(5), "the server is gone", async || {
+        let connected = tokio::net::TcpStream::connect(address).await;
+        connected.is_err().then_some(())
+    })
+    .await;
     let failure = stat(&origin, "a").await.expect_err("nobody there");
     assert_eq!(failure.kind, FailureKind::Unavailable);
     assert!(

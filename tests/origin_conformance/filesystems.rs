@@ -1,7 +1,7 @@
 //! Which filesystem holds a file is part of its version, by what the filesystem says of itself.
 
 use crate::fixtures::path;
-use crate::skipping::{is_root, skipped};
+use crate::skipping::{has_program, is_root, skipped};
 use crate::waiting::until;
 use bytes::Bytes;
 use copperfs::origin::{Origin, OriginOptions, PosixOrigin};
@@ -18,13 +18,7 @@ fn sh(script: &str, arguments: &[&Path]) {
 }
 
 fn has_programs(names: &[&str]) -> bool {
-    let known = |name: &&str| {
-        let directories = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-        directories
-            .iter()
-            .any(|directory| Path::new(directory).join(name).exists())
-    };
-    let all = is_root() && names.iter().all(known);
+    let all = is_root() && names.iter().all(|name| has_program(name));
     if !all {
         skipped(&format!("needs root and {names:?}"));
     }

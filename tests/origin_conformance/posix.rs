@@ -1,6 +1,7 @@
 //! What POSIX directories have beyond the suite.
 
 use crate::fixtures::{Backend, Posix, list_all, names, path, pattern, read, read_whole, stat};
+use crate::skipping::is_root;
 use crate::waiting::until_some;
 use bytes::Bytes;
 use copperfs::origin::{ByteRange, OriginOptions, PosixOrigin};
@@ -8,7 +9,7 @@ use copperfs_overlay::{FailureKind, FileKind, Timestamp};
 use futures_util::StreamExt;
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use rustix::process::{Gid, Uid, geteuid};
+use rustix::process::{Gid, Uid};
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Permissions};
@@ -317,7 +318,7 @@ async fn a_cursor_of_a_replaced_directory_is_stale() {
 /// it starts.
 fn as_ordinary_user(work: impl Future<Output = ()> + Send) {
     let thread = || {
-        if geteuid().is_root() {
+        if is_root() {
             let (user, group) = (Uid::from_raw(65_534), Gid::from_raw(65_534));
             rustix::thread::set_thread_groups(&[]).expect("no groups");
             rustix::thread::set_thread_res_gid(group, group, group).expect("the group");

@@ -124,6 +124,7 @@ fn one_who_picks_files_wastes_no_more_than_the_credit() {
             let path = tree.path(1, format!("d{directory:02}/f{file:02}"));
             assert!(fs::read(path).unwrap() == noise(7, 200_000));
         }
+        // What was fetched for nothing would go on coming meanwhile.
         std::thread::sleep(Duration::from_millis(50));
     }
     let stats = tree.leaf().stats();
@@ -190,6 +191,7 @@ fn a_killed_reader_leaves_nothing_behind() {
     for _ in 0..5 {
         let script = format!("cat {}/d*/f* > /dev/null", leaf.display());
         let reader = Background::spawn(Command::new("sh").args(["-c", &script]));
+        // Somewhere in the middle, each time elsewhere.
         std::thread::sleep(Duration::from_millis(15));
         reader.signal(Signal::KILL);
         tree.leaf().clear("/");
@@ -213,6 +215,7 @@ fn unmounting_in_the_middle_of_bundles_works() {
         let tree = Tree::launch(2, 1, origin.path(), &[]);
         let script = format!("cat {}/d*/f* > /dev/null", tree.leaf().point.display());
         let reader = Background::spawn(Command::new("sh").args(["-c", &script]));
+        // Somewhere in the middle, each time elsewhere.
         std::thread::sleep(Duration::from_millis(20));
         reader.signal(Signal::KILL);
         // Every node is taken away as its guard drops, which fails the test if it does not work.

@@ -3,27 +3,28 @@
 use crate::skip;
 use crate::support::fixture::noise;
 use crate::support::kernel::forget_pages;
-use crate::support::{Mount, Scratch, Tree, errno, is_root, python};
+use crate::support::{Mount, Scratch, Tree, errno, eventually, is_root, python};
 use rustix::io::Errno;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Reads a file that a reader was just told is stale. The name is invalidated beside that answer, not
 /// before it, so for a moment it may still lead to the old file.
 fn read_again(path: &Path) -> std::io::Result<Vec<u8>> {
-    let start = Instant::now();
-    loop {
-        let read = fs::read(path);
+    let mut read = fs::read(path);
+    eventually(Duration::from_secs(1), "its name is invalidated", || {
         let stale = read
             .as_ref()
             .is_err_and(|error| Errno::from_io_error(error) == Some(Errno::STALE));
-        if !stale || start.elapsed() > Duration::from_secs(1) {
-            return read;
+        if stale {
+            read = fs::read(path);
         }
-    }
+        !stale
+    });
+    read
 }
 
 /// A file is listed, removed at the origin, then read: the reader is told, and next time the name is

@@ -87,8 +87,10 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
         .iter()
         .map(|&number| Reader::start(job, number, "again"))
         .collect();
+    // Programs on other hosts, some of which are about to be cut off: they tell what they read at the end.
     std::thread::sleep(Duration::from_millis(300));
     happens();
+    // Readers meet what has happened.
     std::thread::sleep(Duration::from_secs(3));
     job.scratch.file("stop", "");
     for reader in readers {
@@ -157,6 +159,7 @@ fn a_partition_that_mends_costs_time_and_no_error() {
     job.mount_all(1..=6);
     while_all_read(&job, &[1, 2, 3, 4, 5, 6], || {
         job.hosts.control(&["part", "1,2,3", "4,5,6"]);
+        // Longer than a silence that counts as death.
         std::thread::sleep(Duration::from_secs(3));
         job.hosts.control(&["mend"]);
     });

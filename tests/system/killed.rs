@@ -56,6 +56,7 @@ fn stuck() -> (Scratch, Tree, Vec<Background>) {
     tree.root().signal(Signal::STOP);
     let mut reader = Command::new("cat");
     let reader = quiet(reader.arg(tree.path(1, "cold/file")));
+    // Nothing tells when the kernel waits for the page.
     std::thread::sleep(Duration::from_millis(300));
     let clear = quiet(copperfs(["clear", "--everything", "--this-node"]).arg(&tree.leaf().point));
     let notifier = || {
@@ -178,6 +179,7 @@ fn a_daemon_killed_under_load_dies() {
         eventually(Duration::from_secs(20), "files are pushed", || {
             mount.stats().get("push.files") > 20
         });
+        // Somewhere in the middle, each time elsewhere.
         std::thread::sleep(Duration::from_millis(150 + 37 * round));
         let daemon = handle(&mount);
         mount.signal(Signal::KILL);

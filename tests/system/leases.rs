@@ -393,6 +393,7 @@ fn a_directory_that_changes_while_it_is_read_skips_nothing() {
         seen.push(name);
         if at % 300 == 0 {
             origin.file(&format!("dir/a_new_one_{at}"), "");
+            // Longer than the lease.
             std::thread::sleep(Duration::from_millis(250));
             // Somebody else has the lease renewed.
             assert!(names(&mount.path("dir")).contains(&format!("a_new_one_{at}")));

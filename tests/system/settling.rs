@@ -199,6 +199,7 @@ fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
     eventually(Duration::from_secs(10), "a second look", || {
         young.stats().get("origin.stats") >= FILES
     });
+    // What was looked at last settles.
     std::thread::sleep(Duration::from_secs(1));
     read_all(&young);
     let costs = young.stats();
@@ -209,6 +210,7 @@ fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
         FILES,
         "read under its settled version"
     );
+    // For a look that must not come.
     std::thread::sleep(Duration::from_secs(1));
     read_all(&young);
     assert_eq!(young.stats().get("origin.opens"), FILES);

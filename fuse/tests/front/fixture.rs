@@ -1,13 +1,15 @@
 //! A mounted `Memory`, and children that are never left behind.
 
 use super::memory::Memory;
+use crate::skipping::{has_program, is_root};
+use crate::waiting::exit_within;
 use copperfs_fuse::{Mount, MountOptions, mount};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Unmounts, then removes its directory, whatever becomes of the test.
@@ -67,13 +69,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 fn can_mount() -> bool {
-    rustix::process::geteuid().is_root() || in_path("fusermount3")
-}
-
-pub(crate) fn in_path(program: &str) -> bool {
-    ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/local/bin"]
-        .iter()
-        .any(|directory| Path::new(directory).join(program).exists())
+    is_root() || has_program("fusermount3")
 }
 
 /// A child that is killed, by its id, when the test is over.
@@ -86,16 +82,7 @@ impl Reaped {
 
     /// Its exit status, if it ends in time.
     pub(crate) fn ends_within(&mut self, time: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + time;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return Some(status);
-            }
-            if Instant::now() > deadline {
-                return None;
-            }
-            pause(5);
-        }
+        exit_within(&mut self.0, time)
     }
 }
 

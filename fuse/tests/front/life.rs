@@ -2,6 +2,7 @@
 
 use crate::fixture::{Fixture, HUNG, Reaped, SOON, pause, run, runtime};
 use crate::memory::Memory;
+use crate::skipping::{is_root, skipped};
 use crate::waiting::eventually;
 use copperfs_fuse::{
     Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
@@ -219,8 +220,8 @@ fn a_full_notifier_does_not_hold_the_end() {
 
 #[test]
 fn a_mount_held_by_another_namespace_does_not_hold_the_daemon() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "f", "content");
@@ -258,7 +259,7 @@ fn a_mount_in_use_is_detached() {
     });
     let root = fixture.root().to_owned();
     let user = Reaped::spawn(Command::new("sleep").arg("30").current_dir(&root));
-    pause(50);
+    // It has been in the mount since before its program began, and `spawn` returns after that.
     let Fixture { mount, .. } = fixture;
     mount.unmount().unwrap();
     assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
@@ -267,8 +268,8 @@ fn a_mount_in_use_is_detached() {
 
 #[test]
 fn the_end_by_an_ordinary_umount_is_noticed() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     let fixture = Fixture::new(|_| {});
     assert!(!fixture.mount.wait_closed(Duration::from_millis(50)));
@@ -297,6 +298,7 @@ fn an_idle_daemon_does_not_wake_up() {
         std::fs::read(directory.path().join("f")).unwrap(),
         b"content"
     );
+    // What the read began ends meanwhile; then a second of nothing is what is measured.
     pause(300);
     let before = switches(child.0.id());
     pause(1000);

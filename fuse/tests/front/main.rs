@@ -21,6 +21,8 @@ mod prune;
 mod push;
 mod reading;
 mod semantics;
+#[path = "../../../tests/fixtures/skipping.rs"]
+mod skipping;
 mod user;
 #[path = "../../../tests/fixtures/waiting.rs"]
 mod waiting;

@@ -1,6 +1,7 @@
 //! Opens that bypass the daemon.
 
 use crate::fixture::{Fixture, SOON, python};
+use crate::skipping::{is_root, skipped};
 use crate::waiting::eventually;
 use copperfs_fuse::{Ino, MountError, MountOptions, Op, OpenMode};
 use std::fs::File;
@@ -12,7 +13,8 @@ use std::sync::Arc;
 const SIZE: usize = 3 << 20;
 
 fn passthrough(fill: impl FnOnce(&crate::memory::Memory)) -> Option<Fixture> {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root() {
+        skipped("needs root");
         return None;
     }
     Some(Fixture::with(

@@ -2,6 +2,7 @@
 
 use crate::fixture::{Fixture, python, run};
 use crate::memory::Content;
+use crate::skipping::{is_root, skipped};
 use copperfs_fuse::{FileKind, Ino, Op, Timestamp};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
@@ -35,8 +36,8 @@ fn every_write_is_refused_as_read_only() {
 /// A remount as writable lets the requests through to us.
 #[test]
 fn every_write_is_refused_even_where_the_kernel_would_allow_it() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     let fixture = Fixture::new(|memory| {
         memory.file(Ino::ROOT, "f", "content");

@@ -1,7 +1,8 @@
 //! The same as an ordinary user, through fusermount3: each test runs this binary again.
 
-use crate::fixture::{Fixture, HUNG, SOON, in_path, run, runtime};
+use crate::fixture::{Fixture, HUNG, SOON, run, runtime};
 use crate::memory::Memory;
+use crate::skipping::{has_program, is_root, skipped};
 use crate::waiting::eventually;
 use copperfs_fuse::ioctl::client::{self, ClientError};
 use copperfs_fuse::{Ino, MountError, MountOptions, MountState, Op, detach, mount_state};
@@ -22,9 +23,8 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 /// Runs an ignored test of this binary as `nobody`.
 fn as_user(test: &str) {
     let tools = ["fusermount3", "setpriv", "unshare", "mknod"];
-    if !rustix::process::geteuid().is_root() || !tools.into_iter().all(in_path) {
-        eprintln!("SKIPPED {test}: needs root (to become a user) and {tools:?}");
-        return;
+    if !is_root() || !tools.into_iter().all(has_program) {
+        return skipped(&format!("needs root, to become a user, and {tools:?}"));
     }
     let directory = tempfile::tempdir().unwrap();
     let output = run(Command::new("unshare")
@@ -109,8 +109,7 @@ fn allow_other_needs_leave() {
     if std::fs::read_to_string("/etc/fuse.conf")
         .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"))
     {
-        eprintln!("SKIPPED: user_allow_other is set here");
-        return;
+        return skipped("user_allow_other is set here");
     }
     as_user("user::inner_allow_other_needs_leave");
 }
@@ -151,8 +150,8 @@ fn inner_a_foreign_mount_point_is_refused() {
 /// Root mounts for all; a user may look, and may not clear.
 #[test]
 fn clear_is_for_the_owner_and_root() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     let fixture = Fixture::with(
         |options| options.allow_other = true,
@@ -208,8 +207,8 @@ fn acl() -> Vec<u8> {
 
 #[test]
 fn the_mask_of_an_acl_is_not_the_groups_right() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return skipped("needs root");
     }
     for posix_acl in [false, true] {
         let fixture = Fixture::with(

@@ -1,6 +1,8 @@
 //! Making an index, and reading it.
 
 use super::*;
+use crate::testing::SOON;
+use crate::waiting::until;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_tells_what_the_tree_is() {
@@ -70,9 +72,8 @@ async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
         let mut log = Partial::open(&target, &uri, false, resume).unwrap();
         let walking = walker(storage.clone(), false);
         let all_given = async {
-            while storage.asked().0 < permits as u64 {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-            }
+            let asked = || storage.asked().0;
+            until(SOON, "it is out of permits", || asked() >= permits as u64).await;
             // What was listed is on its way to the log, or is not: both are well.
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         };

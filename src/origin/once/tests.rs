@@ -4,7 +4,8 @@
 use super::*;
 use crate::cache::EvictionPolicy;
 use crate::read::{FileRef, KeptData, ReadAhead, ReadOptions, ReadPath};
-use crate::testing::{attributes, noise, path, unasked};
+use crate::testing::{SOON, attributes, noise, path, unasked};
+use crate::waiting::until;
 use copperfs_overlay::{
     Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Version,
 };
@@ -276,9 +277,8 @@ impl Root {
 
     /// Waits until storage has begun `count` reads and nothing moves any more.
     async fn has_begun(&self, count: usize) {
-        while self.slow.begun() < count {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let what = format!("{count} reads have begun");
+        until(SOON, what, || self.slow.begun() >= count).await;
         self.settle().await;
         assert_eq!(self.slow.begun(), count);
     }

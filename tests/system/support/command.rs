@@ -1,7 +1,7 @@
 //! Running other programs, each within a bound.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+pub(crate) use crate::skipping::has_program;
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -108,12 +108,6 @@ pub fn python() -> Command {
     command
 }
 
-/// Whether a program is there.
-pub fn has_program(name: &str) -> bool {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths).any(|dir| dir.join(name).is_file())
-}
-
 /// A child that is killed when its guard goes.
 #[derive(Debug)]
 pub struct Background(Child);
@@ -146,13 +140,7 @@ impl Background {
 
     /// How it ended, if it did within `limit`.
     pub fn exit_within(&mut self, limit: Duration) -> Option<ExitStatus> {
-        if let Some(status) = self.0.try_wait().unwrap() {
-            return Some(status);
-        }
-        let pidfd = pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
-        let limit = Timespec::try_from(limit).unwrap();
-        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)).unwrap();
-        self.0.try_wait().unwrap()
+        crate::waiting::exit_within(&mut self.0, limit)
     }
 }
 

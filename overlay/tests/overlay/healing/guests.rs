@@ -10,7 +10,6 @@ use copperfs_overlay::{
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
-use std::time::Duration;
 
 struct Guest(Upstream, String);
 
