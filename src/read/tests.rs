@@ -43,11 +43,16 @@ struct Source {
 
 const OPEN_GATE: usize = 1 << 20;
 
+/// Names of one length have the same content.
+fn content(name: &str, len: usize) -> Vec<u8> {
+    noise(name.len().to_le_bytes(), len as u64)
+}
+
 impl Source {
     fn new(files: &[(&str, usize)]) -> Self {
         let files = files
             .iter()
-            .map(|&(name, len)| (name.as_bytes().to_vec(), (noise(name, len as u64), 0)))
+            .map(|&(name, len)| (name.as_bytes().to_vec(), (content(name, len), 0)))
             .collect();
         Self {
             files: Mutex::new(files),

@@ -1,5 +1,8 @@
 //! A small HTTP/1.1 server on loopback that misbehaves as told.
 
+use crate::fixtures::path;
+use copperfs::origin::OriginSpec;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -156,6 +159,23 @@ async fn serve(
         stream.write_all(&body[..sent]).await.ok();
     }
     stream.shutdown().await.ok();
+}
+
+/// A bucket at the server, its keys below `top/`.
+pub(crate) fn bucket(server: &Server) -> OriginSpec {
+    let text = |(key, value): (&str, String)| (key.to_owned(), value);
+    OriginSpec {
+        prefix: path("data"),
+        uri: "s3://bucket/top".to_owned(),
+        options: BTreeMap::from(
+            [
+                ("endpoint", format!("http://{}", server.address)),
+                ("allow_http", "true".to_owned()),
+                ("skip_signature", "true".to_owned()),
+            ]
+            .map(text),
+        ),
+    }
 }
 
 /// Serves `content` under an `ETag`, with ranges.

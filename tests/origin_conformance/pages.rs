@@ -1,10 +1,10 @@
 //! Listings of 100,000 keys over the S3 protocol, from a small server that makes each page as it is
 //! asked for: the real one here reads its whole directory for every page.
 
-use crate::faulty_server::{Reply, Request, Server};
-use crate::fixtures::{list_all, path};
-use copperfs::origin::{ObjectOrigin, OriginSpec};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::faulty_server::{Reply, Request, Server, bucket};
+use crate::fixtures::list_all;
+use copperfs::origin::ObjectOrigin;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 const COUNT: usize = 100_000;
@@ -55,19 +55,8 @@ fn page(request: &Request) -> Reply {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_thousand_keys() {
     let server = Server::start(page).await;
-    let spec = OriginSpec {
-        prefix: path("data"),
-        uri: "s3://bucket/top".to_owned(),
-        options: BTreeMap::from(
-            [
-                ("endpoint", format!("http://{}", server.address)),
-                ("allow_http", "true".to_owned()),
-                ("skip_signature", "true".to_owned()),
-            ]
-            .map(|(key, value)| (key.to_owned(), value)),
-        ),
-    };
-    let origin = ObjectOrigin::connect(&spec, &crate::fixtures::quick()).expect("an origin");
+    let origin =
+        ObjectOrigin::connect(&bucket(&server), &crate::fixtures::quick()).expect("an origin");
     for limit in [COUNT, 30_001] {
         let asked = server.requests().len();
         let pages = list_all(&origin, "", limit).await.expect("pages");

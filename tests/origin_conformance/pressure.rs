@@ -1,39 +1,19 @@
 //! Many requests to one store: as many at a time as it can take, none too many, and never a mix.
 
-use crate::faulty_server::{Reply, Request, Server, content};
+use crate::faulty_server::{Reply, Request, Server, bucket, content};
 use crate::fixtures::{path, pattern, quick};
 use crate::waiting::until;
 use bytes::Bytes;
-use copperfs::origin::{
-    ByteRange, ObjectOrigin, Once, Origin, OriginOptions, OriginSpec, Origins, Retries,
-};
+use copperfs::origin::{ByteRange, ObjectOrigin, Once, Origin, OriginOptions, Origins, Retries};
 use copperfs_overlay::{
     BundleFile, BundleRequest, FailureKind, Files, LISTING_ENTRIES_MAX, Listing,
 };
 use futures_util::StreamExt;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
-
-/// A bucket of the faulty server, its keys below `top/`.
-fn spec(server: &Server) -> OriginSpec {
-    let text = |(key, value): (&str, String)| (key.to_owned(), value);
-    OriginSpec {
-        prefix: path("data"),
-        uri: "s3://bucket/top".to_owned(),
-        options: BTreeMap::from(
-            [
-                ("endpoint", format!("http://{}", server.address)),
-                ("allow_http", "true".to_owned()),
-                ("skip_signature", "true".to_owned()),
-            ]
-            .map(text),
-        ),
-    }
-}
 
 fn stubborn() -> OriginOptions {
     OriginOptions {
@@ -133,7 +113,7 @@ async fn five_thousand_files_are_five_lists_and_a_get_each() {
         request => object(request),
     })
     .await;
-    let origins = Origins::open(&[spec(&server)], &stubborn()).expect("an origin");
+    let origins = Origins::open(&[bucket(&server)], &stubborn()).expect("an origin");
     let listing = listed(&origins).await;
     assert_eq!(listing.entries.len(), 5000);
     for request in bundles(&listing, 2000) {
@@ -167,7 +147,7 @@ async fn a_storm_of_refusals_slows_the_askers_down_and_fails_none() {
         Reply::Later(Duration::from_millis(3), Box::new(reply))
     })
     .await;
-    let origins = Origins::open(&[spec(&server)], &stubborn()).expect("an origin");
+    let origins = Origins::open(&[bucket(&server)], &stubborn()).expect("an origin");
     let mut requests = bundles(&listed(&origins).await, 400).into_iter();
     let begun = origins.counters();
     assert_eq!((begun.throttled, begun.concurrency), (0, 32));
@@ -208,7 +188,7 @@ async fn a_reader_goes_before_a_bundle() {
         object_concurrency: 4,
         ..stubborn()
     };
-    let origins = Origins::open(&[spec(&server)], &options).expect("an origin");
+    let origins = Origins::open(&[bucket(&server)], &options).expect("an origin");
     let listing = listed(&origins).await;
     let last = listing.entries[199].attributes.clone().expect("attributes");
     let request = bundles(&listing, 200).remove(0);
@@ -249,7 +229,7 @@ async fn a_reader_goes_before_a_bundle() {
 }
 
 async fn opened(server: &Server, size: usize) -> (ObjectOrigin, ByteRange) {
-    let origin = ObjectOrigin::connect(&spec(server), &stubborn()).expect("an origin");
+    let origin = ObjectOrigin::connect(&bucket(server), &stubborn()).expect("an origin");
     let found = origin
         .stat(path(""), vec![Bytes::from_static(b"long")])
         .await;

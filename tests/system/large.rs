@@ -40,8 +40,6 @@ fn a_file_of_terabytes_is_read_at_its_end_and_in_its_middle() {
     }
     const SIZE: u64 = 3 << 40;
     let origin = Scratch::new();
-    let file = fs::File::create(origin.path().join("huge")).unwrap();
-    file.set_len(SIZE).unwrap();
     let places = [
         0,
         (1 << 40) - 3,
@@ -49,24 +47,16 @@ fn a_file_of_terabytes_is_read_at_its_end_and_in_its_middle() {
         (1 << 41) + 7 * MIB,
         SIZE - 7,
     ];
-    for place in places {
-        file.write_at(&place.to_le_bytes()[..7], place).unwrap();
-    }
+    origin.hole("huge", SIZE, &places);
     origin.settle();
     let tree = Tree::launch(3, 1, origin.path(), &[]);
     let before = tree.root().stats();
     for node in tree.nodes.iter().rev() {
         let mounted = fs::File::open(node.point.join("huge")).unwrap();
-        assert_eq!(mounted.metadata().unwrap().len(), SIZE);
-        for place in places {
-            let mut piece = [1; 7];
-            mounted.read_exact_at(&mut piece, place).unwrap();
-            assert_eq!(piece, place.to_le_bytes()[..7], "at {place}");
-        }
+        Scratch::check_hole(&mounted, SIZE, &places);
         let mut run = vec![1; 3 << 20];
         mounted.read_exact_at(&mut run, (5 << 39) + 100).unwrap();
         assert!(run.iter().all(|byte| *byte == 0));
-        assert_eq!(mounted.read_at(&mut [0; 8], SIZE).unwrap(), 0);
     }
     let fetched = tree.root().stats().since(&before, "origin.bytes_read");
     assert!(fetched <= 16 * MIB, "{fetched} bytes read");

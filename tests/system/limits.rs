@@ -18,8 +18,6 @@ fn files_of_many_gigabytes_read_at_any_offset() {
     }
     const SIZE: u64 = 9 << 30;
     let origin = Scratch::new();
-    let file = fs::File::create(origin.path().join("huge")).unwrap();
-    file.set_len(SIZE).unwrap();
     let places = [
         0,
         (2 << 30) - 3,
@@ -27,20 +25,12 @@ fn files_of_many_gigabytes_read_at_any_offset() {
         (4 << 30) + (1 << 20),
         SIZE - 7,
     ];
-    for place in places {
-        file.write_at(&place.to_le_bytes()[..7], place).unwrap();
-    }
+    origin.hole("huge", SIZE, &places);
     origin.settle();
     let tree = Tree::launch(2, 1, origin.path(), &["--whole-file-max", "1MiB"]);
     for node in tree.nodes.iter().rev() {
         let mounted = fs::File::open(node.point.join("huge")).unwrap();
-        assert_eq!(mounted.metadata().unwrap().len(), SIZE);
-        for place in places {
-            let mut piece = [1; 7];
-            mounted.read_exact_at(&mut piece, place).unwrap();
-            assert_eq!(piece, place.to_le_bytes()[..7], "at {place}");
-        }
-        assert_eq!(mounted.read_at(&mut [0; 8], SIZE).unwrap(), 0);
+        Scratch::check_hole(&mounted, SIZE, &places);
     }
 }
 

@@ -14,6 +14,20 @@ fn pattern(length: usize) -> Bytes {
         .into()
 }
 
+/// Maps a file in both ways, and compares it with what a read gives.
+#[track_caller]
+fn assert_mapped(fixture: &Fixture, name: &str) {
+    let program = format!(
+        "import mmap\n\
+         for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):\n\
+         \x20   f = open('{name}', 'rb')\n\
+         \x20   m = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ)\n\
+         \x20   assert m[:] == open('{name}', 'rb').read()\n\
+         print('mapped')\n",
+    );
+    assert_eq!(python(fixture.root(), &program), "mapped\n");
+}
+
 #[test]
 fn a_second_open_read_and_close_costs_no_message() {
     let fixture = Fixture::new(|memory| {
@@ -76,16 +90,7 @@ fn direct_opens_have_every_read_come_and_can_be_mapped() {
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, at).unwrap();
     }
     assert_eq!(read() - before, 10, "one byte each");
-    let said = python(
-        fixture.root(),
-        "import mmap\n\
-         for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):\n\
-         \x20   f = open('f', 'rb')\n\
-         \x20   m = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ)\n\
-         \x20   assert m[:] == open('f', 'rb').read()\n\
-         print('mapped')\n",
-    );
-    assert_eq!(said, "mapped\n");
+    assert_mapped(&fixture, "f");
 }
 
 #[test]
@@ -120,16 +125,7 @@ fn files_of_all_sizes_are_read_and_mapped() {
         let bytes = std::fs::read(fixture.path(format!("f{size}"))).unwrap();
         assert!(bytes == pattern(size), "{size} bytes");
     }
-    let said = python(
-        fixture.root(),
-        "import mmap\n\
-         for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):\n\
-         \x20   f = open('f131073', 'rb')\n\
-         \x20   m = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ)\n\
-         \x20   assert m[:] == open('f131073', 'rb').read()\n\
-         print('mapped')\n",
-    );
-    assert_eq!(said, "mapped\n");
+    assert_mapped(&fixture, "f131073");
 }
 
 #[test]

@@ -1,15 +1,11 @@
 //! Bytes by their hash, from the caches of those above.
 
-use crate::support::{SOON, TestTree, kind, within};
+use crate::support::{SOON, TestTree, hash_of, kind, within};
 use crate::waiting::until;
 use bytes::Bytes;
-use copperfs_overlay::{BLOCK_BYTES, ContentHash, FailureKind, Files};
+use copperfs_overlay::{BLOCK_BYTES, FailureKind, Files};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-fn hash_of(bytes: &[u8]) -> ContentHash {
-    ContentHash(*blake3::hash(bytes).as_bytes())
-}
 
 /// A chain of four in which rank 1 answers as `finds` says.
 async fn chain(finds: crate::support::Finds) -> TestTree {

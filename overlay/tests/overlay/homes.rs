@@ -2,7 +2,7 @@
 
 mod hostile;
 
-use crate::support::{Alive, Desk, LOOPBACK, SOON, TestTree, content, kind, path, within};
+use crate::support::{Alive, Desk, LOOPBACK, SOON, TestTree, content, hash_of, kind, path, within};
 use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
@@ -40,10 +40,6 @@ fn bytes_of(request: &ItemRequest) -> Bytes {
         at += len;
     }
     bytes.freeze()
-}
-
-pub(crate) fn hash_of(bytes: &[u8]) -> ContentHash {
-    ContentHash(*blake3::hash(bytes).as_bytes())
 }
 
 /// A home that has everything, for who pays at least its length.
@@ -275,17 +271,24 @@ async fn connections_are_bounded_and_those_that_nobody_uses_are_closed() {
     within(10, found).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_busy_is_not_closed_for_another() {
-    let alive = Arc::new(AtomicUsize::new(0));
-    let gauge = Arc::clone(&alive);
-    let hangs = Desk::default().items(move |_request| {
+/// A home that answers nothing, with how many requests hang and how many have begun.
+fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+    let (alive, begun) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let (gauge, count) = (Arc::clone(&alive), Arc::clone(&begun));
+    let desk = Desk::default().items(move |_request| {
         let alive = Alive::new(&gauge);
+        count.fetch_add(1, Ordering::SeqCst);
         async move {
             let _alive = alive;
             std::future::pending().await
         }
     });
+    (desk, alive, begun)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_busy_is_not_closed_for_another() {
+    let (hangs, alive, _begun) = hanging();
     let mut tree = TestTree::plan(3, 8, Duration::from_secs(20));
     for rank in 0..2 {
         let desk = hangs.clone();
@@ -314,16 +317,7 @@ async fn who_is_busy_is_not_closed_for_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_home_works_on_no_more_than_it_has_room_for() {
-    let (alive, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (gauge, count) = (Arc::clone(&alive), Arc::clone(&begun));
-    let hangs = Desk::default().items(move |_request| {
-        let alive = Alive::new(&gauge);
-        count.fetch_add(1, Ordering::SeqCst);
-        async move {
-            let _alive = alive;
-            std::future::pending().await
-        }
-    });
+    let (hangs, alive, begun) = hanging();
     let tree = chain(2, hangs).await;
     let homes = homes(&tree, 1);
     let asked: Vec<_> = (0..40)

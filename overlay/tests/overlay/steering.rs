@@ -1,9 +1,9 @@
 //! Steering and commands.
 
-use crate::support::{Alive, Desk, SOON, TestTree, frame, kind, raw_child, within};
+use crate::support::{Alive, Desk, SOON, TestTree, frame, kind, question, raw_child, within};
 use crate::waiting::until;
 use bytes::Bytes;
-use copperfs_overlay::wire::{FrameKind, Question, Request, message};
+use copperfs_overlay::wire::{FrameKind, Request};
 use copperfs_overlay::{Failure, FailureKind, LatestSender, NotSent, STEERING_BYTES_MAX, Upstream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -237,14 +237,6 @@ async fn a_child_that_breaks_the_protocol_loses_its_stream_only() {
     let desk = helm.desk();
     tree.start_node_as(0, |service| service.desk = desk);
     let (_endpoint, connection) = raw_child(&tree, 1).await;
-    let question = |request: Request| {
-        let question = Question {
-            attempt: 0,
-            request,
-        };
-        let body = message::encode("request", &question).unwrap();
-        frame(FrameKind::Request, &body)
-    };
     // In a tree in which it does not hang from this node.
     for request in [Request::Steer { tree: 1 }, Request::Command { tree: 1 }] {
         let (mut send, mut recv) = connection.open_bi().await.unwrap();

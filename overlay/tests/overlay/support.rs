@@ -3,7 +3,9 @@
 use crate::waiting::until_some;
 use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
-use copperfs_overlay::wire::{FrameHeader, FrameKind, HEADER_BYTES, Hello, message};
+use copperfs_overlay::wire::{
+    FrameHeader, FrameKind, HEADER_BYTES, Hello, Question, Request, message,
+};
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
     Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemAnswer, ItemPath,
@@ -593,10 +595,19 @@ pub(crate) async fn within<T>(seconds: u64, future: impl Future<Output = T>) -> 
 /// An idle machine does in this time what a test waits for.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
+pub(crate) fn hash_of(bytes: &[u8]) -> ContentHash {
+    ContentHash(*blake3::hash(bytes).as_bytes())
+}
+
 /// A read of all of a file of `size` bytes.
 pub(crate) fn whole(name: &str, size: u64) -> ReadRequest {
+    whole_of(path(name), size)
+}
+
+/// As [`whole`].
+pub(crate) fn whole_of(path: ItemPath, size: u64) -> ReadRequest {
     ReadRequest {
-        path: path(name),
+        path,
         version: Version::of(b"1"),
         size,
         first_block: 0,
@@ -645,6 +656,16 @@ pub(crate) fn frame(kind: FrameKind, body: &[u8]) -> Vec<u8> {
         body,
     ]
     .concat()
+}
+
+/// The frame of a question that nothing has checked.
+pub(crate) fn question(request: Request) -> Vec<u8> {
+    let question = Question {
+        attempt: 0,
+        request,
+    };
+    let body = message::encode("request", &question).unwrap();
+    frame(FrameKind::Request, &body)
 }
 
 pub(crate) fn hello(hello: &Hello) -> Vec<u8> {

@@ -297,6 +297,14 @@ impl Root {
         self.release(Semaphore::MAX_PERMITS / 2);
     }
 
+    /// In the end storage has read `count` files, none of them twice, and all of them were kept.
+    async fn has_read_each_once(&self, count: usize) {
+        self.settle().await;
+        assert_eq!(self.slow.begun(), count);
+        self.slow.read_nothing_twice();
+        self.read_all_again().await;
+    }
+
     async fn read_all_again(&self) {
         let before = self.slow.begun();
         for name in self.slow.files.keys() {
@@ -325,10 +333,7 @@ async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
         reader.await.unwrap().unwrap();
     }
     root.release_all();
-    root.settle().await;
-    assert_eq!(root.slow.begun(), 8);
-    root.slow.read_nothing_twice();
-    root.read_all_again().await;
+    root.has_read_each_once(8).await;
 }
 
 /// What a bundle has not begun is read for the reader, and the bundle leaves it out.
@@ -347,10 +352,7 @@ async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
     for reader in readers {
         reader.await.unwrap().unwrap();
     }
-    root.settle().await;
-    assert_eq!(root.slow.begun(), 8);
-    root.slow.read_nothing_twice();
-    root.read_all_again().await;
+    root.has_read_each_once(8).await;
 }
 
 /// A bundle that hangs for long is not given up: what it reads is not read again beside it.
@@ -366,10 +368,7 @@ async fn what_a_bundle_reads_for_long_is_not_read_again() {
     root.release_all();
     reader.await.unwrap().unwrap();
     other.await.unwrap().unwrap();
-    root.settle().await;
-    assert_eq!(root.slow.begun(), 4);
-    root.slow.read_nothing_twice();
-    root.read_all_again().await;
+    root.has_read_each_once(4).await;
 }
 
 /// Two bundles for the same files, as two children of two trees ask for them.
@@ -388,10 +387,7 @@ async fn two_bundles_share_their_files() {
     for reader in readers {
         reader.await.unwrap().unwrap();
     }
-    root.settle().await;
-    assert_eq!(root.slow.begun(), 8);
-    root.slow.read_nothing_twice();
-    root.read_all_again().await;
+    root.has_read_each_once(8).await;
 }
 
 /// Several positions of the root order, readers and children: each block once.

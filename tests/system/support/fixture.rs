@@ -2,7 +2,7 @@
 
 use super::command;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -40,6 +40,27 @@ impl Scratch {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, content).unwrap();
         path
+    }
+
+    /// A file that is all hole but for what [`Scratch::check_hole`] looks for.
+    pub fn hole(&self, name: &str, size: u64, places: &[u64]) {
+        let file = fs::File::create(self.path().join(name)).unwrap();
+        file.set_len(size).unwrap();
+        for place in places {
+            file.write_at(&place.to_le_bytes()[..7], *place).unwrap();
+        }
+    }
+
+    /// Fails unless `mounted` is what [`Scratch::hole`] made, by its size, at its places and at its end.
+    #[track_caller]
+    pub fn check_hole(mounted: &fs::File, size: u64, places: &[u64]) {
+        assert_eq!(mounted.metadata().unwrap().len(), size);
+        for place in places {
+            let mut piece = [1; 7];
+            mounted.read_exact_at(&mut piece, *place).unwrap();
+            assert_eq!(piece, place.to_le_bytes()[..7], "at {place}");
+        }
+        assert_eq!(mounted.read_at(&mut [0; 8], size).unwrap(), 0);
     }
 
     /// Waits until all in it is old enough for its times to tell one version from the next: younger

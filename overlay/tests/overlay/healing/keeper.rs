@@ -1,10 +1,11 @@
 //! A node's cache as the product's read path has it, as small as can be: whole files, fetched once
 //! whoever asks, kept under their path; and the storage behind it, which counts.
 
+use crate::support::whole_of;
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, ContentHash, Cursor, Failure, FailureKind, Files, FilesystemUsage,
-    ItemPath, Listing, ReadRequest, ReadStream, Upstream, Version, XattrList,
+    ItemPath, Listing, ReadRequest, ReadStream, Upstream, XattrList,
 };
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::{FutureExt, StreamExt, stream};
@@ -30,18 +31,6 @@ pub(super) fn pattern(path: &ItemPath, size: u64) -> Bytes {
         .finalize_xof()
         .fill(&mut bytes);
     bytes.into()
-}
-
-fn request(path: ItemPath, size: u64) -> ReadRequest {
-    ReadRequest {
-        path,
-        version: Version::of(b"1"),
-        size,
-        first_block: 0,
-        block_count: size.div_ceil(BLOCK_BYTES),
-        content: None,
-        through: false,
-    }
 }
 
 /// See the module.
@@ -93,7 +82,7 @@ impl Keeper {
 
     async fn fetch(self: Arc<Self>, path: ItemPath, size: u64, attempt: u8) -> Fetched {
         let from = self.upstream.at(attempt);
-        let outcome = collect(&from, request(path.clone(), size)).await;
+        let outcome = collect(&from, whole_of(path.clone(), size)).await;
         if let Ok(bytes) = &outcome {
             let mut kept = self.kept.lock().unwrap();
             kept.insert(path.clone(), bytes.clone());

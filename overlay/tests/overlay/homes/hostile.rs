@@ -1,9 +1,11 @@
 //! Readers and homes that break the protocol.
 
-use super::{hash_of, home, request};
-use crate::support::{SOON, TestTree, fake_parent, frame, hello, kind, path, raw_member, within};
+use super::{home, request};
+use crate::support::{
+    SOON, TestTree, fake_parent, frame, hash_of, hello, kind, path, question, raw_member, within,
+};
 use crate::waiting::until;
-use copperfs_overlay::wire::{FrameKind, Head, Question, Request, message};
+use copperfs_overlay::wire::{FrameKind, Head, Request, message};
 use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Roster, Seat};
 use std::time::Duration;
 
@@ -97,14 +99,6 @@ async fn a_reader_asks_for_items_and_nothing_else() {
         within(5, recv.read_to_end(1 << 16)).await.unwrap()
     };
     assert_eq!(ask(hello(&said(0))).await[4], FrameKind::Welcome as u8);
-    let question = |request: Request| {
-        let question = Question {
-            attempt: 0,
-            request,
-        };
-        let body = message::encode("request", &question).unwrap();
-        frame(FrameKind::Request, &body)
-    };
     let item = |offset, len, size| {
         let mut item = request("file", 0, 1, 1);
         (item.offset, item.len, item.size) = (offset, len, size);
@@ -153,14 +147,8 @@ async fn a_child_asks_for_items_over_another_connection() {
     tree.start_node_as(0, |service| service.desk = home());
     let (_endpoint, connection) = crate::support::raw_child(&tree, 1).await;
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
-    let question = Question {
-        attempt: 0,
-        request: Request::Item(request("file", 0, 1, 1)),
-    };
-    let body = message::encode("request", &question).unwrap();
-    send.write_all(&frame(FrameKind::Request, &body))
-        .await
-        .unwrap();
+    let item = Request::Item(request("file", 0, 1, 1));
+    send.write_all(&question(item)).await.unwrap();
     let answer = within(5, recv.read_to_end(4096)).await.unwrap();
     assert_eq!(answer[4], FrameKind::Failure as u8);
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;

@@ -3,6 +3,7 @@
 use super::*;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 fn place(directory: &Path, reserve_percent: u8) -> HomePlace {
     HomePlace::Disk {
@@ -43,6 +44,16 @@ async fn fill(home: &Home, storage: &Storage, names: &[String]) {
     }
 }
 
+/// A home that has written twenty items.
+async fn twenty_kept(told: &Decision) -> (TempDir, Home, Arc<Storage>, Vec<String>) {
+    let scratch = tempfile::tempdir().unwrap();
+    let (storage, names) = twenty();
+    let home = on_disk(scratch.path(), &storage, told);
+    fill(&home, &storage, &names).await;
+    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    (scratch, home, storage, names)
+}
+
 async fn hits(home: &Home, storage: &Storage, names: &[String]) -> usize {
     let mut hits = 0;
     for name in names {
@@ -54,14 +65,9 @@ async fn hits(home: &Home, storage: &Storage, names: &[String]) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_finds_the_share_again() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, mut names) = twenty();
     let large = Storage::of(&[("data/a/large", 9 * MIB)]);
-    names.truncate(20);
     let told = decision(1, &[0], &[("a", 10 * MIB)]);
-    let home = on_disk(scratch.path(), &storage, &told);
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
     // With the larger part of a stripe that was not whole: its block 1 is taken away below.
@@ -103,12 +109,8 @@ async fn a_restart_finds_the_share_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_index_is_made_again_from_the_content() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, names) = twenty();
     let told = decision(1, &[0], &[("a", MIB)]);
-    let home = on_disk(scratch.path(), &storage, &told);
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
     let datasets = fs::read_dir(scratch.path().join("datasets")).unwrap();
@@ -121,12 +123,8 @@ async fn a_lost_index_is_made_again_from_the_content() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, names) = twenty();
     let told = decision(1, &[0], &[("a", MIB)]);
-    let home = on_disk(scratch.path(), &storage, &told);
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
     // The first decision that it hears does not name it.
@@ -140,11 +138,8 @@ async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_damaged_is_read_anew() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, names) = twenty();
-    let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let told = decision(1, &[0], &[("a", MIB)]);
+    let (scratch, home, storage, names) = twenty_kept(&told).await;
     for (number, file) in content_files(scratch.path()).into_iter().enumerate() {
         let mut bytes = fs::read(&file).unwrap();
         match number % 4 {
@@ -197,11 +192,8 @@ async fn a_disk_without_room_costs_hits_and_no_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_is_taken_away_costs_hits_and_no_request() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, names) = twenty();
-    let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let told = decision(1, &[0], &[("a", MIB)]);
+    let (scratch, home, storage, names) = twenty_kept(&told).await;
     fs::remove_dir_all(scratch.path().join("datasets")).unwrap();
     assert_eq!(hits(&home, &storage, &names).await, 0);
     fill(&home, &storage, &names).await;
@@ -256,11 +248,8 @@ async fn a_removed_dataset_leaves_no_directory_and_may_come_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn directories_that_nobody_declares_go_after_ten_minutes() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (storage, names) = twenty();
-    let home = on_disk(scratch.path(), &storage, &decision(1, &[0], &[("a", MIB)]));
-    fill(&home, &storage, &names).await;
-    until(SOON, "all is written", || home.report()[0].items == 20).await;
+    let told = decision(1, &[0], &[("a", MIB)]);
+    let (scratch, home, storage, _names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
     let datasets = scratch.path().join("datasets");
