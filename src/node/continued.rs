@@ -81,7 +81,7 @@ impl Front {
         let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
         let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
         if of_item {
-            // Its job's tokens are waited for, as long as it takes. Each other step has its own time-out.
+            // It may wait for its job's tokens without a limit. Each other step has its own time limit.
             Answer::Unbounded(reading)
         } else {
             Answer::Pending(reading)

@@ -114,7 +114,7 @@ impl FileRef {
     /// The file that another node asks for. Its promise of a content counts only where it can be held
     /// against the bytes, of a file of one block: under any other one the bytes of this file would be
     /// given to those who ask for that content's.
-    pub(super) fn asked(
+    pub(crate) fn asked(
         path: ItemPath,
         version: Version,
         size: u64,

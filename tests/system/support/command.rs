@@ -108,6 +108,14 @@ pub fn python() -> Command {
     command
 }
 
+/// `program` as another user and group, without any privilege.
+pub fn as_user(user: u32, group: u32, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    let (user, group) = (format!("--reuid={user}"), format!("--regid={group}"));
+    command.args([&user, &group, "--clear-groups", "--inh-caps=-all", program]);
+    command
+}
+
 /// A child that is killed when its guard goes.
 #[derive(Debug)]
 pub struct Background(Child);
