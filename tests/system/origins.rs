@@ -249,6 +249,7 @@ fn roots_start_beside_a_file_that_grows() {
             let mut log = fs::File::options().append(true).open(&log).unwrap();
             while !stop.load(Ordering::Relaxed) {
                 log.write_all(b"a line\n").unwrap();
+                // About five lines in a millisecond.
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
