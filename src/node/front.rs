@@ -154,17 +154,35 @@ impl Front {
     /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
     /// kernel has dropped it too: whether there was anything.
     pub(super) async fn clear(&self, path: &ItemPath) -> bool {
-        let other = self.other.get().and_then(Weak::upgrade).map(Self);
+        let held = self.clear_caches(path).await;
+        self.forget_in_kernels(path).await;
+        held
+    }
+
+    /// The first part of [`Front::clear`]: drops what this node caches. Returns whether this node or its
+    /// kernel had anything.
+    pub(super) async fn clear_caches(&self, path: &ItemPath) -> bool {
         let known = |front: &Self| !front.inodes.below(path).is_empty();
-        let known = known(self) || other.as_ref().is_some_and(known);
+        let known = known(self) || self.other_mount().as_ref().is_some_and(known);
         let datasets = self.datasets.get();
         let held = super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
-        self.forget_in_kernel(path).await;
-        if let Some(other) = other {
-            other.forget_in_kernel(path).await;
-        }
         known || held
+    }
+
+    /// The second part of [`Front::clear`]: drops what the kernel has, on both mounts. It waits for reads
+    /// under way, which hold pages.
+    pub(super) async fn forget_in_kernels(&self, path: &ItemPath) {
+        match self.other_mount() {
+            Some(other) => {
+                tokio::join!(self.forget_in_kernel(path), other.forget_in_kernel(path));
+            }
+            None => self.forget_in_kernel(path).await,
+        }
+    }
+
+    fn other_mount(&self) -> Option<Self> {
+        self.other.get().and_then(Weak::upgrade).map(Self)
     }
 
     /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches

@@ -109,9 +109,19 @@ impl Service for NodeService {
         let datasets = self.datasets.clone();
         async move {
             Ok(match front {
-                Some(front) => front.clear(&path).await,
+                Some(front) => front.clear_caches(&path).await,
                 None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
             })
+        }
+        .boxed()
+    }
+
+    fn withdraw(&self, path: ItemPath) -> BoxFuture<'static, ()> {
+        let front = self.front.get().cloned();
+        async move {
+            if let Some(front) = front {
+                front.forget_in_kernels(&path).await;
+            }
         }
         .boxed()
     }
