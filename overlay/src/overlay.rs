@@ -68,7 +68,7 @@ pub trait Service: Send + Sync + 'static {
     /// This node's report, opaque here (JSON), at most 64 KiB. Must be cheap and must not block.
     fn report(&self) -> Bytes;
 
-    /// Drops what this node caches of `path` and below. Returns whether there was anything.
+    /// Drops the cached state of `path` and below on this node. Returns whether anything was cached.
     ///
     /// # Errors
     /// Whatever stops the node from doing so.

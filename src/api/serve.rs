@@ -20,11 +20,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-/// Clients served at a time on each socket. Another one takes the place of the client that was idle the
-/// longest; where all of them are being answered, it waits for the first to be done.
+/// Concurrent clients of each socket. A new client replaces the client that was idle the longest; if none
+/// is idle, it waits until a connection ends.
 const CLIENTS_MAX: usize = 32;
-/// Of these, clients of one address that come by TCP, so that no node keeps the others out. Another one
-/// takes the place of the idlest of that address; where none is idle, it is turned away.
+/// Concurrent clients of one TCP address, so that no node can lock out the others. A new client replaces
+/// the longest idle client of the same address; if none is idle, it is refused.
 const CLIENTS_OF_ADDRESS_MAX: usize = 16;
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
@@ -116,12 +116,12 @@ struct Clients {
 
 struct Connection {
     task: AbortHandle,
-    /// None on the Unix socket.
+    /// The client's address; `None` on the Unix socket.
     from: Option<IpAddr>,
     activity: Arc<Activity>,
 }
 
-/// Since when a connection is idle; `None` while a request of it is answered.
+/// Since when a connection is idle; `None` while a request is being answered.
 struct Activity(Mutex<Option<Instant>>);
 
 impl Activity {
@@ -142,7 +142,7 @@ impl Clients {
         }
     }
 
-    /// Makes room for a client of `from`. False: it is to be turned away.
+    /// Makes room for a client of `from`. Returns `false` if it must be refused.
     async fn admit(&mut self, from: Option<IpAddr>) -> bool {
         loop {
             while self.serving.try_join_next().is_some() {}
@@ -161,7 +161,7 @@ impl Clients {
             } else if address_is_full {
                 return false;
             } else {
-                // Every answer has its time limit.
+                // This ends, because every answer has a time limit.
                 drop(self.serving.join_next().await);
             }
         }
