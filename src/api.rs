@@ -174,7 +174,7 @@ impl Api {
     /// of one core, and this node's reads must not wait for it.
     async fn plan(&self, body: &[u8]) -> Result<Answer, ApiError> {
         let busy = || {
-            let why = format!("{PLANS_MAX} plans are being worked out or wait for their turn");
+            let why = format!("{PLANS_MAX} plans are being computed or are queued");
             ApiError::new(503, why, "Ask again in a moment, or use copperfs plan")
         };
         let place = Arc::clone(&self.plans.places).try_acquire_owned();
@@ -190,7 +190,7 @@ impl Api {
             answer
         });
         working.await.unwrap_or_else(|error| {
-            let why = format!("the plan was not worked out: {error}");
+            let why = format!("the plan could not be computed: {error}");
             Err(ApiError::new(500, why, "Ask again"))
         })
     }

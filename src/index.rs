@@ -57,7 +57,7 @@ pub enum IndexError {
     },
     /// A file of this name exists, and may not be replaced.
     #[error(
-        "{} is there already: give another name, or --force to replace it when the new index is complete",
+        "{} already exists: give another name, or use --force to replace it when the new index is complete",
         .0.display()
     )]
     Exists(PathBuf),

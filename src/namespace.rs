@@ -318,7 +318,7 @@ impl InodeTable {
         };
         let waited = tokio::time::timeout(ROOM_WAIT, waiting).await;
         if waited.is_err() {
-            tracing::trace!("more inodes are in use than have room");
+            tracing::trace!("the inodes in use exceed their memory bound");
         }
     }
 

@@ -174,7 +174,7 @@ impl Clients {
         from: Option<IpAddr>,
     ) {
         if !self.admit(from).await {
-            tracing::debug!(?from, "turned away: its address has enough clients");
+            tracing::debug!(?from, "refused a client: its address has too many");
             return;
         }
         let activity = Arc::new(Activity(Mutex::new(Some(Instant::now()))));

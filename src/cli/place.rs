@@ -137,7 +137,7 @@ fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     });
     divided
         .and_then(|divided| divided)
-        .with_context(|| format!("cannot look at the way to {}", path.display()))
+        .with_context(|| format!("cannot resolve the path {}", path.display()))
 }
 
 /// The copperfs mount among `mounts` that contains the absolute `path`, and the rest of the path below its

@@ -113,9 +113,9 @@ impl Front {
                 Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
                     Noted::Yes => return Ok(bytes),
                     Noted::Differs => {
-                        let detail = "other bytes than those given out before, of one version";
+                        let detail = "the bytes differ from those returned before under the same version";
                         let failure = Failure::new(FailureKind::Stale, detail);
-                        tracing::warn!(path = %inode.path(), %failure, "a file changed without a trace");
+                        tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
                         return Err(self.refuse(&inode, &failure).await);
                     }
                     Noted::Frozen => {}
@@ -179,7 +179,7 @@ impl Front {
                 Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
             };
             if now.version == denied {
-                let detail = "storage denies the version that it names";
+                let detail = "storage reports this version, but denies reads of it";
                 let failure = Failure::new(FailureKind::Stale, detail);
                 return Err(self.put_back(&inode, account, &failure).await);
             }

@@ -22,7 +22,7 @@ struct Own<'a> {
 impl Drop for Own<'_> {
     fn drop(&mut self) {
         if self.recorder.stop_own(self.id).is_some() {
-            tracing::info!("a recording was given up: its command is gone");
+            tracing::info!("a recording was discarded: its command has ended");
         }
     }
 }
@@ -101,7 +101,7 @@ async fn busy(voice: &mut Voice) -> io::Result<()> {
 }
 
 async fn nothing(voice: &mut Voice) -> io::Result<()> {
-    let error = "nothing is being recorded on this mount: `copperfs record start` begins";
+    let error = "nothing is being recorded on this mount: start a recording with `copperfs record start`";
     voice.say(&json!({ "error": error })).await
 }
 

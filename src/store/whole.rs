@@ -158,7 +158,7 @@ impl WholeWriter {
         };
         if !check(&open, self.len, &self.hashes)? {
             count(&shared.counters.damaged);
-            tracing::warn!(path = %file.path, "the disk does not give back what was written: dropped");
+            tracing::warn!(path = %file.path, "the bytes read back from the disk differ from those written: dropped");
             return Err(Errno::IO);
         }
         let Some(temporary) = self.temporary.take() else {

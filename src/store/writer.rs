@@ -324,7 +324,7 @@ impl Drop for Writer {
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 _ if left.is_zero() => {
                     tracing::warn!(
-                        "the store's disk does not answer: what was queued for it is lost"
+                        "the store's disk does not answer: the data queued for it is lost"
                     );
                     return;
                 }

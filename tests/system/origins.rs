@@ -178,7 +178,7 @@ fn storage_that_hangs_costs_misses_only() {
         forget_pages(&file);
         let start = Instant::now();
         assert!(fs::read(&hit).unwrap() == noise(0, 10_000));
-        // A hit that waited for storage would wait for the request time-out.
+        // A hit that waited for storage would take as long as the request timeout.
         assert!(
             start.elapsed() < Duration::from_secs(3),
             "{:?}",

@@ -291,7 +291,7 @@ impl Request {
             }
             Self::Stat { names, denied, .. } => match (denied, names.len()) {
                 (Some(_), 0 | 2..) => Err(WireError::Impossible(
-                    "a version denied of no name, or of several",
+                    "a denied version without a name, or with several names",
                 )),
                 _ => check_names(names),
             },

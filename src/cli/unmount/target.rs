@@ -205,7 +205,7 @@ impl Target {
             busy::named(users)
         };
         anyhow::anyhow!(
-            "{} is in use by {by}. End that first, or take it away all the same with --force",
+            "{} is in use by {by}. End the program first, or unmount anyway with --force",
             self.path.display()
         )
     }

@@ -61,7 +61,7 @@ impl CredentialService {
         Self {
             address: "/computeMetadata/v1/".to_owned(),
             missing: "no Google credentials: neither GOOGLE_SERVICE_ACCOUNT nor \
-                      GOOGLE_APPLICATION_CREDENTIALS is set, gcloud has left none",
+                      GOOGLE_APPLICATION_CREDENTIALS is set, and gcloud has stored none",
             advice: "set one of them to a file with a key, run gcloud auth application-default login, or \
                      set GOOGLE_SKIP_SIGNATURE=true for a public bucket"
                 .to_owned(),

@@ -77,7 +77,7 @@ impl Shared {
             &self.label,
             action,
             path,
-            &format_args!("{calls} calls into this filesystem hang, and no more are begun")
+            &format_args!("{calls} calls into this filesystem hang, and no more are started")
                 .to_string(),
             STORAGE_HANGS,
         )
@@ -91,7 +91,7 @@ impl Shared {
     ) -> Failure {
         let hint = "raise the limit of processes (ulimit -u, or pids.max of the cgroup)";
         let kind = FailureKind::Unavailable;
-        let cause = format!("no thread for it: {error}");
+        let cause = format!("cannot start a thread for it: {error}");
         worded(kind, &self.label, action, path, &cause, hint)
     }
 
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     fn broken(&self, action: &str, path: &ItemPath) -> Failure {
-        let cause = "the thread that did it has panicked";
+        let cause = "its thread has panicked";
         worded(FailureKind::Io, &self.label, action, path, &cause, "")
     }
 }

@@ -122,7 +122,7 @@ impl Root {
                 tracing::warn!(
                     origin = label,
                     trouble,
-                    "its path does not lead to it any more; it is served until another filesystem is \
+                    "the origin's path no longer leads to this filesystem; it is served until another one is \
                      mounted there"
                 );
             }
