@@ -206,8 +206,8 @@ impl Store {
         if !noted {
             tracing::warn!(
                 %path,
-                "the store's disk does not answer: what was cleared is not used any more; should this \
-                 daemon end before the disk answers, it is looked at again by the next one"
+                "the store's disk does not answer: the cleared content is no longer used; if this \
+                 daemon ends before the disk answers, the next one checks that content again"
             );
         }
         noted

@@ -70,7 +70,7 @@ fn find(path: &Path, mount: Option<&Path>, machine: &Machine) -> anyhow::Result<
     let shown = path.display();
     ensure!(
         !named.inside.is_root(),
-        "{shown} is a mount point: name what is to be cleared below it. `copperfs clear --everything \
+        "{shown} is a mount point: name a path below it. `copperfs clear --everything \
          {shown}` clears all of it"
     );
     Ok(named)

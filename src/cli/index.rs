@@ -172,7 +172,7 @@ impl<'a> Job<'a> {
             _ = tokio::signal::ctrl_c() => {
                 bar.end();
                 fail(format_args!(
-                    "stopped; what is done is kept: go on with {}",
+                    "stopped; the finished part is kept: go on with {}",
                     self.resumption()
                 ));
                 return Ok(ExitCode::from(INTERRUPTED));

@@ -113,7 +113,8 @@ impl Front {
                 Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
                     Noted::Yes => return Ok(bytes),
                     Noted::Differs => {
-                        let detail = "the bytes differ from those returned before under the same version";
+                        let detail =
+                            "the bytes differ from those returned before under the same version";
                         let failure = Failure::new(FailureKind::Stale, detail);
                         tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
                         return Err(self.refuse(&inode, &failure).await);

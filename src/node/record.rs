@@ -101,7 +101,8 @@ async fn busy(voice: &mut Voice) -> io::Result<()> {
 }
 
 async fn nothing(voice: &mut Voice) -> io::Result<()> {
-    let error = "nothing is being recorded on this mount: start a recording with `copperfs record start`";
+    let error =
+        "nothing is being recorded on this mount: start a recording with `copperfs record start`";
     voice.say(&json!({ "error": error })).await
 }
 
