@@ -11,11 +11,11 @@
 //!
 //! Who reads many files of a large directory in no order has all of it brought (`scattered`).
 //!
-//! While a bundle is under way its files have flights, so that a reader joins it; one who waits for a
-//! file far behind in it has that one asked for by itself (`urgent`). A bundle is not cancelled while it
-//! may still bring files, because the files that storage reads for it would be read again. A bundle that
-//! has brought nothing for [`PATIENCE`] does not prevent others from starting. When a bundle ends, a reader
-//! that waits for a file that it did not bring gets its own request.
+//! While a bundle is in progress its files have flights, so that readers join it; a file that a reader
+//! waits for and that is far behind in the bundle is requested separately (`urgent`). A bundle is not
+//! cancelled while it may still bring files, because the files that storage reads for it would be read
+//! again. A bundle that has brought nothing for [`PATIENCE`] does not prevent others from starting. When a
+//! bundle ends, a reader that waits for a file that it did not bring gets its own request.
 
 use super::blocks::{FileRef, Haste};
 use super::directory::Directory;
