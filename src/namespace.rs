@@ -303,7 +303,7 @@ impl InodeTable {
         self.bytes_max + self.bytes_max / 8
     }
 
-    /// Waits up to [`ROOM_WAIT`] until the table is not full.
+    /// Waits up to `ROOM_WAIT` until the table is not full.
     pub async fn room(&self) {
         let waiting = async {
             let mut told = std::pin::pin!(self.room.notified());

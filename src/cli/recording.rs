@@ -46,7 +46,7 @@ enum Step {
         /// The profile to write
         #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
         output: Option<PathBuf>,
-        /// Forget what was recorded
+        /// Discard the recording
         #[arg(long, conflicts_with = "output")]
         discard: bool,
     },

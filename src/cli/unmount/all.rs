@@ -115,7 +115,7 @@ impl<'a> Launch<'a> {
         }
         if busy > 0 {
             bail!(
-                "{busy} of {} nodes are in use or do not say: none has been taken down. --force takes \
+                "{busy} of {} nodes are in use or do not answer: none has been taken down. --force takes \
                  all down",
                 said.len()
             );

@@ -198,7 +198,7 @@ impl Target {
 
     fn refusal(&self, users: &[User]) -> anyhow::Error {
         let by = if users.is_empty() {
-            "something that is not seen from here: a process of another user or namespace, or the \
+            "a process that is not visible from here (of another user or namespace), or by the \
              kernel itself (a loop device)"
                 .to_owned()
         } else {

@@ -246,7 +246,7 @@ fn a_job_is_inherited_from_the_owners_process() {
     assert_eq!(
         of(12).as_deref(),
         Some("run:train"),
-        "what it may not name is passed over"
+        "names that it may not use are ignored"
     );
     assert_eq!(of(20), None);
 }
