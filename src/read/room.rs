@@ -14,7 +14,7 @@
 //! has received nothing at all by then, so it holds no memory. So storage that hangs does not block other
 //! reads, and nodes that ask each other, in several trees, never wait in a circle. When bytes arrive after
 //! all, the holder waits for room again before it takes the first bytes of a block; within a block it
-//! continues without room.
+//! continues even if there is none.
 
 use crate::num::to_usize;
 use futures_util::FutureExt;
