@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 /// Concurrent clients of each socket. A new client replaces the client that was idle the longest; if none
@@ -28,6 +29,11 @@ const CLIENTS_MAX: usize = 32;
 const CLIENTS_OF_ADDRESS_MAX: usize = 16;
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
+/// Bodies above [`SMALL_BODY_BYTES`] that each socket holds at a time, from reading to answer, which limits
+/// the memory of all clients together. Further ones wait, at most as long as an answer may take.
+const LARGE_BODIES_MAX: usize = 2;
+/// Bodies up to this many bytes do not wait.
+const SMALL_BODY_BYTES: u64 = 64 << 10;
 /// Bytes of a request's head, which holds a name at most.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// How long a client may take to ask, or say nothing between two requests.
@@ -112,6 +118,7 @@ async fn accept_remote(mut listener: TlsListener, api: Api) {
 struct Clients {
     serving: JoinSet<()>,
     connections: Vec<Connection>,
+    large_bodies: Arc<Semaphore>,
 }
 
 struct Connection {
@@ -139,6 +146,7 @@ impl Clients {
         Self {
             serving: JoinSet::new(),
             connections: Vec::new(),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES_MAX)),
         }
     }
 
@@ -179,12 +187,13 @@ impl Clients {
         }
         let activity = Arc::new(Activity(Mutex::new(Some(Instant::now()))));
         let shown = Arc::clone(&activity);
+        let large_bodies = Arc::clone(&self.large_bodies);
         let task = self.serving.spawn(async move {
             let service = service_fn(|request| {
-                let (api, activity) = (&api, &activity);
+                let (api, activity, large_bodies) = (&api, &activity, &large_bodies);
                 async move {
                     activity.set(None);
-                    let answered = answer(api, request).await;
+                    let answered = answer(api, large_bodies, request).await;
                     activity.set(Some(Instant::now()));
                     answered
                 }
@@ -209,6 +218,7 @@ impl Clients {
 
 async fn answer(
     api: &Api,
+    large_bodies: &Semaphore,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
@@ -219,6 +229,19 @@ async fn answer(
     // One that says so is not waited for.
     if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
         return Ok(too_large());
+    }
+    let mut place = None;
+    if body
+        .size_hint()
+        .upper()
+        .is_none_or(|bytes| bytes > SMALL_BODY_BYTES)
+    {
+        let waiting = tokio::time::timeout(ANSWER_TIMEOUT, large_bodies.acquire());
+        let Ok(Ok(free)) = waiting.await else {
+            let why = "too many large requests are being answered";
+            return Ok(response(&refusal(503, why, "Try again")));
+        };
+        place = Some(free);
     }
     let reading = Limited::new(body, BODY_BYTES_MAX).collect();
     let read = tokio::time::timeout(BODY_TIMEOUT, reading).await;
@@ -239,6 +262,7 @@ async fn answer(
     };
     let answering = api.answer(head.method.as_str(), head.uri.path(), &body);
     let answered = tokio::time::timeout(ANSWER_TIMEOUT, answering).await;
+    drop(place);
     Ok(response(&answered.unwrap_or_else(|_elapsed| {
         refusal(503, "no answer came in time", "Try again")
     })))

@@ -437,6 +437,38 @@ async fn refusals_say_what_to_try() {
     assert_eq!(left["datasets"].as_array().unwrap().len(), 1, "{left}");
 }
 
+/// Large requests wait for each other, to limit their memory; small ones do not wait.
+#[tokio::test]
+async fn large_requests_are_held_few_at_a_time() {
+    let node = Node::start();
+    let head =
+        b"POST /v1/plan HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\nconnection: close\r\n\r\n";
+    let mut slow = Vec::new();
+    for _ in 0..2 {
+        let mut client = tokio::net::UnixStream::connect(&node.socket).await.unwrap();
+        client.write_all(head).await.unwrap();
+        slow.push(client);
+    }
+    // Both have their places when their requests are being answered.
+    for _ in 0..50 {
+        node.ask("GET", "/v1/datasets", Value::Null).await.unwrap();
+    }
+    let third = [&head[..], &[b' '; 100_000]].concat();
+    let third = node.raw(&third);
+    let mut third = std::pin::pin!(third);
+    for _ in 0..50 {
+        let small = node.ask("GET", "/v1/datasets", Value::Null);
+        tokio::select! {
+            biased;
+            answer = &mut third => panic!("answered before its turn: {answer}"),
+            small = small => drop(small.unwrap()),
+        }
+    }
+    drop(slow);
+    let answer = third.await;
+    assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+}
+
 #[tokio::test]
 async fn what_is_not_http_or_too_large_is_refused() {
     let node = Node::start();

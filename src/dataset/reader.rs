@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use view::View;
 
@@ -85,6 +85,8 @@ pub(super) struct Inner {
     activities: Arc<Activities>,
     /// Room for what open files hold, in units of [`HELD_UNIT`].
     held: Arc<Semaphore>,
+    /// How long the homes of one read may take.
+    request_timeout: Duration,
     counters: Counters,
 }
 
@@ -98,9 +100,15 @@ impl fmt::Debug for DatasetReader {
 
 impl DatasetReader {
     /// A reader that knows no datasets yet. `readers` tells whose processes read, `activities` what
-    /// they do.
+    /// they do. A read whose homes have not answered within `request_timeout` fails; the time in which its
+    /// job waits for tokens does not count.
     #[must_use]
-    pub fn new(homes: Arc<dyn Homes>, readers: Arc<Readers>, activities: Arc<Activities>) -> Self {
+    pub fn new(
+        homes: Arc<dyn Homes>,
+        readers: Arc<Readers>,
+        activities: Arc<Activities>,
+        request_timeout: Duration,
+    ) -> Self {
         let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             view: RwLock::default(),
@@ -108,6 +116,7 @@ impl DatasetReader {
             readers,
             activities,
             held: Arc::new(Semaphore::new(room)),
+            request_timeout,
             counters: Counters::default(),
         }))
     }

@@ -82,7 +82,7 @@ impl Front {
         let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
         let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
         if of_item {
-            // Waits for the tokens of its job without a limit. Every other step has its own timeout.
+            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
             Answer::Unbounded(reading)
         } else {
             Answer::Pending(reading)

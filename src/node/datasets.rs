@@ -163,6 +163,7 @@ impl Datasets {
             Arc::clone(&peers) as Arc<dyn Homes>,
             Arc::clone(&readers),
             Arc::clone(&activities),
+            settings.request_timeout,
         );
         let config = StewardConfig {
             name: seat.name.clone(),

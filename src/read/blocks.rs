@@ -114,7 +114,7 @@ impl FileRef {
     /// The file that another node requests. The content hash in the request is used only for a file of one
     /// block, because only then can the bytes be checked against it. Otherwise this file's bytes could be
     /// returned to readers of the content with that hash.
-    pub(super) fn asked(
+    pub(crate) fn asked(
         path: ItemPath,
         version: Version,
         size: u64,

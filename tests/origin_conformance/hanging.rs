@@ -1,10 +1,10 @@
 //! Storage that hangs in part, like a parallel filesystem with a dead data server: the other part stays
 //! readable.
 
-use crate::fixtures::{Backend, Posix, path, read_whole, stat};
+use crate::fixtures::{Backend, Posix, path, read, read_whole, stat};
 use crate::silent_files::{BYTES, FILES, SilentFiles};
 use copperfs::origin::{ByteRange, HangingBound, Origin, OriginOptions};
-use copperfs_overlay::{Attributes, FailureKind};
+use copperfs_overlay::{Attributes, Failure, FailureKind};
 use futures_util::StreamExt;
 use std::io::Write;
 use std::path::PathBuf;
@@ -56,9 +56,17 @@ fn whole(name: &str, attributes: &Attributes) -> ByteRange {
 }
 
 /// Reads `name` in blocks, like the read path.
-async fn read_blocks(origin: &dyn Origin, name: &str) -> Result<usize, copperfs_overlay::Failure> {
+async fn read_blocks(origin: &dyn Origin, name: &str) -> Result<usize, Failure> {
     let attributes = stat(origin, name).await?;
-    let blocks = origin.blocks(&whole(name, &attributes)).expect("blocks");
+    read_blocks_of(origin, name, &attributes).await
+}
+
+async fn read_blocks_of(
+    origin: &dyn Origin,
+    name: &str,
+    attributes: &Attributes,
+) -> Result<usize, Failure> {
+    let blocks = origin.blocks(&whole(name, attributes)).expect("blocks");
     let mut blocks = blocks.await?;
     let mut bytes = 0;
     while let Some(block) = blocks.next().await {
@@ -122,6 +130,24 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
         assert_eq!(read.expect("a task").expect("a file"), BYTES);
     }
     eventually("nothing hangs", || hanging(&posix) == 0).await;
+}
+
+/// The client of a network filesystem caches attributes for a while. A file that was rewritten elsewhere is
+/// detected by the server's attributes, not by the cached ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rewrite_that_this_host_has_not_heard_of_is_no_read_of_the_old_version() {
+    let Some((posix, storage)) = storage(&options(16)) else {
+        return;
+    };
+    storage.answer();
+    let name = in_one_directory(1);
+    let old = stat(posix.origin(), &name).await.expect("a file");
+    assert_eq!(read_blocks(posix.origin(), &name).await, Ok(BYTES));
+    storage.rewrite();
+    let blocks = read_blocks_of(posix.origin(), &name, &old).await;
+    assert_eq!(blocks.expect_err("the new bytes").kind, FailureKind::Stale);
+    let range = read(posix.origin(), &name, &old, 0, old.size).await;
+    assert_eq!(range.expect_err("the new bytes").kind, FailureKind::Stale);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

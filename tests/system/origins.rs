@@ -4,13 +4,15 @@ use crate::skip;
 use crate::support::command::has_program;
 use crate::support::fixture::noise;
 use crate::support::kernel::{forget_pages, mount_at};
-use crate::support::{Background, Mount, Scratch, errno, eventually, is_root, within};
+use crate::support::{Background, Mount, Scratch, Tree, errno, eventually, is_root, within};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn names(path: &Path) -> Vec<OsString> {
@@ -228,4 +230,39 @@ fn a_daemon_that_hangs_in_storage_can_be_unmounted() {
         start.elapsed()
     );
     assert!(within(Duration::from_secs(10), move || reader.join().unwrap()).is_err());
+}
+
+/// If a log file grows while the job starts, two roots must not take their storage for different.
+#[test]
+fn roots_start_beside_a_file_that_grows() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    let log = origin.file("log", "begun\n");
+    origin.file("data/file", "content");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut log = fs::File::options().append(true).open(&log).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                log.write_all(b"a line\n").unwrap();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        // Ends the writer even if a launch fails.
+        let _stop = Stop(&stop);
+        for _ in 0..3 {
+            let tree = Tree::launch(3, 2, origin.path(), &["--roots", "2"]);
+            assert_eq!(fs::read(tree.path(2, "data/file")).unwrap(), b"content");
+        }
+    });
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

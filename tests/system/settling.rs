@@ -2,7 +2,7 @@
 
 use crate::skip;
 use crate::support::fixture::noise;
-use crate::support::{Mount, Scratch, check, eventually, is_root};
+use crate::support::{Mount, Scratch, Tree, check, eventually, is_root};
 use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -162,6 +162,35 @@ fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
             is_old || is_new,
             "{ttl:?}: the head of one state and the tail of another"
         );
+    }
+}
+
+/// Two roots look at storage independently: bytes that one of them read before a file had settled are used
+/// on no node as those of the settled file.
+#[test]
+fn two_roots_give_what_a_file_settled_to() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let (old, new) = (noise(1, 100_000), noise(2, 100_000));
+    let storage = Coarse::new();
+    let flags = [&["--roots", "2"], &SKEW[..]].concat();
+    let tree = Tree::launch(4, 1, &storage.root, &flags);
+    let mut names = Vec::new();
+    for _ in 0..4 {
+        // Every node reads the file before it is rewritten, one of them under the other root's look.
+        names.push(storage.rewritten_unseen(&old, &new, |name| {
+            for rank in 0..4 {
+                assert!(fs::read(tree.path(rank, name)).unwrap() == old);
+            }
+        }));
+    }
+    std::thread::sleep(SETTLED);
+    for name in names {
+        for rank in 0..4 {
+            let read = fs::read(tree.path(rank, &name));
+            assert!(read.unwrap() == new, "{name} on rank {rank}");
+        }
     }
 }
 

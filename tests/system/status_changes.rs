@@ -345,6 +345,47 @@ fn a_file_rewritten_under_its_old_times_is_never_mixed() {
     }
 }
 
+/// A program is stripped in place and keeps its modification time, as packagers do: a reader that has bytes
+/// of it gets no byte of the stripped program, and a new reader gets only the stripped program.
+#[test]
+fn a_stripped_program_is_never_mixed() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !has_program("strip") || !has_program("cc") {
+        skip!("needs cc and strip");
+    }
+    let origin = Scratch::new();
+    let program = origin.dir("bin").join("program");
+    let source = origin.file("program.c", "int main(void) { return 0; }");
+    let linked = origin.path().join("bin/linked");
+    let mut compile = std::process::Command::new("cc");
+    check(compile.args(["-g3", "-o"]).arg(&program).arg(source));
+    // A second name makes strip write to the file itself rather than rename another one over it.
+    fs::hard_link(&program, &linked).unwrap();
+    origin.settle();
+    let old = fs::read(&program).unwrap();
+    let mount = Mount::with(origin.path(), &["--push=false"]);
+    let open = File::open(mount.path("bin/program")).unwrap();
+    assert!(bytes_or_stale(&open, 0, 4096).unwrap() == old[..4096]);
+    let inode = fs::metadata(&program).unwrap().ino();
+    check(std::process::Command::new("strip").arg("-p").arg(&program));
+    let new = fs::read(&program).unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().ino(), inode, "in place");
+    assert!(new.len() < old.len());
+    for at in (0..old.len()).step_by(4096) {
+        let len = 4096.min(old.len() - at);
+        if let Some(read) = bytes_or_stale(&open, at, len) {
+            assert!(
+                read == old[at..at + len],
+                "at {at}: bytes of the stripped one"
+            );
+        }
+    }
+    mount.clear("/");
+    assert!(fs::read(mount.path("bin/program")).unwrap() == new);
+}
+
 /// If only an unread part was rewritten, the bytes before and after form one file: the new one.
 #[test]
 fn a_file_rewritten_where_nothing_was_read_is_the_new_one() {

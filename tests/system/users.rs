@@ -1,7 +1,7 @@
 //! Who may read what, when a mount is shared by users.
 
 use crate::skip;
-use crate::support::command::{has_program, run};
+use crate::support::command::{as_user, has_program, run};
 use crate::support::{Mount, Scratch, check, is_root};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,14 +10,6 @@ use std::process::Command;
 
 /// A user and a group that own nothing.
 const NOBODY: u32 = 65_534;
-
-/// `command` as another user and group, without any privilege.
-fn as_user(user: u32, group: u32, program: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    let (user, group) = (format!("--reuid={user}"), format!("--regid={group}"));
-    command.args([&user, &group, "--clear-groups", "--inh-caps=-all", program]);
-    command
-}
 
 fn reads(user: u32, group: u32, path: &Path) -> Result<String, String> {
     let finished = run(as_user(user, group, "cat").arg(path));

@@ -169,6 +169,31 @@ async fn storage_is_read_when_it_is_paid_for_and_once() {
     assert!(storage.only_through());
 }
 
+/// A reader's promise that a file of several blocks has the content of another one cannot be checked
+/// against one stripe, so the file's bytes are not returned to readers of that content.
+#[tokio::test]
+async fn a_false_promise_of_a_content_gives_no_reader_wrong_bytes() {
+    let storage = Storage::of(&[("data/a/x", 2 * MIB)]);
+    let home = alone(&storage, &decision(1, &[0], &[("a", 4 * MIB)]));
+    let content = Some(ContentHash([7; 32]));
+    let honest = ItemRequest {
+        content,
+        ..all_of(&storage, "data/a/x", RICH)
+    };
+    let due = storage.bytes(&honest.path, 0, honest.len);
+    storage.change("data/a/x", 2 * MIB);
+    let hostile = ItemRequest {
+        content,
+        ..all_of(&storage, "data/a/x", RICH)
+    };
+    give(&home, &storage, hostile).await.unwrap();
+    match home.item(honest).await {
+        Ok(ItemAnswer::Bytes { bytes, .. }) => assert_eq!(bytes, due),
+        Ok(ItemAnswer::Unpaid { cost }) => panic!("it costs {cost}"),
+        Err(failure) => assert_eq!(failure.kind, FailureKind::Stale),
+    }
+}
+
 #[tokio::test]
 async fn a_part_of_a_stripe_brings_all_of_it_when_it_is_kept_and_its_blocks_when_not() {
     let storage = Storage::of(&[("data/a/x", 9 * MIB + 5), ("data/a/y", 4 * MIB)]);

@@ -3,7 +3,7 @@
 use super::view::View;
 use super::{HELD_UNIT, Inner};
 use crate::dataset::slots::{STRIPE_BYTES, items_of, slot_of, stripe_len};
-use crate::job::{ItemOutcome, JobActivity};
+use crate::job::{ItemOutcome, JobActivity, Permit, Tokens};
 use crate::num::to_usize;
 use crate::read::{Cut, FileId, FileRef, Part, Place};
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout_at;
 
 /// Files up to this many bytes come whole on their first read, wherever it is.
 const WHOLE_MAX: u64 = 1 << 20;
@@ -130,17 +131,19 @@ impl OpenDatasetFile {
     }
 
     /// Bytes from `offset`, `size` of them or up to the file's end, of the version in `file`. Waits for
-    /// tokens if storage has to be read and the job has none. May be cancelled.
+    /// tokens if storage has to be read and the job has none; that time does not count against the request's
+    /// time limit. May be cancelled.
     ///
     /// # Errors
-    /// `Stale` if the file no longer has that version; the failure of its home, or of this node itself if
-    /// no home can be reached.
+    /// `Stale` if the file no longer has that version; `Io` at the time limit; the failure of its home, or of
+    /// this node itself if no home can be reached.
     pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
         let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
+        let mut patience = open.patience();
         let mut cuts = Vec::with_capacity(1);
         for run in open.runs(offset, size) {
-            cuts.push(open.read_run(file, run).await?);
+            cuts.push(open.read_run(file, run, &mut patience).await?);
         }
         Ok(Cut::joined(cuts))
     }
@@ -161,7 +164,23 @@ impl OpenDatasetFile {
             offset,
             len,
         };
-        Ok(self.0.ask(file, run).await?.1)
+        let mut patience = self.0.patience();
+        Ok(self.0.ask(file, run, &mut patience).await?.1)
+    }
+}
+
+/// How long the homes of one read may take.
+struct Patience {
+    until: tokio::time::Instant,
+}
+
+impl Patience {
+    /// Waits for tokens, without using up the time limit.
+    async fn take(&mut self, tokens: &Arc<Tokens>, bytes: u64) -> Permit {
+        let begun = tokio::time::Instant::now();
+        let permit = tokens.take(bytes).await;
+        self.until += begun.elapsed();
+        permit
     }
 }
 
@@ -187,6 +206,11 @@ impl Open {
         })
     }
 
+    fn patience(&self) -> Patience {
+        let until = tokio::time::Instant::now() + self.begun.reader.request_timeout;
+        Patience { until }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -205,22 +229,30 @@ impl Open {
         Some(cut)
     }
 
-    async fn read_run(&self, file: &FileRef, run: Run) -> Result<Cut, Failure> {
+    async fn read_run(
+        &self,
+        file: &FileRef,
+        run: Run,
+        patience: &mut Patience,
+    ) -> Result<Cut, Failure> {
         if let Some(cut) = self.held(file, run) {
             return Ok(cut);
         }
         if self.goes_on(run) {
+            let begun = tokio::time::Instant::now();
             let _turn = self.turn.lock().await;
+            // The reader that had the turn may have waited for tokens, and has a separate time limit.
+            patience.until += begun.elapsed();
             if let Some(cut) = self.held(file, run) {
                 return Ok(cut);
             }
-            if self.bring(file, run.stripe).await?
+            if self.bring(file, run.stripe, patience).await?
                 && let Some(cut) = self.held(file, run)
             {
                 return Ok(cut);
             }
         }
-        self.read_alone(file, run).await
+        self.read_alone(file, run, patience).await
     }
 
     /// Whether the whole item is worth bringing for `run`: it is small, or is read from its beginning
@@ -231,7 +263,12 @@ impl Open {
     }
 
     /// Brings a whole item here; false when there is no room for it.
-    async fn bring(&self, file: &FileRef, stripe: u64) -> Result<bool, Failure> {
+    async fn bring(
+        &self,
+        file: &FileRef,
+        stripe: u64,
+        patience: &mut Patience,
+    ) -> Result<bool, Failure> {
         let len = stripe_len(self.begun.file.size, stripe);
         let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
         // What was held makes room first.
@@ -246,7 +283,7 @@ impl Open {
             offset,
             len,
         };
-        let (bytes, hash) = self.ask(file, run).await?;
+        let (bytes, hash) = self.ask(file, run, patience).await?;
         self.state().held = Some(Held {
             version: file.version,
             stripe,
@@ -259,7 +296,12 @@ impl Open {
 
     /// Reads `run`, extended only to its alignment. A file of one block is read whole, so that a single
     /// hash covers it.
-    async fn read_alone(&self, file: &FileRef, run: Run) -> Result<Cut, Failure> {
+    async fn read_alone(
+        &self,
+        file: &FileRef,
+        run: Run,
+        patience: &mut Patience,
+    ) -> Result<Cut, Failure> {
         let (mut start, mut end) = (0, file.size);
         if file.size > BLOCK_BYTES {
             start = run.offset - run.offset % RANGE_ALIGN;
@@ -272,7 +314,7 @@ impl Open {
             offset: start,
             len: end - start,
         };
-        let (bytes, hash) = self.ask(file, wanted).await?;
+        let (bytes, hash) = self.ask(file, wanted, patience).await?;
         self.give(&mut self.state(), run);
         let from = to_usize(run.offset - start);
         let bytes = bytes.slice(from..from + to_usize(run.len));
@@ -280,9 +322,14 @@ impl Open {
     }
 
     /// Requests `run`, and records its cost. Returns the bytes and their hash.
-    async fn ask(&self, file: &FileRef, run: Run) -> Result<(Bytes, ContentHash), Failure> {
+    async fn ask(
+        &self,
+        file: &FileRef,
+        run: Run,
+        patience: &mut Patience,
+    ) -> Result<(Bytes, ContentHash), Failure> {
         let started = Instant::now();
-        let (bytes, hash, cost) = self.begun.fetch(file, run).await?;
+        let (bytes, hash, cost) = self.begun.fetch(file, run, patience).await?;
         let mut state = self.state();
         let current = self.current(&mut state, run.stripe, started);
         current.outcome.cached &= cost.cached;
@@ -383,11 +430,16 @@ type Fetched = (Bytes, ContentHash, Cost);
 
 impl Opened {
     /// Requests `run` of `file` from its home, then from the next home, then reads it on this node itself.
-    async fn fetch(&self, file: &FileRef, run: Run) -> Result<Fetched, Failure> {
+    async fn fetch(
+        &self,
+        file: &FileRef,
+        run: Run,
+        patience: &mut Patience,
+    ) -> Result<Fetched, Failure> {
         let view = self.reader.view();
         let slot = slot_of(&self.file.path, run.stripe);
         let home = view.home(slot);
-        let mut failure = match self.fetch_from(home, file, run).await {
+        let mut failure = match self.fetch_from(home, file, run, patience).await {
             Err(failure) if failure.kind == FailureKind::Unavailable => failure,
             answered => return answered,
         };
@@ -395,7 +447,7 @@ impl Opened {
             let counter = &self.reader.counters.elsewhere;
             counter.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
-            failure = match self.fetch_from(next, file, run).await {
+            failure = match self.fetch_from(next, file, run, patience).await {
                 Err(failure) if failure.kind == FailureKind::Unavailable => failure,
                 answered => return answered,
             };
@@ -417,6 +469,7 @@ impl Opened {
         rank: Option<u32>,
         file: &FileRef,
         run: Run,
+        patience: &mut Patience,
     ) -> Result<Fetched, Failure> {
         let tokens = self.activity.tokens();
         let mut permit = tokens.try_take(run.len);
@@ -425,7 +478,10 @@ impl Opened {
             let requests = &self.reader.counters.requests;
             requests.fetch_add(1, Ordering::Relaxed);
             let request = self.request(file, run, payment);
-            let answer = self.reader.homes.ask(rank, request).await;
+            let asking = self.reader.homes.ask(rank, request);
+            let Ok(answer) = timeout_at(patience.until, asking).await else {
+                return Err(self.too_slow());
+            };
             match answer {
                 Ok(ItemAnswer::Bytes {
                     bytes,
@@ -452,7 +508,8 @@ impl Opened {
                     let unpaid = &self.reader.counters.unpaid;
                     unpaid.fetch_add(1, Ordering::Relaxed);
                     // A home asks for its item's length at most; more would hang for its words' sake.
-                    permit = Some(tokens.take(cost.clamp(run.len, STRIPE_BYTES)).await);
+                    let cost = cost.clamp(run.len, STRIPE_BYTES);
+                    permit = Some(patience.take(tokens, cost).await);
                 }
                 // Storage may have been read for it all the same: what was to be paid counts as spent.
                 Err(failure) => return Err(failure),
@@ -461,6 +518,12 @@ impl Opened {
         let path = &self.file.path;
         let detail = format!("{path}: its home wants more to be paid for than an item has");
         Err(Failure::new(FailureKind::Corrupt, detail))
+    }
+
+    fn too_slow(&self) -> Failure {
+        let (path, patience) = (&self.file.path, self.reader.request_timeout);
+        let detail = format!("{path}: the homes of its dataset did not answer within {patience:?}");
+        Failure::new(FailureKind::Io, detail)
     }
 
     fn request(&self, file: &FileRef, run: Run, payment: u64) -> ItemRequest {

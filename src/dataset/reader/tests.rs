@@ -19,6 +19,8 @@ struct Fake {
     kept: Mutex<HashSet<(String, u64)>>,
     gone: Mutex<HashSet<u32>>,
     greedy: bool,
+    /// They never answer a request with a payment.
+    silent: bool,
 }
 
 impl Homes for Arc<Fake> {
@@ -40,6 +42,9 @@ impl Homes for Arc<Fake> {
                 let cost = request.len + u64::from(this.greedy);
                 return Ok(ItemAnswer::Unpaid { cost });
             }
+            if this.silent {
+                std::future::pending::<()>().await;
+            }
             this.kept.lock().unwrap().insert(key);
             let range = request.offset..request.offset + request.len;
             let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
@@ -55,6 +60,8 @@ impl Homes for Arc<Fake> {
         .boxed()
     }
 }
+
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn byte(at: u64) -> u8 {
     u8::try_from(at % 251).unwrap()
@@ -125,6 +132,7 @@ fn reader(homes: &Arc<Fake>, rate: Option<u64>) -> DatasetReader {
         Arc::new(Arc::clone(homes)),
         Arc::new(Readers::new(proc)),
         Arc::clone(&activities),
+        REQUEST_TIMEOUT,
     );
     drop(activities.of(None, "d", Instant::now()));
     reader.apply(&decision(rate), 0);
@@ -231,6 +239,30 @@ async fn misses_wait_for_tokens_and_hits_do_not() {
     }
     assert_eq!(reader.stats().unpaid, unpaid, "a hit asks for no tokens");
     assert_eq!(counted(&reader).charged_bytes, 1_000_000);
+}
+
+/// The time limit of a request applies to its homes; waiting for tokens does not count.
+#[tokio::test(start_paused = true)]
+async fn a_read_has_a_time_limit_in_which_waiting_for_tokens_does_not_count() {
+    let homes = Arc::new(Fake::default());
+    let reader = reader(&homes, Some(1000));
+    let mut longest = Duration::ZERO;
+    for name in ["/d/b", "/d/c", "/d/d"] {
+        let (file, begun) = (file(name, 100_000), tokio::time::Instant::now());
+        open(&reader, &file).read(&file, 0, 1000).await.unwrap();
+        longest = longest.max(begun.elapsed());
+    }
+    assert!(longest > REQUEST_TIMEOUT, "{longest:?}");
+
+    let homes = Arc::new(Fake {
+        silent: true,
+        ..Fake::default()
+    });
+    let (reader, file) = (self::reader(&homes, None), file("/d/a", 1000));
+    let begun = tokio::time::Instant::now();
+    let failure = open(&reader, &file).read(&file, 0, 1000).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Io, "{failure}");
+    assert_eq!(begun.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
 }
 
 #[tokio::test]

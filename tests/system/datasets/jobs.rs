@@ -1,13 +1,53 @@
 //! Jobs: who reads, how far they are, and what they may read of storage.
 
 use crate::skip;
+use crate::support::command::as_user;
 use crate::support::datasets::{Nodes, SOON, datasets, lines, loader, quietly};
 use crate::support::{Background, command, eventually, is_root};
 use serde_json::Value;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const BYTES: usize = 10_000;
+
+/// A user that names another user's job in the environment neither uses its remote IO nor counts as its
+/// reader.
+#[test]
+fn a_job_of_one_user_is_not_charged_for_the_reads_of_another() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    const OWNER: u32 = 12_001;
+    const STRANGER: u32 = 12_002;
+    let origin = datasets(&[("set", 40, BYTES)]);
+    let nodes = Nodes::launch(2, origin.path(), &["--allow-other"]);
+    nodes.add("set", &[]);
+    let directory = nodes.path(1, "set/d0");
+    let read = |user: u32, files: std::ops::Range<u64>| {
+        let files: Vec<_> = files.map(|n| format!("f{n}")).collect();
+        let mut reader = as_user(user, user, "sh");
+        // The shell keeps running, so that its job has a process while its children read.
+        reader.args(["-c", "cat \"$@\" && read -r _", "sh"]);
+        reader.args(files).current_dir(&directory);
+        reader.env("COPPERFS_JOB", "train");
+        Background::spawn(reader.stdin(Stdio::piped()).stdout(Stdio::null()))
+    };
+    let charged = |job: &str| {
+        let job = nodes.job(job);
+        job.and_then(|job| job["charged_bytes"].as_u64())
+            .unwrap_or(0)
+    };
+    let of_files = |files: u64| files * BYTES as u64;
+    let _owner = read(OWNER, 0..10);
+    eventually(SOON, "the owner's job is charged", || {
+        charged("run:train") == of_files(10)
+    });
+    let _stranger = read(STRANGER, 10..40);
+    eventually(SOON, "the stranger's reads are counted", || {
+        charged("unattributed") == of_files(30)
+    });
+    assert_eq!(charged("run:train"), of_files(10));
+}
 
 /// A program started by `job run` is followed: its dataset, its epochs, what it found in the cache.
 #[test]
@@ -76,7 +116,7 @@ struct Running(Command);
 
 impl Running {
     fn start(mut self) -> Started {
-        let child = Background::spawn(self.0.stdout(std::process::Stdio::piped()));
+        let child = Background::spawn(self.0.stdout(Stdio::piped()));
         Started(child)
     }
 }

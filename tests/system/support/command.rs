@@ -108,6 +108,14 @@ pub fn python() -> Command {
     command
 }
 
+/// A command for `program` as another user and group, without any privilege.
+pub fn as_user(user: u32, group: u32, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    let (user, group) = (format!("--reuid={user}"), format!("--regid={group}"));
+    command.args([&user, &group, "--clear-groups", "--inh-caps=-all", program]);
+    command
+}
+
 /// Whether a program is there.
 pub fn has_program(name: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
