@@ -149,8 +149,9 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
                     vacant.insert(reply);
                 }
                 Entry::Occupied(mut known) => {
-                    // A node that failed once has not cleared everything. In the first tree it
-                    // has already forgotten what it forgets in the next.
+                    // A failure in any tree counts, because that node has not cleared everything. An effect
+                    // in the first tree counts too, because the later trees then find nothing left to
+                    // clear.
                     match (known.get(), &reply) {
                         (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
                         (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),

@@ -127,8 +127,8 @@ impl Service for NodeService {
     }
 }
 
-/// Drops what this node caches of `path` and below, in memory and on the disk. Returns whether there was
-/// anything; a disk is not looked through, and counts as if there was.
+/// Drops the cached state of `path` and below on this node, in memory and on the disk. Returns whether
+/// anything was cached. A disk is not searched; it counts as if it had held something.
 pub(super) async fn clear(
     read: &ReadPath,
     store: Option<&Store>,

@@ -38,7 +38,7 @@ macro_rules! skip {
 const BUSY: u32 = 4;
 
 /// Waits until `condition` holds, and fails if it does not within `limit`, which is meant for an idle
-/// machine: a busy one gets more, so that load is not taken for a defect.
+/// machine. A busy machine gets more time, so that load does not fail the test.
 pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut() -> bool) {
     let (start, limit) = (Instant::now(), limit * BUSY);
     while !condition() {
@@ -47,8 +47,8 @@ pub fn eventually(limit: Duration, what: impl Display, mut condition: impl FnMut
     }
 }
 
-/// Runs `work` on a thread of its own and fails if it is not done within `limit`, which is meant for an
-/// idle machine as that of [`eventually`]: for work that may hang in the kernel.
+/// Runs `work` on another thread and fails if it is not done within `limit`, which is meant for an idle
+/// machine like that of [`eventually`]. For work that may hang in the kernel.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let worker = std::thread::spawn(move || drop(sender.send(work())));

@@ -116,11 +116,11 @@ pub(crate) fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// What takes so long hangs: without the rule under test it would take for ever, and a busy machine may be
-/// slow.
+/// An operation that takes longer than this hangs. The tested operations would otherwise take for ever; the
+/// limit is generous because the machine may be busy.
 pub(crate) const HUNG: Duration = Duration::from_secs(60);
 
-/// Waits until `condition` holds; fails when it must be hanging.
+/// Waits until `condition` holds; fails after [`HUNG`].
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + HUNG;
     while !condition() {

@@ -146,7 +146,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
             readers.push(reader.spawn(move || std::fs::read(path).is_err()).unwrap());
         }
     }
-    crate::fixture::eventually("everybody hangs", || {
+    crate::fixture::eventually("all readers hang", || {
         fixture.requests(Op::Lookup) >= 1000 && fixture.requests(Op::Read) >= 500
     });
     let mut times = Vec::new();

@@ -111,7 +111,7 @@ async fn a_node_that_hangs_is_named_and_its_children_are_asked_all_the_same() {
     }
     let start = Instant::now();
     let done = within(30, tree.node(3).clear_cluster(path(""))).await;
-    // The node that hangs costs the time-out once.
+    // The hanging node costs one timeout.
     assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
     assert_eq!((done.cleared, done.missing.len()), (6, 0));
     assert_eq!(done.failed[0].0, "node2");
