@@ -30,7 +30,7 @@ doc:
 kernel:
     scripts/test-kernel
 
-# A million operations under faults of every kind, every byte checked
+# A million operations under faults of every kind, with every byte checked
 soak:
     cargo build --release
     scripts/soak

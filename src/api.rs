@@ -34,7 +34,7 @@ pub use serve::ApiServer;
 /// long walk goes on, and `dataset show` tells how far it is.
 const COUNT_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Plans in work and waiting for their turn, of all clients of one [`Api`]; one more is refused (503).
+/// Plans that run or wait in one [`Api`], for all clients; a further one is refused (503).
 const PLANS_MAX: usize = 16;
 
 /// The API of one node. Cheap to clone.
@@ -44,14 +44,14 @@ pub struct Api {
     served: Arc<Served>,
     plans: Plans,
     names: Arc<dyn Names>,
-    /// The ordinary user whose requests these are, if that is known: whose the jobs are that it declares.
+    /// The ordinary user that sends the requests, if known. This user owns the jobs that they declare.
     user: Option<u32>,
 }
 
-/// Plans that are worked out: one at a time, beside all else that the node does.
+/// Limits plans: one is computed at a time, on a blocking thread.
 #[derive(Clone, Debug)]
 struct Plans {
-    /// One for each plan in work or waiting.
+    /// One permit for each plan that runs or waits.
     places: Arc<Semaphore>,
     turn: Arc<Semaphore>,
 }
@@ -83,7 +83,7 @@ pub struct Answer {
 }
 
 impl Api {
-    /// The API of the node with `steward`, which serves `served`; `names` are those that lie there.
+    /// The API of the node with `steward`, which serves `served`; `names` looks up paths in the namespace.
     #[must_use]
     pub fn new(steward: Steward, served: Served, names: Arc<dyn Names>) -> Self {
         Self {
@@ -95,7 +95,8 @@ impl Api {
         }
     }
 
-    /// The API for requests of the user `uid`. Root declares jobs for others: theirs belong to nobody.
+    /// The API for requests of user `uid`. Jobs declared by root get no owner, because root declares them
+    /// for other users.
     #[must_use]
     pub fn for_user(&self, uid: u32) -> Self {
         Self {
@@ -169,27 +170,27 @@ impl Api {
         }
     }
 
-    /// What a policy would give. It is worked out on a thread of its own: a large problem takes a core
-    /// for as long as a second, and the reads of this node must not wait for it.
+    /// The outcome of a policy. It is computed on a blocking thread: a large problem takes up to a second
+    /// of one core, and this node's reads must not wait for it.
     async fn plan(&self, body: &[u8]) -> Result<Answer, ApiError> {
         let busy = || {
-            let why = format!("{PLANS_MAX} plans are being worked out or wait for their turn");
+            let why = format!("{PLANS_MAX} plans are being computed or are queued");
             ApiError::new(503, why, "Ask again in a moment, or use copperfs plan")
         };
         let place = Arc::clone(&self.plans.places).try_acquire_owned();
         let place = place.map_err(|_full| busy())?;
-        // Never closed.
+        // The semaphore is never closed.
         let turn = Arc::clone(&self.plans.turn).acquire_owned().await.ok();
-        // Not before its turn: those that wait hold no second copy.
+        // Copied only now, so that waiting requests hold no second copy.
         let body = body.to_vec();
         let working = tokio::task::spawn_blocking(move || {
             let answer = plan(&body);
-            // A client that has gone away gives up its place when the work is done, not before.
+            // If the client disconnects, the places stay taken until the computation ends.
             drop((place, turn));
             answer
         });
         working.await.unwrap_or_else(|error| {
-            let why = format!("the plan was not worked out: {error}");
+            let why = format!("the plan could not be computed: {error}");
             Err(ApiError::new(500, why, "Ask again"))
         })
     }
@@ -225,15 +226,16 @@ impl Api {
         }
     }
 
-    /// Declares a dataset, and waits a little for its size. Nothing is declared where nothing is, and one
-    /// that turns out to be empty is taken back: the declaration that it has replaced stands again.
+    /// Declares a dataset, and waits a little for its size. A dataset at a path that does not exist is
+    /// refused. A dataset that turns out to be empty is withdrawn, and the declaration that it replaced is
+    /// restored.
     async fn add_dataset(&self, body: &[u8]) -> Result<Answer, ApiError> {
         let request = requests::DatasetRequest::parse(body)?;
         let replace = request.replace.unwrap_or(false);
         let spec = request.into_spec(&self.served)?;
         let (name, path) = (spec.name.clone(), spec.path.clone());
         let before = self.declared(&name).await?;
-        // A name that is taken is the more telling reason to refuse.
+        // If the name is taken, that error is reported rather than one about the path.
         if replace || before.is_none() {
             self.check_place(&spec).await?;
         }
@@ -247,7 +249,7 @@ impl Api {
             Reply::Overview(overview) => overview.decision.serial,
         };
         let known = |decision: &Arc<Decision>| {
-            // An earlier decision tells of the declaration that was replaced.
+            // Decisions before `serial` still describe the replaced declaration.
             let dataset = decision.dataset(&name);
             let dataset = dataset.filter(|_| decision.serial >= serial);
             dataset.is_some_and(|one| one.size > 0 || one.trouble.is_some())
@@ -276,8 +278,8 @@ impl Api {
 }
 
 impl Api {
-    /// Checks that something lies where a dataset is to begin. Storage that does not answer now is no
-    /// reason to refuse: the dataset says what troubles it, and is counted later.
+    /// Checks that the path of a dataset exists. If storage does not answer, the dataset is declared
+    /// anyway: it reports the trouble, and is counted later.
     async fn check_place(&self, spec: &DatasetSpec) -> Result<(), ApiError> {
         match self.names.look(spec.path.clone()).await {
             Err(failure)

@@ -66,7 +66,7 @@ async fn attend(args: AttendArgs) -> io::Result<()> {
     ];
     set_parent_process_death_signal(Some(Signal::USR1))?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    // Both numbers are of this pid namespace; `/proc` may show another one.
+    // Both process ids are of this pid namespace; `/proc` may show another one.
     let died_before = parent != Some(args.of) || parent_is_dead();
     let means: Vec<Abort> = args
         .connection

@@ -91,9 +91,9 @@ enum Command {
             copperfs unmount /copper_mnt\n  \
             copperfs unmount --all /tmp/mnt     # every node of the launch at /tmp/mnt\n  \
             copperfs unmount --force /copper_mnt\n\n\
-            A mount that is in use stays: what uses it is named, and --force takes it away all the same.\n\
-            So does a root alone, while other nodes read through it. A daemon that does not answer is\n\
-            killed; the mount of a dead one is removed."
+            A mount in use stays, and its users are named; --force unmounts it anyway. A root alone stays,\n\
+            too, while other nodes read through it. A daemon that does not answer is killed; the mount of a\n\
+            dead one is removed."
     )]
     Unmount(unmount::UnmountArgs),
     /// Make the secret of a job, for nodes that are started one by one
@@ -136,7 +136,7 @@ enum Command {
             q quits, the arrows choose the order, / filters. Needs a terminal; without one:\n\
             copperfs stats /copper_mnt --cluster --json")]
     Top(TopArgs),
-    /// Forget what is cached, on all nodes, so that changes at the origin are seen
+    /// Forget cached data, on all nodes, so that changes at the origin are seen
     #[command(after_help = "Examples:\n  \
             copperfs clear /copper_mnt/lus/project/venv\n  \
             copperfs clear -m /copper_mnt /lus/project/venv   # as seen within the mount\n  \

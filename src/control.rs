@@ -28,14 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Command {
     /// The reports of all nodes.
     Reports,
-    /// Record what programs touch here until the client says that it has enough, and tell it; when the
-    /// client goes away before that, the recording goes with it.
+    /// Record accesses on this node until the client ends the recording, then send it. If the client
+    /// disconnects first, the recording is discarded.
     Record,
-    /// Begin to record, until [`Command::RecordStop`] or [`Command::RecordDiscard`].
+    /// Start a recording that lasts until [`Command::RecordStop`] or [`Command::RecordDiscard`].
     RecordStart,
-    /// End the recording, and tell it.
+    /// End the recording, and send it.
     RecordStop,
-    /// End the recording, and forget it.
+    /// End the recording, and discard it.
     RecordDiscard,
     /// Have all nodes bring into their kernels what the following lines name.
     Warm,
@@ -88,11 +88,11 @@ impl Lines {
         tokio::time::timeout(PATIENCE, self.wait()).await?
     }
 
-    /// The next line, for as long as the client is there: a program that is recorded may run for days.
-    /// `None` when the client has closed its end.
+    /// Waits for the next line without a time limit, because a recorded program may run for days. `None`
+    /// when the client has closed its end.
     ///
     /// # Errors
-    /// The line does not end.
+    /// The line is too long, or the connection fails.
     pub async fn wait(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let bound = u64::try_from(LINE_BYTES_MAX + 1).unwrap_or(u64::MAX);

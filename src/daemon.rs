@@ -113,8 +113,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> 
     result
 }
 
-/// Threads for calls that may block: far more than the stores of a node can keep by hanging (16 reads
-/// each). Origins have threads of their own. They are started when they are needed.
+/// Threads for blocking calls, started on demand. The number is far above what the stores of a node can
+/// occupy when they hang (16 reads each). Origins have their own threads.
 const BLOCKING_THREADS: usize = 512;
 
 async fn live(
@@ -168,7 +168,7 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lets the daemon of `runtime_dir`, mounted at `mount`, die if it was killed and cannot: a thread of it
 /// hangs in the kernel, on its own mount, and keeps its files and its lock.
 pub fn free_killed(runtime_dir: &Path, mount: &Path) {
-    // One that cannot be seen holds its lock, and so is alive: it is in another pid namespace.
+    // A holder without a visible process is in another pid namespace. It holds its lock, so it is alive.
     let Some(process) = runtime_dir::holder(runtime_dir).and_then(|holder| holder.process()) else {
         return;
     };
@@ -185,7 +185,7 @@ pub fn free_killed(runtime_dir: &Path, mount: &Path) {
             tracing::warn!(%error, mount = %mount.display(), "cannot be cut off");
         }
     }
-    // What is still there then is told by the command that it is in the way of.
+    // If mounts remain after that, the next command that needs the mount point reports it.
     let _ended = process.wait(DEATH_TIMEOUT);
 }
 

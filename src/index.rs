@@ -55,9 +55,9 @@ pub enum IndexError {
         /// What happened.
         failure: Failure,
     },
-    /// A file of this name is there, and is not to be replaced.
+    /// A file of this name exists, and may not be replaced.
     #[error(
-        "{} is there already: give another name, or --force to replace it when the new index is complete",
+        "{} already exists: give another name, or use --force to replace it when the new index is complete",
         .0.display()
     )]
     Exists(PathBuf),

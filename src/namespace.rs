@@ -1,20 +1,21 @@
 //! Inodes: the numbers by which the kernel knows what it has looked up.
 //!
-//! Purpose: give every version of every file a number of its own, count the kernel's references, find
-//! what must be invalidated when a part of the namespace is cleared, and say which inodes the kernel
-//! should drop when they take more memory than they may. In memory only, no I/O.
+//! Purpose: give every version of every file its own number, count the kernel's references, find what must
+//! be invalidated when a part of the namespace is cleared, and select inodes that the kernel should drop
+//! when they exceed their memory bound. In memory only, no I/O.
 //!
-//! Invariants: a number belongs to one path and one content of it, and is never given to another while
-//! anyone can hold it; a directory keeps its number while its entries come and go. Numbers are hashes of
-//! the path and of what a version says of the data, so that they are the same on every node and after a
-//! restart. A file whose status alone changed keeps its number under its new version, if nothing of it
-//! was given out or if that was compared ([`InodeTable::move_on`]); otherwise the new version has another.
+//! Invariants: a number belongs to one path and one content of it, and is never given to another while the
+//! kernel may hold it; a directory keeps its number while its entries come and go. Numbers are hashes of
+//! the path and of the data part of the version, so that they are the same on every node and after a
+//! restart. If only the status of a file changed, it keeps its number under its new version, provided that
+//! no bytes of it were returned to readers yet or that these were compared ([`InodeTable::move_on`]).
+//! Otherwise the new version gets another number.
 //!
 //! Bound: an inode lives as long as the kernel holds it, so the table cannot drop one. Above the bound
-//! each inode that is learned of puts two others on the list of those that the kernel is told to drop
-//! ([`InodeTable::condemned`]), oldest first; those in use stay, and have another turn later. Above the
-//! bound and an eighth of it listings carry no attributes ([`InodeTable::is_full`]), and look-ups wait
-//! a moment ([`InodeTable::room`]).
+//! every new inode makes two more inodes due to be dropped; the kernel is told the oldest ones
+//! ([`InodeTable::condemned`]). Inodes in use stay, and come up again later. Above the bound and an eighth
+//! of it, listings carry no attributes ([`InodeTable::is_full`]), and look-ups wait briefly
+//! ([`InodeTable::room`]).
 
 mod order;
 mod slot;
@@ -37,17 +38,17 @@ pub const ROOT: u64 = 1;
 /// Numbers below this one are never made from a hash.
 const FIRST_HASHED: u64 = 1 << 16;
 
-/// Inodes that are due to be dropped before the kernel is told: it costs a system call.
+/// The minimum number of due inodes before the kernel is told, because that costs a system call.
 const DUE_MIN: u64 = 64;
 
-/// Inodes due at most: where all are in use, the list does not grow.
+/// The maximum number of due inodes. It keeps the number from growing while all inodes are in use.
 const DUE_MAX: u64 = 1 << 14;
 
-/// Places looked at for each inode that is picked: the others were asked for lately.
+/// Queue entries examined for each inode to be picked; recently used inodes are skipped.
 const LOOKS: usize = 4;
 
-/// How long a look-up waits for room. Longer than the kernel takes to drop some inodes; when it cannot
-/// (all are in use), the table grows past its bound at this pace.
+/// How long a look-up waits for room. This is longer than the kernel takes to drop some inodes. If it
+/// cannot drop any because all are in use, this limits the rate at which the table grows past its bound.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
 
 /// One version of one file, as the kernel knows it.
@@ -61,14 +62,14 @@ pub struct Inode {
     pub file: FileRef,
     /// How far its readers are.
     pub ahead: ReadAhead,
-    /// What readers and the kernel hold of its bytes; [`InodeTable::get_to_read`] gives one that can be
-    /// written.
+    /// Tracks the bytes of this inode that readers and the kernel hold; [`InodeTable::get_to_read`] returns
+    /// an inode whose `given` records new ones.
     pub given: Given,
 }
 
 impl Inode {
-    /// Whether only the status of this file changed, as far as the origin's records tell, where it has
-    /// these attributes now.
+    /// Whether, as far as the origin's records tell, only the status of this file changed if it has these
+    /// `attributes` now.
     #[must_use]
     pub fn may_become(&self, attributes: &Attributes) -> bool {
         may_become(&self.attributes, attributes)
@@ -81,14 +82,14 @@ impl Inode {
     }
 }
 
-/// What an [`InodeTable`] holds and did.
+/// Counters of an [`InodeTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InodeStats {
     /// Inodes that the kernel holds.
     pub entries: u64,
     /// Memory that they take here, in bytes; an upper estimate.
     pub bytes: u64,
-    /// Inodes that the kernel was told to drop and has dropped.
+    /// Inodes that the kernel has dropped at this table's request.
     pub pruned: u64,
 }
 
@@ -99,13 +100,13 @@ pub struct InodeTable {
     directories: DashMap<ItemPath, u64>,
     order: Order,
     bytes_max: u64,
-    /// Of the slots and of their ledgers.
+    /// Memory of the slots and of their ledgers.
     bytes: Meter,
     lives: AtomicU32,
-    /// How many the kernel is still to be told to drop.
+    /// How many inodes are due to be dropped.
     due: AtomicU64,
     pruned: AtomicU64,
-    /// Told when inodes go while the table is full.
+    /// Notified when the table is no longer full.
     room: Notify,
 }
 
@@ -119,7 +120,7 @@ impl std::fmt::Debug for InodeTable {
 }
 
 impl InodeTable {
-    /// A table that knows the root directory, for ever, and may take `bytes_max`.
+    /// A table that always holds the root directory, and may take `bytes_max`.
     #[must_use]
     pub fn new(root: Attributes, bytes_max: u64) -> Self {
         let table = Self {
@@ -148,7 +149,7 @@ impl InodeTable {
         Some(slot.inode())
     }
 
-    /// As [`InodeTable::get`], for a READ: what several READs of a file share is kept.
+    /// Like [`InodeTable::get`], for a READ: state that several READs of a file share is kept.
     #[must_use]
     pub fn get_to_read(&self, number: u64) -> Option<Arc<Inode>> {
         {
@@ -191,8 +192,8 @@ impl InodeTable {
         self.number_of(&file.path, file.version)
     }
 
-    /// The kernel learns of `name` in `parent`, which are the path `path`: takes one reference on its
-    /// inode, and gives its number.
+    /// Takes a reference, for the kernel, on the inode of `name` in `parent` (together the path `path`),
+    /// and returns its number.
     pub fn learn(
         &self,
         path: &ItemPath,
@@ -250,14 +251,14 @@ impl InodeTable {
         (self.slots.get(&number)).is_some_and(|slot| slot.life == life)
     }
 
-    /// Whether [`InodeTable::condemned`] has enough to give.
+    /// Whether enough inodes are due for [`InodeTable::condemned`].
     #[must_use]
     pub fn is_pruning_due(&self) -> bool {
         self.due.load(Ordering::Relaxed) >= DUE_MIN
     }
 
-    /// Up to `count` inodes that the kernel should drop now, those first that it learned of first. It
-    /// keeps those in use; what it drops it says by [`InodeTable::forget`].
+    /// Up to `count` inodes that the kernel should drop now, oldest first. The kernel keeps those in use;
+    /// those that it drops come back through [`InodeTable::forget`].
     #[must_use]
     pub fn condemned(&self, count: usize) -> Vec<u64> {
         let due = self.due.load(Ordering::Relaxed);
@@ -280,8 +281,8 @@ impl InodeTable {
         })
     }
 
-    /// The directory of `number`, and its name there, if it is a file. For kernels that drop names, not
-    /// inodes: those would drop a directory under whoever works in it.
+    /// The parent directory and the name of `number`, if it is a file. For kernels that can only invalidate
+    /// names: an invalidated directory would be lost to processes that work in it.
     #[must_use]
     pub fn file_entry(&self, number: u64) -> Option<(u64, Bytes)> {
         let slot = self.slots.get(&number)?;
@@ -291,7 +292,8 @@ impl InodeTable {
         Some((self.number_at(&parent)?, name))
     }
 
-    /// Whether inodes take more than their bound and an eighth of it: none should be learned of unasked.
+    /// Whether inodes take more than their bound and an eighth of it, so that the kernel should get no
+    /// inodes that it did not ask for.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.full_bytes()
@@ -301,7 +303,7 @@ impl InodeTable {
         self.bytes_max + self.bytes_max / 8
     }
 
-    /// Waits for a moment until the table is not full.
+    /// Waits up to `ROOM_WAIT` until the table is not full.
     pub async fn room(&self) {
         let waiting = async {
             let mut told = std::pin::pin!(self.room.notified());
@@ -316,7 +318,7 @@ impl InodeTable {
         };
         let waited = tokio::time::timeout(ROOM_WAIT, waiting).await;
         if waited.is_err() {
-            tracing::trace!("more inodes are in use than have room");
+            tracing::trace!("the inodes in use exceed their memory bound");
         }
     }
 
@@ -347,9 +349,9 @@ impl InodeTable {
         self.slots.get(&number).is_some_and(|slot| slot.outdated)
     }
 
-    /// Takes newer attributes of `number`, unless they are of another version: that one has a number
-    /// of its own, and this inode stays as it was. A version of which only the status is another is taken
-    /// if nothing was given out yet. Gives what it is now.
+    /// Takes newer attributes for `number`. Attributes of another version are taken only if merely the
+    /// status changed and no bytes were returned to readers yet; otherwise that version has its own number,
+    /// and this inode stays as it was. Returns the resulting inode.
     pub fn renew(&self, number: u64, attributes: Attributes) -> Option<Arc<Inode>> {
         self.change(number, |slot| {
             if slot.version() == attributes.version || number == ROOT {
@@ -361,9 +363,9 @@ impl InodeTable {
         })
     }
 
-    /// Puts `inode`, whose ledger is frozen with `account`, under `attributes` with a ledger of its own:
-    /// those of a version that has been found to have all bytes of the account, or its own ones again.
-    /// Gives the inode as it is now; if it went on before, it stays as it is.
+    /// Ends the freeze of `inode` by `account`: continues it under `attributes` with a new ledger. These
+    /// are the attributes of a version that was found to have all bytes of the account, or the inode's own
+    /// ones. Returns the resulting inode; if it was continued already, it stays as it is.
     pub fn move_on(
         &self,
         inode: &Inode,
@@ -426,7 +428,7 @@ impl InodeTable {
         self.directories.get(path).map(|number| *number)
     }
 
-    /// The directory of `number`, and its name there; `None` for the root.
+    /// The parent directory and the name of `number`; `None` for the root.
     #[must_use]
     pub fn entry(&self, number: u64) -> Option<(ItemPath, Bytes)> {
         self.slots.get(&number)?.entry()
@@ -443,7 +445,7 @@ impl InodeTable {
             .collect()
     }
 
-    /// The counters as they stand.
+    /// The current counters.
     #[must_use]
     pub fn stats(&self) -> InodeStats {
         InodeStats {
@@ -453,13 +455,14 @@ impl InodeTable {
         }
     }
 
-    /// Changes the slot of `number`, and what it is charged.
+    /// Changes the slot of `number`, and updates its charge.
     fn change<R>(&self, number: u64, change: impl FnOnce(&mut Slot) -> R) -> Option<R> {
         let mut slot = self.slots.get_mut(&number)?;
         Some(self.charged(&mut slot, change))
     }
 
-    /// `change`, and what it adds to or takes from the slot's cost. Under the lock of the slot's shard.
+    /// Applies `change`, and updates the charge by the difference in the slot's cost. The lock of the
+    /// slot's shard is held.
     fn charged<R>(&self, slot: &mut Slot, change: impl FnOnce(&mut Slot) -> R) -> R {
         let before = slot.cost();
         let result = change(slot);
@@ -478,7 +481,7 @@ fn may_become(old: &Attributes, new: &Attributes) -> bool {
     both_files && old.size == new.size && new.version.has_data_of(&old.version)
 }
 
-/// 63 bits of the hash of path and data, so that it fits everyone's `ino_t`.
+/// 63 bits of the hash of path and data, so that it fits every `ino_t`.
 fn hashed(path: &ItemPath, version: Version) -> u64 {
     let data = Version::from_data(*version.data());
     let mut number = [0; 8];

@@ -337,7 +337,7 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     Ok(Some(Arc::new(origins)))
 }
 
-/// Tells the front, the cluster and the datasets of one another.
+/// Connects the front, the cluster and the datasets with one another.
 fn introduce(front: &Front, cluster: &Cluster, datasets: &Datasets, overlay: &Arc<Overlay>) {
     drop(front.cluster.set(cluster.clone()));
     datasets.start(overlay);
@@ -345,7 +345,7 @@ fn introduce(front: &Front, cluster: &Cluster, datasets: &Datasets, overlay: &Ar
     cluster.keeps(datasets.clone());
 }
 
-/// Storage as the tree reads it: each block once, whoever asks.
+/// Storage for the tree; concurrent reads of a block are merged into one.
 fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<Once> {
     let patience = origin_options(settings).hang_timeout;
     origins.map(|origins| Once::new(origins, patience))
@@ -375,7 +375,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .chain([&settings.mountpoint])
         .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
-    // Storage gives up before those who wait for it do, so that its reason still reaches them.
+    // Storage times out before the nodes that wait for it, so that its reason still reaches them.
     let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
     let usual = Retries::default();
     let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);

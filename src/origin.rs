@@ -4,7 +4,7 @@
 //! them side by side under path prefixes and answers for all of them as
 //! [`copperfs_overlay::Files`].
 //!
-//! [`Once`] stands in front of them and sees to it that nothing is read twice that the node keeps.
+//! [`Once`] wraps the origins, so that the node reads nothing again that it still caches.
 //!
 //! What it does not do: it caches nothing and retries no more than one request to one store; that is
 //! the read path's.
@@ -121,13 +121,13 @@ pub trait Origin: Send + Sync + 'static {
         None
     }
 
-    /// What calls into this storage hang, for operators.
+    /// The calls into this storage that hang, for operators.
     fn hanging(&self) -> Option<HangingCalls> {
         None
     }
 
-    /// The whole content of small files of one directory, as they come; what is of another version than
-    /// wanted, or cannot be read, is left out, and so is a file whose turn it is not.
+    /// The whole content of small files of one directory, in the order in which their reads complete. Files
+    /// of another version, files that cannot be read, and files whose turn is not free are left out.
     fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
         bundle::one_by_one(self, request, &turns)
     }

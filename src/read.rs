@@ -173,10 +173,10 @@ struct Inner {
     usages: usage::Usages,
     /// Listings of earlier launches.
     persisted: Option<PersistedListings>,
-    /// Raised by `clear`, and where metadata turned out to be wrong: metadata asked for before is not
-    /// kept when it arrives after it.
+    /// Raised by `clear`, and when metadata turns out to be wrong: metadata that was requested before is
+    /// not cached when it arrives.
     epoch: Arc<Epoch>,
-    /// The same of file data; raised by `clear` only.
+    /// The same for file data; raised by `clear` only.
     data_epoch: Arc<Epoch>,
 
     bundles: bundle::Account,

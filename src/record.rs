@@ -24,11 +24,11 @@ pub struct Recorder {
     on: AtomicBool,
     /// Held for a few map operations; no other lock is taken under it.
     log: Mutex<Option<Log>>,
-    /// Recordings that were begun.
+    /// The number of recordings started.
     begun: AtomicU64,
 }
 
-/// One recording among those of a recorder: who began it ends it, and no later one.
+/// Identifies one recording of a recorder, so that its owner ends that one and no later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordingId(u64);
 
@@ -62,7 +62,7 @@ impl Recorder {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Begins a recording; `None` if one is under way.
+    /// Starts a recording. Returns `None` if there is one already.
     pub fn start(&self) -> Option<RecordingId> {
         let mut log = self.lock();
         if log.is_some() {
@@ -82,7 +82,7 @@ impl Recorder {
         self.end(|_| true)
     }
 
-    /// Ends the recording `own`, if it is under way.
+    /// Stops the recording `own`, if it is still running.
     pub fn stop_own(&self, own: RecordingId) -> Option<Recording> {
         self.end(|log| log.id == own.0)
     }

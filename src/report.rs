@@ -15,13 +15,13 @@
 //! | `rss_bytes` | resident memory of the daemon |
 //! | `fuse.requests.<op>` | requests of the kernel by operation |
 //! | `cache.{data,attributes,listings}.{entries,bytes,hits,misses,evictions}` | what is held, and how it served |
-//! | `inodes.{entries,bytes,pruned}` | what the kernel holds of names, the memory that it takes here, and what it dropped because it was told to |
+//! | `inodes.{entries,bytes,pruned}` | names that the kernel holds, the memory that they take here, and those that the kernel dropped at the daemon's request |
 //! | `coalesced` | requests that joined one already under way |
 //! | `upstream.{requests,bytes_received}` | asked of the parent |
 //! | `downstream.{requests,bytes_sent}` | asked by children |
 //! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
 //! | `origin.{throttled,concurrency}` | refused by object stores for want of room; requests that they may be sent at a time now |
-//! | `origin.hanging` | calls into POSIX storage that hang, as things stand |
+//! | `origin.hanging` | calls into POSIX storage that hang now |
 //! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
 //! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
 //! | `data_mount.{mounted,lost}` | whether there is a data mount that answers (1), or one that was taken away alone |
@@ -37,7 +37,7 @@
 //! | `links[].{state,reason,since_ms}` | `connected`, `connecting`, `stranded` or `stopped`; why, or null; for how long |
 //! | `links[].{round_trip_us,failovers,returns}` | smoothed round trip, or null; moves away and back in this tree |
 //! | `children[].{tree,connected}` | how many nodes hang from it in each tree; only with `--cluster`, not in a sum |
-//! | `hanging.{calls,action,path,since_ms}` | where calls into storage hang: how many; what the oldest does, on what path, for how long; only with `--cluster`, not in a sum |
+//! | `hanging.{calls,action,path,since_ms}` | hanging calls into storage: the number of calls; the oldest call's action, path and age; only with `--cluster`, not in a sum |
 
 mod place;
 

@@ -62,13 +62,12 @@ pub struct StoreOptions {
     pub reserve_percent: u8,
     /// What a full store evicts.
     pub policy: EvictionPolicy,
-    /// How long a reader waits for the disk. Then it asks the source, or goes on without its block being
-    /// kept.
+    /// How long a reader waits for the disk. After that a read asks the source, and a block is not kept.
     pub patience: Duration,
 }
 
 impl StoreOptions {
-    /// The usual [`StoreOptions::patience`]: longer than any disk takes that does not hang.
+    /// The default of [`StoreOptions::patience`]: longer than a disk takes, unless it hangs.
     pub const PATIENCE: Duration = Duration::from_secs(1);
 }
 
@@ -138,7 +137,7 @@ struct Shared {
     /// Reads from the disk at a time: enough to keep an NVMe busy, few enough that a disk that hangs
     /// holds few threads.
     reads: Arc<Semaphore>,
-    /// As [`StoreOptions::patience`].
+    /// See [`StoreOptions::patience`].
     patience: Duration,
 }
 
@@ -197,18 +196,18 @@ impl Store {
         self.0.shared.directory.metadata()
     }
 
-    /// What the store holds under this name is not found any more: at once, and after a restart from the
-    /// moment at which the disk has taken note of it. Waits for that as long as any disk takes that does
-    /// not hang, and says whether it is so; otherwise it is noted once the disk answers. Content that is in
-    /// use stays valid where it is in use. Blocks: call it on a blocking thread.
+    /// Voids the content that the store holds of `path` and below: at once for this process, and after a
+    /// restart as soon as the disk has recorded it. Waits for that for a limited time, and returns whether
+    /// the disk has recorded it; if not, it is recorded when the disk answers. Content that is in use stays
+    /// valid for its current users. Blocks: call it on a blocking thread.
     pub fn clear(&self, path: &ItemPath) -> bool {
         let seq = self.0.shared.catalog.clear(path);
         let noted = self.0.writer.cleared(path.clone(), seq);
         if !noted {
             tracing::warn!(
                 %path,
-                "the store's disk does not answer: what was cleared is not used any more; should this \
-                 daemon end before the disk answers, it is looked at again by the next one"
+                "the store's disk does not answer: the cleared content is no longer used; if this \
+                 daemon ends before the disk answers, the next one checks that content again"
             );
         }
         noted
@@ -250,9 +249,9 @@ impl Store {
         self.0.shared.catalog.find(file, index)
     }
 
-    /// The bytes at `place`, checked; `None` when they are gone or damaged, which is taken note of, and
-    /// when the disk does not give them within its patience. A read that hangs keeps its place among
-    /// [`READS_MAX`] and its thread: a disk that hangs costs no more of them.
+    /// The bytes at `place`, verified. Returns `None` if they are gone or damaged, which is recorded, or if
+    /// the disk does not answer within the store's patience. A hanging read keeps one of [`READS_MAX`]
+    /// places and its thread, so a hanging disk occupies no more than these.
     async fn load(&self, place: Place) -> Option<Bytes> {
         let shared = &self.0.shared;
         if !shared.health.begin_read() {

@@ -296,7 +296,7 @@ fn nothing_to_unmount_ask_or_clear() {
         let output = Command::new(env!("CARGO_BIN_EXE_copperfs"))
             .args(flags)
             .arg(&scene.mount)
-            // Not the only mount of this user, which another test may have.
+            // The default could otherwise be the mount of another test.
             .env("COPPERFS_MOUNTPOINT", &scene.mount)
             .output()
             .unwrap();

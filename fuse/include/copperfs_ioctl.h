@@ -5,7 +5,7 @@
  *
  * Errors: ENOTTY: not a copperfs mount, or a daemon of another version. ENOTCONN: the daemon is
  * gone. EPERM: clear is for the mount's owner and root. EINVAL: a field that makes no sense. ENOENT:
- * the path to clear is under no origin. Clearing gives 1 if anything of the path was cached, 0 if not.
+ * the path to clear is under no origin. Clearing returns 1 if anything of the path was cached, 0 if not.
  */
 #ifndef COPPERFS_IOCTL_H
 #define COPPERFS_IOCTL_H

@@ -56,7 +56,7 @@ pub(crate) struct Adapter {
     opens: Arc<Opens>,
     policy: Policy,
     granted: Granted,
-    /// How long a request may wait.
+    /// How long a request may wait for its answer.
     patience: Duration,
     repeats: Arc<Repeats>,
 }
@@ -116,7 +116,7 @@ impl Adapter {
         }
     }
 
-    /// As [`Adapter::send`], of a request that the kernel repeats by itself when it fails.
+    /// Like [`Adapter::send`], for a request that the kernel repeats when it fails.
     fn send_once<T: Send + 'static>(
         &self,
         request: &Request,
@@ -170,7 +170,7 @@ impl Adapter {
 }
 
 impl Adapter {
-    /// Whether the mount's owner or root asks.
+    /// Whether the requesting user is the mount's owner or root.
     fn is_owner(&self, request: &Request) -> bool {
         request.uid() == 0 || request.uid() == self.shared.owner
     }

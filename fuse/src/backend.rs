@@ -27,7 +27,7 @@ pub enum Answer<T> {
     Ready(Result<T, FsError>),
     /// To be waited for, for [`crate::MountOptions::request_timeout`] at most.
     Pending(BoxFuture<'static, Result<T, FsError>>),
-    /// To be waited for as long as it takes: for what its user has asked to wait for.
+    /// To be waited for without a limit: the user has asked for the operation that waits.
     Unbounded(BoxFuture<'static, Result<T, FsError>>),
 }
 
@@ -233,13 +233,13 @@ pub struct Reader {
     pub gid: u32,
 }
 
-/// How old the cluster's counters may be. Asking every node costs the whole cluster a message, and any user
-/// of the mount may ask.
+/// The maximum age of the cluster's counters. Counting them costs a message to every node, and any user of
+/// the mount may ask for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StatsAge {
-    /// Counted after the question: for the mount's owner and root.
+    /// Counted after the request. For the mount's owner and root.
     New,
-    /// About a second old: for everybody else.
+    /// Up to about a second old. For all other users.
     Recent,
 }
 
@@ -333,15 +333,16 @@ pub trait Backend: Send + Sync + 'static {
     /// cache. Called on the notifier thread. Each returned inode counts as pushed from then on.
     fn pushable(&self, inos: &[Ino]) -> Vec<(Ino, Bytes)>;
 
-    /// Up to `count` inodes that the kernel should drop, for want of room here; none when there is room.
-    /// Called on the notifier thread after [`Notifier::prune`](crate::Notifier::prune) until it is empty.
+    /// Returns up to `count` inodes that the kernel should drop because the backend needs the memory; empty
+    /// if there is room. Called on the notifier thread after [`Notifier::prune`](crate::Notifier::prune),
+    /// until it returns none.
     fn prunable(&self, count: usize) -> Vec<Ino> {
         let _room_for_all = count;
         Vec::new()
     }
 
-    /// The directory of `ino`, and its name there, if it is a file: asked of those that are to be
-    /// dropped, where the kernel drops names only.
+    /// The parent directory and the name of `ino`, if it is a file. Called for inodes to be dropped on
+    /// kernels that can only invalidate names.
     fn file_entry(&self, ino: Ino) -> Option<(Ino, Bytes)> {
         let _unknown = ino;
         None
@@ -358,8 +359,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Path of the control socket.
     fn control_socket(&self) -> Bytes;
 
-    /// Drops what is cached of `path` (relative to the mount, without leading slash; empty: of all)
-    /// and below, here or on all nodes; whether there was anything. `NotFound`: nothing is ever at such a
-    /// path. The front has checked that the caller is the mount's owner or root.
+    /// Drops the cached state of `path` (relative to the mount, without leading slash; empty: everything)
+    /// and below, on this node or on all nodes. Returns whether anything was cached. `NotFound`: no origin
+    /// covers the path. The front has checked that the caller is the mount's owner or root.
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool>;
 }

@@ -19,7 +19,7 @@ const NOTIFY_STORE: i32 = 4;
 const NOTIFY_INC_EPOCH: i32 = 8;
 const NOTIFY_PRUNE: i32 = 9;
 
-/// Inodes in one PRUNE: as many as the kernel looks at in one go.
+/// Inodes in one PRUNE message; the kernel processes this number in one batch.
 pub(crate) const PRUNE_MAX: usize = 512;
 
 /// `struct fuse_out_header`.
@@ -53,7 +53,7 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &[&argument]))
     }
 
-    /// Forgets the attributes of an inode and nothing else.
+    /// Invalidates the attributes of an inode, but not its data.
     pub(crate) fn invalidate_attributes(&self, ino: Ino) -> Result<(), Errno> {
         // A negative offset: no data.
         let mut argument = [0; 24];
@@ -71,7 +71,7 @@ impl Device {
     /// Drops those of `inos` that nothing in the kernel uses. `INVAL` from kernels older than 6.18.
     pub(crate) fn prune(&self, inos: &[Ino]) -> Result<(), Errno> {
         let count = u32::try_from(inos.len()).or(Err(Errno::INVAL))?;
-        // `struct fuse_notify_prune_out`: the count, and what is reserved.
+        // `struct fuse_notify_prune_out`: the count, then reserved fields.
         let mut argument = [0; 16];
         argument[..4].copy_from_slice(&count.to_ne_bytes());
         let inos: Vec<u8> = inos.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();

@@ -72,8 +72,8 @@ impl Pending {
         pending
     }
 
-    /// Waits for `future` on the runtime and hands its outcome to `finish`: `Io` after `ceiling`, if
-    /// there is one, and `Interrupted` if the reader is killed or the mount ends before.
+    /// Waits for `future` on the runtime and passes its outcome to `finish`: `Io` after `ceiling`, if there
+    /// is one, and `Interrupted` if the reader is killed or the mount ends earlier.
     pub(crate) fn wait<T, F>(
         self: &Arc<Self>,
         reader: u32,
@@ -169,7 +169,7 @@ impl Drop for Pending {
     }
 }
 
-/// What `future` gives, or `Io` where it gives nothing for as long as `ceiling`.
+/// The output of `future`, or `Io` if `ceiling` elapses first.
 async fn within<T>(
     ceiling: Option<Duration>,
     future: BoxFuture<'static, Result<T, FsError>>,
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
     }
 
-    /// Whatever a request waits for, its reader is answered: no part of the daemon can forget it.
+    /// Every reader is answered within its ceiling, even if the future never completes.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_nothing_answers_fails_at_its_ceiling() {
         let pending = Pending::start(&Handle::current(), Arc::default());

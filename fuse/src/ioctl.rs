@@ -30,8 +30,8 @@ pub const CLEAR_CLUSTER: u32 = 1;
 pub const NODE_STATS: u32 = opcode::read::<[u8; StatsBody::BYTES]>(GROUP, 1);
 /// Reads the cluster's summed [`StatsBody`].
 pub const CLUSTER_STATS: u32 = opcode::read::<[u8; StatsBody::BYTES]>(GROUP, 2);
-/// Drops cached data; only for the mount's owner and root. The call gives 1 if there was anything to
-/// drop, 0 if nothing of the path was cached, and ENOENT if the path is under no origin.
+/// Drops cached data; only for the mount's owner and root. Returns 1 if anything was cached, 0 if nothing
+/// of the path was cached, and ENOENT if no origin covers the path.
 pub const CLEAR: u32 = opcode::write::<[u8; CLEAR_BYTES]>(GROUP, 3);
 /// Reads the path of the control socket.
 pub const CONTROL: u32 = opcode::read::<[u8; CONTROL_BYTES]>(GROUP, 4);
@@ -324,13 +324,13 @@ stats! {
     datasets_elsewhere "datasets.elsewhere",
     /// Bytes of datasets that were read through the software mount: on no job's account.
     datasets_unattributed_bytes "datasets.unattributed_bytes",
-    /// Inodes that the kernel holds, of both mounts.
+    /// Inodes that the kernel holds, in both mounts.
     inodes_entries "inodes.entries",
     /// Memory that they take in the daemon, in bytes; an upper estimate.
     inodes_bytes "inodes.bytes",
-    /// Inodes that the kernel has dropped because it was told to, for lack of room.
+    /// Inodes that the kernel dropped at the daemon's request, to free memory.
     inodes_pruned "inodes.pruned",
-    /// Calls into POSIX storage that hang, as things stand.
+    /// Calls into POSIX storage that hang now.
     origin_hanging "origin.hanging",
 }
 

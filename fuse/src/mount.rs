@@ -57,12 +57,13 @@ pub struct MountOptions {
     pub see_directories: bool,
     /// Background requests (read-ahead) in the daemon at most; below 1024 hanging misses slow hits.
     pub max_background: u16,
-    /// How long a request may wait for its answer: then it fails with EIO, whatever it waits for. Those
-    /// for all nodes (cluster-wide statistics, `clear`) have twice as long.
+    /// How long a request may wait for its answer before it fails with EIO. Requests to all nodes
+    /// (cluster-wide statistics, `clear`) may wait twice as long.
     pub request_timeout: Duration,
     /// How much is pushed into the page cache.
     pub push: PushLimits,
-    /// Have the kernel drop names where it could be told of inodes, as kernels before 6.18 must.
+    /// Free inodes by invalidating names, as kernels older than 6.18 require, even if the kernel supports
+    /// pruning by inode.
     pub prune_by_name: bool,
     /// The counters to use; keep a clone to read them.
     pub counters: Arc<Counters>,
@@ -208,7 +209,7 @@ pub enum MountError {
 /// Why an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
-    /// A process, another mount or the kernel uses it.
+    /// A process, another mount or the kernel uses the mount.
     #[error("{path} is in use")]
     Busy {
         /// The mount point.

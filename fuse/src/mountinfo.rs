@@ -21,7 +21,7 @@ pub struct MountEntry {
     pub fstype: String,
     /// What is mounted, for ours the `fsname`.
     pub source: String,
-    /// The user who mounted it, of a FUSE mount.
+    /// The user that mounted it, for a FUSE mount.
     pub owner: Option<u32>,
 }
 

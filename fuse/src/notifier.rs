@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Attributes(Ino),
     AllEntries(oneshot::Sender<bool>),
     Flush(oneshot::Sender<()>),
-    /// There are inodes to be dropped.
+    /// There are inodes to drop.
     Prune,
     /// The push queue is no longer empty.
     Push,
@@ -79,7 +79,7 @@ impl Notifier {
         self.send(Command::Inode(ino)).await;
     }
 
-    /// Lets the kernel forget the attributes of an inode; its data stays.
+    /// Makes the kernel forget the attributes of an inode; its data stays.
     ///
     /// Waits for room in the queue, not for the kernel.
     pub async fn invalidate_attributes(&self, ino: Ino) {
@@ -105,8 +105,8 @@ impl Notifier {
         answer.await.unwrap_or(());
     }
 
-    /// Says that there are inodes to be dropped ([`Backend::prunable`]). Never waits: a full queue means
-    /// that the thread is awake, and it looks for them before it sleeps.
+    /// Wakes the thread to drop inodes ([`Backend::prunable`]). Never waits: a full queue means that the
+    /// thread is awake, and it asks for inodes to drop before it sleeps.
     pub fn prune(&self) {
         // One message is enough until the thread has begun to look.
         if !self.pruning.swap(true, Ordering::AcqRel) {
@@ -139,7 +139,7 @@ impl Notifier {
 pub(crate) struct Commands {
     receiver: mpsc::Receiver<Command>,
     stopped: Arc<AtomicBool>,
-    /// Inodes wait to be dropped, and the thread has not looked since.
+    /// A prune message is queued, and the thread has not handled it yet.
     pruning: Arc<AtomicBool>,
 }
 
@@ -196,7 +196,7 @@ fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher)
     } = commands;
     while let Some(command) = receiver.blocking_recv() {
         obey(command, device);
-        // Invalidations first, then one batch of what is dropped or pushed, then look again.
+        // Invalidations first, then one batch of pruning or pushing, then back to the queue.
         loop {
             if stopped.load(Ordering::Acquire) {
                 return;

@@ -1,24 +1,24 @@
-//! Telling the kernel to drop inodes, where the backend has no room for more.
+//! Asks the kernel to drop inodes when the backend has no room for more.
 //!
-//! An inode of the backend lives as long as the kernel holds it, and the kernel keeps what it has looked
-//! up until it wants for memory itself. So the backend says which inodes are to go
-//! ([`Backend::prunable`]), and the notifier thread tells the kernel, in batches.
+//! An inode of the backend lives as long as the kernel references it, and the kernel keeps inodes until it
+//! needs memory itself. So the backend selects inodes to drop ([`Backend::prunable`]), and the notifier
+//! thread sends them to the kernel in batches.
 //!
-//! Since 6.18 there is a message for it (FUSE_NOTIFY_PRUNE): inodes in use stay as they are. Before, the
-//! names of files are invalidated: an open file goes on, and is seen as deleted in `/proc`; directories
-//! are left alone, because whoever works in one would find that it has no name any more. They go when
-//! the kernel wants the memory.
+//! Linux 6.18 and later have a message for this (FUSE_NOTIFY_PRUNE), which leaves inodes in use as they
+//! are. On older kernels the names of files are invalidated: an open file stays usable, and `/proc` shows
+//! it as deleted. Directories are left alone there, because a process that works in an invalidated
+//! directory could no longer find its name; the kernel drops them when it needs the memory.
 
 use crate::backend::Backend;
 use crate::device::{Device, PRUNE_MAX};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The notifier thread's side of it.
+/// The state of pruning on the notifier thread.
 pub(crate) struct Pruner {
     device: Arc<Device>,
     backend: Arc<dyn Backend>,
-    /// The kernel has said that it knows no PRUNE, or is not to be asked.
+    /// Prune by name: the kernel does not support PRUNE, or [`crate::MountOptions::prune_by_name`] is set.
     by_name: bool,
 }
 
@@ -31,7 +31,7 @@ impl Pruner {
         }
     }
 
-    /// Drops one batch; `false` if there was none.
+    /// Drops one batch. Returns `false` if there was none.
     pub(crate) fn prune_some(&mut self) -> bool {
         let inos = self.backend.prunable(PRUNE_MAX);
         if inos.is_empty() {
@@ -39,7 +39,7 @@ impl Pruner {
         }
         if !self.by_name {
             match self.device.prune(&inos) {
-                // The mount is gone, and what it held.
+                // Without the mount there is nothing to drop.
                 Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => return true,
                 Err(Errno::INVAL) => self.by_name = true,
                 Err(errno) => {

@@ -1,9 +1,10 @@
-//! Requests that failed after they had waited for as long as they may, and that the kernel repeats.
+//! Requests that timed out and that the kernel then repeats.
 //!
-//! After a READ that read-ahead has sent fails, the kernel sends one for the page that its reader waits
-//! for; after a LOOKUP that was to renew a name fails, it looks the name up. So a reader would wait
-//! twice. The repetition comes at once, from the same thread, for the same thing: it gets the same
-//! answer, once. Whatever comes later or again is a request like any other.
+//! After a failed READ of its read-ahead, the kernel sends a READ for the page that the reader waits for.
+//! After a failed LOOKUP that revalidates a name, it looks the name up again. The reader would then wait
+//! for two timeouts. The kernel sends the repetition at once, for the same thread and the same object, so
+//! it gets the recorded error without waiting. Each recorded error answers one repetition; later requests
+//! are served normally.
 
 use crate::backend::{FsError, Ino};
 use bytes::Bytes;
@@ -12,12 +13,12 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long after a failure the kernel's own repetition may come: its reader is woken and asks.
+/// How long after a failure a request counts as the kernel's repetition.
 const SOON: Duration = Duration::from_secs(1);
-/// Failures that are remembered; with more the oldest are forgotten, and their readers wait twice.
+/// Failures that are remembered. Beyond it the oldest is forgotten, and its reader waits twice.
 const FAILED_MAX: usize = 4096;
 
-/// What a request asks for.
+/// The object of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     /// Bytes of a file.
@@ -48,12 +49,12 @@ struct Failed {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
-    /// Oldest first. Guards itself; held for a walk through what failed within [`SOON`].
+    /// Oldest first. The lock is held for a scan of the failures within [`SOON`].
     failed: Mutex<VecDeque<Failed>>,
 }
 
 impl Repeats {
-    /// `what` has failed for thread `reader` after a long wait.
+    /// Records that the request for `what` by thread `reader` failed after a long wait.
     pub(crate) fn failed(&self, reader: u32, what: What, error: FsError, now: Instant) {
         let mut failed = self.lock();
         forget(&mut failed, now);
@@ -68,7 +69,7 @@ impl Repeats {
         });
     }
 
-    /// The answer to a request that repeats one which has just failed.
+    /// The answer to a request that repeats a recent failure; `None` if it repeats none.
     pub(crate) fn answer(&self, reader: u32, what: &What, now: Instant) -> Option<FsError> {
         let mut failed = self.lock();
         if failed.is_empty() {

@@ -80,7 +80,7 @@ pub(crate) fn offset(reply: ReplyLseek, result: Result<u64, FsError>) {
     }
 }
 
-/// The call's own value says whether anything was done.
+/// The ioctl returns 1 if the operation had an effect, and 0 otherwise.
 pub(crate) fn done(reply: ReplyIoctl, result: Result<bool, FsError>) {
     match result {
         Ok(effective) => reply.ioctl(i32::from(effective), &[]),

@@ -22,7 +22,7 @@ pub fn path(from: &mut Unstructured<'_>) -> Result<ItemPath> {
     Ok(ItemPath::parse(&text).unwrap_or_else(|_| ItemPath::root()))
 }
 
-/// A version of any standing.
+/// A version with any standing.
 pub fn version(from: &mut Unstructured<'_>) -> Result<Version> {
     let standing = match from.int_in_range(0..=2)? {
         0 => Standing::Lasting,

@@ -149,8 +149,9 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
                     vacant.insert(reply);
                 }
                 Entry::Occupied(mut known) => {
-                    // A node that failed once has not cleared everything. In the first tree it
-                    // has already forgotten what it forgets in the next.
+                    // A failure in any tree counts, because that node has not cleared everything. An effect
+                    // in the first tree counts too, because the later trees then find nothing left to
+                    // clear.
                     match (known.get(), &reply) {
                         (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
                         (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),
@@ -225,26 +226,47 @@ async fn collect(
     tokio::join!(asking, collecting);
     if let Entry::Vacant(vacant) = collected.entry(shared.roster.id()) {
         // A dead tree does not keep a node from answering for itself.
-        vacant.insert(own(shared, operation, patience / 4).await);
+        let until = Instant::now() + patience / 4;
+        let body = own(shared, operation, until).await;
+        vacant.insert(finished(shared, operation, body, until).await);
     }
     collected
 }
 
-/// This node's own answer, given up after `patience`.
-async fn own(shared: &Shared, operation: &Operation, patience: Duration) -> ReplyBody {
+/// This node's own answer, as far as its children depend on it. It is given up at `until`.
+async fn own(shared: &Shared, operation: &Operation, until: Instant) -> ReplyBody {
     match operation {
         Operation::Reports => ReplyBody::Report(shared.service.report()),
         Operation::Clear(path) => {
             let clearing = shared.service.clear(path.clone());
-            ReplyBody::Cleared(match timeout(patience, clearing).await {
-                Ok(result) => result,
-                Err(_elapsed) => Err(Failure::new(
-                    FailureKind::Unavailable,
-                    format!("clearing {path} takes too long"),
-                )),
-            })
+            let cleared = timeout_at(until, clearing).await;
+            ReplyBody::Cleared(cleared.unwrap_or_else(|_elapsed| Err(too_slow(path))))
         }
     }
+}
+
+/// The answer `body` once this node has done all that belongs to it, or its failure at `until`.
+async fn finished(
+    shared: &Shared,
+    operation: &Operation,
+    body: ReplyBody,
+    until: Instant,
+) -> ReplyBody {
+    match (operation, &body) {
+        (Operation::Clear(path), ReplyBody::Cleared(Ok(_))) => {
+            let withdrawing = shared.service.withdraw(path.clone());
+            match timeout_at(until, withdrawing).await {
+                Ok(()) => body,
+                Err(_elapsed) => ReplyBody::Cleared(Err(too_slow(path))),
+            }
+        }
+        _ => body,
+    }
+}
+
+fn too_slow(path: &ItemPath) -> Failure {
+    let detail = format!("clearing {path} takes too long");
+    Failure::new(FailureKind::Unavailable, detail)
 }
 
 /// Asks the whole tree through the parent, until `up_by`; where there is no parent to ask, or it
@@ -279,7 +301,7 @@ async fn whole(
     below(shared, (operation, tree), deadline, out).await;
 }
 
-/// This node first, then all its children at once.
+/// This node first, as far as its children depend on it, then all its children at once.
 async fn below(
     shared: &Arc<Shared>,
     (operation, tree): (&Operation, usize),
@@ -287,12 +309,15 @@ async fn below(
     out: &mpsc::Sender<Reply>,
 ) {
     // At most half of the time: a node that hangs must not keep its children from being asked.
-    let patience = deadline.saturating_duration_since(Instant::now()) / 2;
-    let body = own(shared, operation, patience).await;
-    let node = shared.roster.id();
-    if out.send(Reply { node, body }).await.is_err() {
-        return;
-    }
+    let now = Instant::now();
+    let until = now + deadline.saturating_duration_since(now) / 2;
+    let body = own(shared, operation, until).await;
+    let answering = async {
+        let body = finished(shared, operation, body, until).await;
+        let node = shared.roster.id();
+        // An asker that is gone needs no answer.
+        drop(out.send(Reply { node, body }).await);
+    };
     let request = &operation.down(tree, budget_ms(deadline));
     let children = shared.connected_children(tree);
     let mut asking: FuturesUnordered<_> = children
@@ -309,7 +334,8 @@ async fn below(
             }
         })
         .collect();
-    while asking.next().await.is_some() {}
+    let children = async { while asking.next().await.is_some() {} };
+    tokio::join!(answering, children);
 }
 
 /// Whom to ask, and for whom it may answer.

@@ -29,8 +29,8 @@ pub const BLOCK_BYTES: u64 = 1 << 20;
 /// file is read at the speed of all of them; a request is for blocks of one stripe.
 pub const STRIPE_BLOCKS: u64 = 4;
 
-/// A file of more bytes, one stripe, is not read before its version has settled: it may take several
-/// requests, and under a version that has not settled a file is read by one.
+/// Larger files (more than one stripe) are not read before their version has settled: they may take several
+/// requests, and a file with an unsettled version must be read by a single request.
 pub const UNSETTLED_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
 /// How many entries a listing may have before the directory counts as large: see [`Files::list`].
@@ -226,9 +226,9 @@ pub struct BundleItem {
     pub hash: ContentHash,
 }
 
-/// The files of a [`BundleRequest`] as they come. What cannot be given (it changed, is gone, or could
-/// not be read) is left out: whoever needs it asks for it by itself and learns why. After an error
-/// nothing more comes. Dropping the stream cancels the rest.
+/// The files of a [`BundleRequest`] as they arrive. A file that cannot be returned (it changed, is gone, or
+/// could not be read) is left out: a reader of that file requests it separately and gets the reason. The
+/// stream ends after an error. Dropping the stream cancels the rest.
 pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;
 
 /// That nobody has bytes with this hash.
@@ -238,7 +238,7 @@ pub(crate) fn not_here(hash: ContentHash, len: u64) -> Failure {
     Failure::new(FailureKind::NotFound, detail)
 }
 
-/// The answer to a question about one name in `parent`.
+/// Extracts the answer to a question about a single name in `parent`.
 pub(crate) fn only_answer(
     parent: &ItemPath,
     answers: Leased<StatAnswers>,
@@ -305,8 +305,7 @@ pub trait Files: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>>;
 
     /// The attributes of `name` in directory `parent`, after storage has denied that the file has the
-    /// version `denied`: no cache on the way answers with that version, only storage may say that the file
-    /// has it after all.
+    /// version `denied`. No cache on the way answers with that version; only storage may confirm it.
     ///
     /// # Errors
     /// `NotFound`, also about `parent`; faults.
@@ -321,7 +320,7 @@ pub trait Files: Send + Sync + 'static {
         Box::pin(async move { only_answer(&parent, answers.await?) })
     }
 
-    /// As [`Files::stat`]; with `denied` and one name as [`Files::stat_again`].
+    /// Like [`Files::stat`]. With `denied` and exactly one name, like [`Files::stat_again`].
     ///
     /// # Errors
     /// As [`Files::stat`].

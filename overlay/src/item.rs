@@ -257,18 +257,18 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// How long another write may go without showing in the origin's times: a look at the file that
-    /// comes this much later, and finds the same state, settles it.
+    /// How close together two writes may be without a difference in the origin's times. If a second look at
+    /// the file, at least this much later, finds the same state, the version has settled.
     #[must_use]
     pub fn granularity(&self) -> Duration {
         granularity(self.ctime.nanoseconds)
     }
 }
 
-/// The granularity of an origin's times, as far as one time of a status change with these `nanoseconds`
-/// shows it. Whole seconds are taken for two, which FAT has. Any fraction shows times at least as fine as
-/// a tick of a kernel's clock, which is 10 ms at most; 100 ms leave room for the clocks of several CPUs
-/// and servers.
+/// Estimates the granularity of an origin's times from the `nanoseconds` of one status change time. Whole
+/// seconds are taken as the two-second times of FAT. Any fraction shows times at least as fine as a tick of
+/// the kernel's clock, which is at most 10 ms; 100 ms leave a margin for differences between CPUs and
+/// servers.
 #[must_use]
 pub const fn granularity(nanoseconds: u32) -> Duration {
     if nanoseconds == 0 {

@@ -68,11 +68,20 @@ pub trait Service: Send + Sync + 'static {
     /// This node's report, opaque here (JSON), at most 64 KiB. Must be cheap and must not block.
     fn report(&self) -> Bytes;
 
-    /// Drops what this node caches of `path` and below. Returns whether there was anything.
+    /// Drops the data and metadata that this node caches of `path` and below. Returns whether there was
+    /// anything. The node's children are asked to do the same after it.
     ///
     /// # Errors
     /// Whatever stops the node from doing so.
     fn clear(&self, path: ItemPath) -> BoxFuture<'static, Result<bool, Failure>>;
+
+    /// Takes `path` and below away from the applications on this node, after [`Service::clear`]. It may
+    /// wait for requests that storage does not answer. No other node depends on it, so the children are
+    /// asked meanwhile. The node has cleared `path` when both have returned.
+    fn withdraw(&self, path: ItemPath) -> BoxFuture<'static, ()> {
+        drop(path);
+        Box::pin(std::future::ready(()))
+    }
 
     /// What this node serves from storage, if it is a root.
     ///

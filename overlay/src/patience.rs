@@ -1,21 +1,22 @@
-//! How long each level of a tree waits for the one above it.
+//! How long each level of a tree waits for the level above it.
 //!
-//! A reader waits for `request_timeout` and no longer. It is told why it got nothing only if the level
-//! that knows the reason answers before the level below it gives up. So storage has the shortest time,
-//! and each level a little more than the one above it. Pure.
+//! A reader waits for at most `request_timeout`. It learns the reason of a failure only if the level that
+//! knows the reason answers before the level below gives up. So storage has the shortest timeout, and each
+//! level waits slightly longer than the level above it. Pure.
 
 use std::time::Duration;
 
-/// The least and the most part of the whole time that storage has.
+/// The minimum and the maximum share of the whole timeout that storage gets.
 const STORAGE_SHARE: (f64, f64) = (0.5, 0.8);
-/// What is left of the time after storage has given up, if the time is long enough.
+/// Time left after the timeout of storage, if the whole timeout is long enough.
 const STORAGE_MARGIN: Duration = Duration::from_millis(2500);
-/// The part of the whole time that the lowest level has at least …
+/// The minimum share of the whole timeout that the lowest level waits.
 const LOWEST_SHARE: f64 = 0.75;
-/// … and what its reader has beyond it: one bundle that hangs may be waited for before.
+/// Time left to the reader after the lowest level's timeout, because it may have waited for one hanging
+/// bundle before.
 const LOWEST_MARGIN: Duration = Duration::from_millis(1500);
 
-/// How long a root waits for storage, where readers wait for `whole`.
+/// How long a root waits for storage if readers wait for `whole`.
 #[must_use]
 pub fn of_storage(whole: Duration) -> Duration {
     let (least, most) = STORAGE_SHARE;
@@ -25,8 +26,8 @@ pub fn of_storage(whole: Duration) -> Duration {
     patience.max(whole.mul_f64(least))
 }
 
-/// How long a node that is `depth` edges below its root waits for the node above it, in a tree of
-/// `deepest` levels below the root.
+/// How long a node `depth` edges below its root waits for the node above it, in a tree with `deepest`
+/// levels below the root.
 #[must_use]
 pub fn of_question(whole: Duration, depth: usize, deepest: usize) -> Duration {
     let storage = of_storage(whole);
@@ -37,7 +38,7 @@ pub fn of_question(whole: Duration, depth: usize, deepest: usize) -> Duration {
     storage + (lowest - storage) / deepest * depth
 }
 
-/// Levels below the root of a tree of `nodes`, each with up to `arity` children.
+/// Levels below the root in a tree of `nodes` nodes with up to `arity` children each.
 #[must_use]
 pub fn deepest(nodes: usize, arity: usize) -> usize {
     let (mut covered, mut level, mut depth) = (1_usize, 1_usize, 0);

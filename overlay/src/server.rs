@@ -68,7 +68,7 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
                     Verdict::Enter(place) => {
                         connections.spawn(welcome(Arc::clone(&shared), incoming, place));
                     }
-                    // Not an error: quinn lets each be asked whose address is not proven.
+                    // Cannot fail: quinn can send a Retry to any address that is not proven.
                     Verdict::Prove => drop(incoming.retry()),
                     Verdict::Refuse => {
                         shared.refusals.log(peer, "too many connections without a hello");

@@ -20,11 +20,11 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// What is spoken inside, as TLS agrees on it (ALPN).
 const PROTOCOL: &[u8] = b"http/1.1";
-/// Handshakes under way at a time. Another peer takes the place of one that has said nothing yet, the
-/// oldest of these first; where all have begun, of the oldest.
+/// Concurrent handshakes. Beyond it a new handshake replaces the oldest one whose peer has sent nothing, or
+/// the oldest of all if every peer has sent something.
 const HANDSHAKES_MAX: usize = 64;
-/// Of these, handshakes of one address (of one /64, which is one host's): another one takes the place of
-/// one of its own in the same way.
+/// Concurrent handshakes of one address (of one /64 in IPv6, which is one host). Beyond it a new handshake
+/// replaces another one of the same address, by the same rule.
 const HANDSHAKES_OF_ADDRESS_MAX: usize = 16;
 /// How long a handshake may take, and a connection.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ pub struct TlsListener {
     listener: TcpListener,
     acceptor: Acceptor,
     handshakes: JoinSet<(SocketAddr, io::Result<TlsStream>)>,
-    /// Those under way, in the order in which they came.
+    /// Handshakes in progress, oldest first.
     under_way: Vec<Handshake>,
     refused: Repeated,
     unaccepted: Repeated,
@@ -112,9 +112,9 @@ impl TlsListener {
         self.listener.local_addr()
     }
 
-    /// The next peer that has proven to be of this job, and its address. Handshakes go on side by side:
-    /// nobody waits for a slow one. Those who fail are left out; the log tells of them once in a while.
-    /// May be cancelled.
+    /// The next peer that has proven to be of this job, and its address. Handshakes run concurrently, so a
+    /// slow peer delays no other. Failed handshakes are skipped and logged at a limited rate. May be
+    /// cancelled.
     pub async fn accept(&mut self) -> (TlsStream, SocketAddr) {
         loop {
             let due = [self.refused.due(), self.unaccepted.due()];
@@ -135,8 +135,8 @@ impl TlsListener {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => {
                         self.begin(stream, peer);
-                        // Those who are there see what their peers have sent before the next one takes
-                        // the place of one that seems silent.
+                        // Let the running handshakes notice what their peers have sent, before the next
+                        // connection replaces one that seems silent.
                         tokio::task::yield_now().await;
                     }
                     Err(error) => {
@@ -184,7 +184,7 @@ impl TlsListener {
     }
 }
 
-/// What counts as one host: an IPv4 address, or the 64 bits that a host may fill as it likes.
+/// The part of an address that stands for one host: the IPv4 address, or the /64 network in IPv6.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -202,14 +202,14 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// Something that strangers can cause as often as they like. The first is told at once, the others
-/// together, once in [`Repeated::PERIOD`]: so nobody can fill a log.
+/// An event that any stranger can cause at will. The first one is logged at once, later ones as one line
+/// per [`Repeated::PERIOD`], so that they cannot fill the log.
 #[derive(Debug)]
 struct Repeated {
     what: &'static str,
-    /// When it was last told.
+    /// When it was last logged.
     told: Option<Instant>,
-    /// How often it has happened since.
+    /// Events since then.
     count: u64,
     last: String,
 }
@@ -226,7 +226,7 @@ impl Repeated {
         }
     }
 
-    /// It has happened.
+    /// Records one event.
     fn note(&mut self, peer: Option<SocketAddr>, error: &io::Error) {
         self.count += 1;
         self.last = match peer {
@@ -236,13 +236,13 @@ impl Repeated {
         self.tell();
     }
 
-    /// When what has happened is to be told.
+    /// When the events that are not logged yet are due to be logged.
     fn due(&self) -> Option<Instant> {
         let told = self.told.filter(|_| self.count > 0)?;
         Some(told + Self::PERIOD)
     }
 
-    /// Tells it if it is time to; gives how often it has happened then.
+    /// Logs the events if a line is due. Returns their number if it logged.
     fn tell(&mut self) -> Option<u64> {
         let now = Instant::now();
         let early = self.told.is_some_and(|told| now < told + Self::PERIOD);
@@ -412,8 +412,7 @@ mod tests {
         drop(accepting.await.unwrap());
     }
 
-    /// However many connections say nothing, and however many come while a member does: its handshake goes
-    /// on.
+    /// A member's handshake succeeds however many silent connections exist or arrive during it.
     #[tokio::test]
     async fn silent_connections_keep_no_member_out() {
         let secret = Secret::generate().unwrap();
@@ -446,7 +445,7 @@ mod tests {
         drop((stream, silent));
     }
 
-    /// What strangers do in a minute is a line or two of the log.
+    /// Many refusals within a minute add only a line or two to the log.
     #[tokio::test(start_paused = true)]
     async fn refusals_are_told_once_a_minute() {
         let mut refused = Repeated::new("refused");

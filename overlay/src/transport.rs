@@ -58,10 +58,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const PROBES_BYTES_MAX: usize = 256;
 /// What is assumed before the first measurement: a lost first packet is repeated after three of it.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
-/// First packets that wait to be looked at; quinn drops further ones unseen, those of children too, so
-/// that a burst of others' must fit in.
+/// First packets that wait for a decision. Quinn silently drops further ones, including those of children,
+/// so the queue must be large enough for a burst from strangers.
 const INCOMING_MAX: usize = 1024;
-/// Bytes of what follows a first packet until it is looked at, for each and for all of them.
+/// Bytes received after a first packet and before the decision on it, for each connection and for all.
 const INCOMING_BYTES: u64 = 16 << 10;
 const INCOMING_BYTES_ALL: u64 = 4 << 20;
 

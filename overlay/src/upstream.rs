@@ -85,7 +85,7 @@ struct Inner {
     storage: Option<Arc<dyn Files>>,
     orphan: Orphan,
     patience: Duration,
-    /// How long a question waits for its answer, in each tree.
+    /// How long a question waits for its answer, by tree.
     patiences: Vec<Duration>,
     liveness: Liveness,
     homes: Homes,
@@ -388,7 +388,7 @@ impl Upstream {
         self.answer_by(&Route::Item(key), request).await
     }
 
-    /// `denied`: of one name, a version that storage has denied.
+    /// With `denied` there is one name: storage has denied that it has that version.
     async fn stat_batches(
         self,
         parent: ItemPath,

@@ -1,11 +1,11 @@
-//! Which state of a file is meant: the identity under which bytes are cached, asked for and given out.
+//! Versions of files: the identity under which bytes are cached, requested and served.
 //!
 //! A version has three parts, and two versions are equal only if all three are:
-//! - *data* says that the bytes are the same as far as the origin's own records tell: the origin, the
-//!   filesystem that holds the file, its inode number, size and modification time; of an object its tag.
-//! - *change* is the time of the last status change. `chmod`, `chown` and `ln` move it and leave the bytes
-//!   alone; so does a tool that rewrites a file and restores its modification time. Only a comparison of
-//!   the bytes tells the two apart.
+//! - *data* stands for the bytes, as far as the origin's own records tell: the origin, the filesystem that
+//!   holds the file, its inode number, size and modification time; for an object its tag.
+//! - *change* is the time of the last status change. `chmod`, `chown` and `ln` move it and do not touch the
+//!   bytes, but so does a tool that rewrites a file and restores its modification time. Only a comparison
+//!   of the bytes tells these cases apart.
 //! - *standing* says how far the origin's records can be trusted to tell one state from the next.
 //!
 //! Plain values: no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
@@ -21,16 +21,17 @@ pub struct Version {
     standing: Standing,
 }
 
-/// How far a [`Version`] tells its state from every other one.
+/// How reliably a [`Version`] distinguishes its state from all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Standing {
     /// No other state of the file has this version, in this launch or in a later one.
     Lasting,
-    /// No other state has it as long as the origin's roots run. Nothing outlives the launch under it,
-    /// because the origin's records would not show a change made in between.
+    /// No other state of the file has this version while the origin's roots run. Data cached under it does
+    /// not outlive the launch, because the origin's records would not show a change between two launches.
     Launch,
-    /// Another write might not show in the origin's times yet. The number belongs to one look at the file,
-    /// so that bytes read under it are never found under the settled version, even if all else is equal.
+    /// A further write might not show in the origin's times yet. The number identifies one look at the
+    /// file, so that bytes read under it are never found under the settled version, even if all other parts
+    /// are equal.
     Unsettled(u64),
 }
 
@@ -38,7 +39,7 @@ impl Version {
     /// Bytes of [`Version::to_bytes`].
     pub const BYTES: usize = 33;
 
-    /// A lasting version of which only `identity` is known, such as an object's tag.
+    /// A lasting version made from `identity` alone, such as an object's tag.
     #[must_use]
     pub fn of(identity: &[u8]) -> Self {
         Self {
@@ -63,38 +64,38 @@ impl Version {
         Self { standing, ..self }
     }
 
-    /// How far it can be trusted.
+    /// How far the version can be trusted.
     #[must_use]
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// Whether every later write shows as another version.
+    /// Whether every later write changes the version.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self.standing, Standing::Unsettled(_))
     }
 
-    /// Whether what is kept under it may be used in a later launch.
+    /// Whether data cached under it may be used in a later launch.
     #[must_use]
     pub fn outlives_launch(&self) -> bool {
         self.standing == Standing::Lasting
     }
 
-    /// Whether the origin's records of the data agree: only the time of the last status change, or the
-    /// standing, may differ. The bytes are probably the same, and must be compared before they count as such.
+    /// Whether the data parts are equal. The time of the last status change and the standing may differ.
+    /// The bytes are probably the same, but must be compared before they are treated as the same.
     #[must_use]
     pub fn has_data_of(&self, other: &Self) -> bool {
         self.data == other.data
     }
 
-    /// Whether both are one state in the origin's records, whatever their standing.
+    /// Whether both have the same data and change, with any standing.
     #[must_use]
     pub fn is_state_of(&self, other: &Self) -> bool {
         self.data == other.data && self.change == other.change
     }
 
-    /// All of it in a form that differs for different versions: for hashes and for files on disk.
+    /// An encoding that differs for different versions, for hashes and for files on disk.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let (tag, look) = match self.standing {
@@ -110,7 +111,7 @@ impl Version {
         bytes
     }
 
-    /// The version that [`Version::to_bytes`] gave, or `None` for bytes that it never gives.
+    /// Decodes the output of [`Version::to_bytes`]. Returns `None` for any other bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (data, rest) = bytes.split_first_chunk::<16>()?;
@@ -130,13 +131,13 @@ impl Version {
         })
     }
 
-    /// What says that the bytes are the same.
+    /// The part that stands for the bytes.
     #[must_use]
     pub fn data(&self) -> &[u8; 16] {
         &self.data
     }
 
-    /// What tells status changes apart; zeros where the origin has no such time.
+    /// The part that tells status changes apart; zeros if the origin has no such time.
     #[must_use]
     pub fn change(&self) -> &[u8; 8] {
         &self.change

@@ -1,4 +1,4 @@
-"""Row 30: how long after `copperfs clear` the last of 32 hosts sees what is new."""
+"""Row 30: how long after `copperfs clear` the last of 32 hosts sees new content."""
 
 import json
 import subprocess

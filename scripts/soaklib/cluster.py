@@ -1,4 +1,4 @@
-"""The cluster: nodes with a mount and a store each, and what happens to them."""
+"""The cluster: nodes with a mount and a store each, and the faults and clears made on them."""
 
 import os
 import random
@@ -23,14 +23,14 @@ REQUEST_TIMEOUT_S = 8
 NODE_FLAGS = [
     "--memory", f"{MEMORY_MIB}MiB", "--request-timeout", f"{REQUEST_TIMEOUT_S}s", "--arity", "2",
 ]  # fmt: skip
-# Clears at once, from as many processes.
+# Concurrent clears, each from its own process.
 STORM = 16
-# The node whose disk hangs at times. It is not killed, and neither is the last one.
+# The node whose disk hangs at times. This node and the last one are not killed.
 HANGING_DISK = 1
 
 
 class Soak:
-    """The cluster, and what happens to it."""
+    """The cluster, and the faults and clears made on it."""
 
     def __init__(self, options, directory):
         self.options, self.directory, nodes = options, directory, options.nodes
@@ -41,7 +41,7 @@ class Soak:
         self.stop = Words(1, "Q")
         self.faults = Faults()
         self.pids = [0] * nodes
-        # When a node that was killed was there again.
+        # When a killed node was last mounted again.
         self.killed = -AFTERMATH_S
         self.counts = Counter()
         self.found = []
@@ -81,14 +81,14 @@ class Soak:
             time.sleep(0.01)
 
     def hang_disk(self):
-        """The disk of a node does not answer for some seconds: no reader may get an error."""
+        """Makes the disk of a node hang for some seconds: no reader may get an error."""
         if self.disk_hangs_until is None:
             self.disk.send_signal(signal.SIGSTOP)
             self.disk_hangs_until = time.monotonic() + self.draw.uniform(1, 10)
         return "hang.disk"
 
     def tend_disk(self):
-        """Ends what has hung long enough."""
+        """Ends the hang when its time is over."""
         if self.disk_hangs_until and time.monotonic() > self.disk_hangs_until:
             self.disk.send_signal(signal.SIGCONT)
             self.disk_hangs_until = None
@@ -127,7 +127,7 @@ class Soak:
 
     def kill(self):
         """Kills a node and starts it again."""
-        # The last rank lives from beginning to end, so that what grows has time to.
+        # The last rank runs from beginning to end, so that leaks have time to show.
         ranks = [rank for rank in range(self.options.nodes - 1) if rank != HANGING_DISK]
         rank = self.draw.choice(ranks)
         if rank == 0:
@@ -146,7 +146,7 @@ class Soak:
         return "kill.root" if rank == 0 else "kill"
 
     def clear(self):
-        """Of a directory or of everything, on all nodes; or on one, which promises less."""
+        """Clears a directory or everything, on all nodes, or on one, which guarantees less."""
         act, floors = self.one_clear(self.draw.random() < 0.5)
         said = act()
         if said.returncode == 0:
@@ -156,7 +156,7 @@ class Soak:
         return ("clear.cluster" if floors else "clear.node") if said.returncode == 0 else "clear.failed"
 
     def clear_storm(self):
-        """Many clears at once."""
+        """Makes many concurrent clears."""
         acts = [self.one_clear(True) for _ in range(STORM)]
         with ThreadPoolExecutor(STORM) as pool:
             said = list(pool.map(lambda act: act[0](), acts))
@@ -168,7 +168,7 @@ class Soak:
         return "clear.storm"
 
     def one_clear(self, cluster):
-        """A clear to be made, and the versions from which on files may be read after it."""
+        """Returns a function that clears, and the oldest versions that may be read after it."""
         everything = self.draw.random() < 0.5
         directory = self.draw.randrange(len(DIRECTORIES))
         point = self.point(self.draw.randrange(self.options.nodes))
@@ -187,9 +187,9 @@ class Soak:
             self.table.cleared[file] = time.monotonic()
 
     def clear_may_fail(self):
-        """A clear reaches all nodes, so that it may fail after any of them was down. It waits for the
-        kernel's pages that are being read, on one level of the tree after the other, so that files that
-        hang may make it take too long."""
+        """Whether a clear may fail. It reaches all nodes, so it may fail after one of them was down. It
+        waits for pages that kernels are reading, on one level of the tree after the other, so hanging
+        files may delay it for too long."""
         now = time.monotonic()
         return now < self.killed + AFTERMATH_S or self.faults.explains(FILES_HANG, now)
 
@@ -268,7 +268,7 @@ class Soak:
             self.tend_disk()
             for act, every in steps.items():
                 if done >= due[act]:
-                    # What was missed meanwhile is not made up for.
+                    # Missed actions are not made up for.
                     due[act] = max(due[act] + every, done - every)
                     self.counts[act()] += 1
             for rank in range(options.nodes):
@@ -281,7 +281,7 @@ class Soak:
             time.sleep(0.005)
 
     def take_down(self):
-        """Takes all of it away, whatever happened before."""
+        """Unmounts everything, in any state."""
         if self.disk:
             self.disk.send_signal(signal.SIGCONT)
         for rank in reversed(range(self.options.nodes)):

@@ -1,44 +1,44 @@
-"""What each file holds, version by version, in memory that all processes share."""
+"""The content of each file, version by version, in memory that all processes share."""
 
 import mmap
 import struct
 
-# Content is cut from a pool of random bytes, at a place that the version gives: so any piece of it tells
-# its version.
+# Content is cut from a pool of random bytes, at a place that depends on the version, so that any piece of
+# it identifies the version.
 POOL_BYTES = 16 << 20
 SIZE_MAX = 3 << 20
 # Versions of one file that are remembered; a file has fewer between two clears of everything.
 VERSIONS = 256
-# Two seconds for the coarsest times, one for what the kernel may use, and some for a busy machine.
+# Two seconds for the coarsest times, one for attributes in the kernel, and some for a busy machine.
 TORN_S = 8.0
-# The size of a file that is not there.
+# The size of a missing file.
 ABSENT = 0xFFFFFFFF
 
 
 class Table:
     """The versions of all files.
 
-    The current version is raised before the origin changes, the floor after a clear: every version
-    from the floor to the current one may be read, and no other.
+    The current version is raised before the origin changes, the floor after a clear: only versions
+    from the floor to the current one may be read.
     """
 
     HEAD = struct.Struct("=II")
     SLOT = struct.Struct("=III")
 
     def __init__(self, files):
-        # When the last overwriting of each file ended; infinite while one is under way.
+        # When each file was last overwritten; infinite while it is being overwritten.
         self.overwritten = Words(files, "d")
-        # When each file was cleared last on all nodes.
+        # When each file was last cleared on all nodes.
         self.cleared = Words(files, "d")
         self.row = self.HEAD.size + VERSIONS * self.SLOT.size
         self.memory = mmap.mmap(-1, files * self.row)
 
     def head(self, file):
-        """The current version, and the oldest that may be read."""
+        """The current version, and the oldest version that may be read."""
         return self.HEAD.unpack_from(self.memory, file * self.row)
 
     def slot(self, file, version):
-        """Where in the pool a version begins, its size, and whether less of it may be seen."""
+        """The start of a version in the pool, its size, and whether a part of it may be seen."""
         at = file * self.row + self.HEAD.size + version % VERSIONS * self.SLOT.size
         return self.SLOT.unpack_from(self.memory, at)
 
@@ -58,7 +58,7 @@ class Table:
         """Whether a read that began at `began` may show bytes of two versions.
 
         A file that is read while it is overwritten shows parts of both, as on any filesystem. A node
-        may give those bytes for as long as the file's times do not tell whether it changed again.
+        may return those bytes until the file's times show whether it changed again.
         """
         return began < self.overwritten[file] + TORN_S
 

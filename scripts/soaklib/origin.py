@@ -1,13 +1,13 @@
-"""The files at the origin, on storage of several kinds, and what happens to them.
+"""The files at the origin, on storage of several kinds, and the changes made to them.
 
-| directory | storage | what happens |
+| directory | storage | changes |
 | --- | --- | --- |
 | plain0 .. plain3 | an ordinary filesystem | every change |
 | coarse0, coarse1 | ext4 whose times are whole seconds | every change, often twice within a second |
 | image | a read-only image | another image is mounted in its place: same inodes, sizes and times |
-| hanging | a FUSE filesystem | every change; at times nothing of it answers |
+| hanging | a FUSE filesystem | every change; at times it does not answer |
 
-Only the process that makes trouble uses the origin.
+Only the process that makes the changes and faults uses the origin.
 """
 
 import os
@@ -49,7 +49,7 @@ def size_drawn(draw):
 
 
 def run(*words):
-    """Runs a command; its output tells why it failed."""
+    """Runs a command. A failure raises its output."""
     said = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if said.returncode != 0:
         raise RuntimeError(f"{words[0]} failed: {said.stderr.strip() or said.stdout.strip()}")
@@ -76,7 +76,7 @@ class Origin:
             image = self.aside / name
             with image.open("wb") as out:
                 out.truncate(COARSE_BYTES)
-            # Inodes of 128 bytes have no room for parts of a second.
+            # Inodes of 128 bytes have no room for fractions of a second.
             run("mkfs.ext4", "-q", "-I", "128", "-O", "^has_journal", image)
             self.mount("mount", "-o", "loop", image, at=name)
         (self.aside / "hanging").mkdir()
@@ -102,7 +102,7 @@ class Origin:
         self.mounts.append(self.path / at)
 
     def take_down(self):
-        """Takes all of it away, whatever happened before."""
+        """Unmounts everything, in any state."""
         if self.bindfs:
             self.bindfs.send_signal(signal.SIGCONT)
         for point in reversed(self.mounts):
@@ -146,7 +146,7 @@ class Origin:
         self.table.add(file, start, size, in_place)
         self.apply(kind, path, start, size)
         if kind == "twice":
-            # Again, most probably within the same tick of the storage's clock.
+            # A second change, most probably within the same tick of the storage's clock.
             start, size = self.new(size)
             self.table.add(file, start, size, True)
             self.write(path, start, size)
@@ -155,7 +155,7 @@ class Origin:
         return f"change.{kind}"
 
     def change_status(self, kind, path):
-        """The bytes stay: no reader may notice."""
+        """Changes only the status: no reader may notice."""
         if kind == "link":
             other = path.with_name("link")
             os.link(path, other)
@@ -186,7 +186,7 @@ class Origin:
             path.write_bytes(self.pool[start : start + size])
 
     def write(self, path, start, size):
-        """Writes new bytes over old ones of the same number."""
+        """Overwrites old bytes with the same number of new ones."""
         with path.open("r+b") as out:
             out.write(self.pool[start : start + size])
 
@@ -194,7 +194,7 @@ class Origin:
         return self.draw.randint(1, IMAGE_FILE_MAX)
 
     def swap_image(self):
-        """Mounts an image with other bytes in files of the same inodes, sizes and times."""
+        """Mounts another image: other bytes in files with the same inodes, sizes and times."""
         tree = self.aside / "tree"
         tree.mkdir()
         files = range(IMAGE, FILES, len(DIRECTORIES))
@@ -209,7 +209,7 @@ class Origin:
         shutil.rmtree(tree)
         at = self.path / DIRECTORIES[IMAGE]
         if self.images > 1:
-            # For a moment nothing is mounted, and a node that looks then knows it until the next clear.
+            # For a moment nothing is mounted; a node that looks then caches that until the next clear.
             for file in files:
                 self.table.add(file, 0, ABSENT, False)
             run("umount", "-l", at)
@@ -221,7 +221,7 @@ class Origin:
         return "change.swap"
 
     def hang(self):
-        """Nothing below the hanging directory answers for some seconds."""
+        """Makes the hanging directory hang for some seconds."""
         if self.hangs_until is None:
             self.faults.begin(FILES_HANG)
             self.bindfs.send_signal(signal.SIGSTOP)
@@ -229,7 +229,7 @@ class Origin:
         return "hang.files"
 
     def tend(self):
-        """Ends what has hung long enough."""
+        """Ends the hang when its time is over."""
         if self.hangs_until and time.monotonic() > self.hangs_until:
             self.bindfs.send_signal(signal.SIGCONT)
             self.hangs_until = None

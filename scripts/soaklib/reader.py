@@ -13,14 +13,14 @@ from .content import ABSENT, SIZE_MAX
 from .faults import FILES_HANG, ROOT_DOWN
 from .origin import FILES, HANGING, IMAGE, directory_of, name_of
 
-# One operation of a reader takes no longer, or something hangs.
+# The time limit for one operation of a reader.
 OPERATION_S = 60.0
 # The last exit statuses of a process with a mapping stand for errors: see Reader.in_process.
 ERRNO_AT = 100
 
 
 class Wrong(Exception):
-    """Something was read that must not be."""
+    """A read returned bytes or an error that it must not return."""
 
 
 class Reader:
@@ -31,11 +31,11 @@ class Reader:
         self.draw = random.Random(f"{soak.options.seed}/{rank}")
         self.base = soak.point(rank)
         self.counts = Counter()
-        # When the operation under way began.
+        # When the current operation began.
         self.began = 0.0
 
     def run(self, count, results):
-        """Makes `count` operations (without end if that is 0) until the soak stops, and reports them."""
+        """Makes `count` operations (no limit if that is 0) until the soak stops, and reports them."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         wrong, made = [], 0
         while not self.soak.stop[0] and not (count and made == count):
@@ -51,10 +51,10 @@ class Reader:
         results.put((self.rank, dict(self.counts), wrong[:20], len(wrong)))
 
     def pick(self):
-        """The next operation: its file, what does it, and its name."""
+        """The next operation: its file, its function, and its name."""
         file = self.draw.randrange(FILES) if self.draw.random() < 0.5 else self.draw.randrange(24)
         if directory_of(file) == HANGING and self.soak.faults.is_on(FILES_HANG):
-            # Few readers wait for what hangs, so that the others can show that they do not.
+            # Only a few readers use hanging files, to show that the others are not delayed.
             file -= self.draw.random() < 0.9
         kind = self.draw.choices(["whole", "ranges", "map"], [60, 37, 3])[0]
         return file, lambda floor: getattr(self, kind)(file, floor), kind
@@ -73,7 +73,7 @@ class Reader:
             raise Wrong(f"rank {self.rank} {name_of(file)}: {kind} took {took:.1f} s")
 
     def judge(self, file, floor, life, began, kind, error):
-        """What explains an error. Raises Wrong where nothing does."""
+        """Returns the explanation of an error. Raises Wrong if there is none."""
         if not self.soak.up[self.rank] or self.soak.lives[self.rank] != life:
             return "away"
         if error.errno == errno.ESTALE and self.explains_stale(file, floor):
@@ -87,21 +87,21 @@ class Reader:
         raise Wrong(f"rank {self.rank} {name_of(file)}: {kind}: {error}, and no fault explains it")
 
     def explains_stale(self, file, floor):
-        """Whether what was opened may be gone: only where the content changed since the last clear.
+        """Whether an opened file may be stale: only if its content changed since the last clear.
 
-        A root that starts anew cannot tell an image that took another's place from one that was always
-        there: then its files have other versions than before.
+        A restarted root cannot distinguish an image that replaced another one from one that was always
+        there, so the files of the image get other versions than before.
         """
         restarted = self.soak.faults.ended[ROOT_DOWN] > self.table.cleared[file]
         return self.table.head(file)[0] > floor or (directory_of(file) == IMAGE and restarted)
 
     def explains_eio(self, file, began):
-        """Whether storage could not be asked."""
+        """Whether storage may have been unavailable."""
         hung = directory_of(file) == HANGING and self.soak.faults.explains(FILES_HANG, began)
         return hung or self.soak.faults.explains(ROOT_DOWN, began)
 
     def fitting(self, file, floor, offset, wanted, found):
-        """The versions of which `found` is what a read of `wanted` bytes gives."""
+        """The versions for which a read of `wanted` bytes returns `found`."""
         fits = set()
         for version in self.table.window(file, floor):
             start, size, in_place = self.table.slot(file, version)
@@ -119,7 +119,7 @@ class Reader:
         both = these if fits is None else these & fits
         if not both and self.table.may_be_torn(file, self.began) and self.is_torn(file, floor, offset, found):
             self.counts["torn"] += 1
-            # No version fits any more, so nothing further of this open file can be told apart.
+            # No version fits any more, so later reads of this open file may show any version.
             return set(self.table.window(file, floor))
         if not both:
             current = self.table.head(file)[0]
@@ -134,7 +134,7 @@ class Reader:
         return both
 
     def is_torn(self, file, floor, offset, found):
-        """Whether every page is of some version that may be read."""
+        """Whether every page belongs to a version that may be read."""
         at = 0
         while at < len(found):
             end = min(len(found), at + 4096 - (offset + at) % 4096)
@@ -144,7 +144,7 @@ class Reader:
         return True
 
     def explain(self, found, offset):
-        """What wrong bytes are: where in the pool each piece of them begins, less the offset."""
+        """Describes wrong bytes: where in the pool each piece of them begins, minus the offset."""
         pieces = []
         for at in range(0, len(found), 4096):
             piece = found[at : at + 4096]
@@ -186,8 +186,8 @@ class Reader:
         return "right"
 
     def read_at(self, descriptor, wanted, offset):
-        """As much as there is: a read ends early before a page that cannot be had, and the next one
-        says why."""
+        """Reads up to `wanted` bytes. A read ends early before a page that fails, and the next one returns
+        the error."""
         found = b""
         while len(found) < wanted:
             piece = os.pread(descriptor, wanted - len(found), offset + len(found))
@@ -202,10 +202,10 @@ class Reader:
         return "right"
 
     def in_process(self, body, file):
-        """Runs `body` in a process of its own, which SIGBUS may end.
+        """Runs `body` in a child process, which SIGBUS may end.
 
-        SIGBUS says that a page cannot be had. It is raised as ESTALE or, where storage could not be
-        asked, as EIO: what explains those explains it.
+        SIGBUS means that a page could not be read. It is raised as ESTALE or, if storage may have been
+        unavailable, as EIO, and is explained like these.
         """
         seed, began = self.draw.random(), time.monotonic()
         child = os.fork()
@@ -235,7 +235,7 @@ class Reader:
             raise Wrong(f"rank {self.rank} {name_of(file)}: a mapping, see above")
 
     def map_here(self, file, floor, draw, touches, pause):
-        """Maps a file and touches it at some places, with a pause after each."""
+        """Maps a file and reads it at some places, with a pause after each."""
         descriptor = os.open(self.base / name_of(file), os.O_RDONLY)
         size = os.fstat(descriptor).st_size
         if size == 0:
@@ -251,7 +251,7 @@ class Reader:
 
 
 class Holder(Reader):
-    """Holds mappings for seconds, over changes, clears and faults. Not counted among the operations."""
+    """Holds mappings for seconds, during changes, clears and faults. Not counted as operations."""
 
     def __init__(self, soak, rank):
         super().__init__(soak, rank)

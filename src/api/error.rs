@@ -60,7 +60,7 @@ impl ApiError {
         Self::new(
             422,
             format!("there is nothing at {path}, so dataset {name:?} is not declared"),
-            "Check the path: ls in the mount shows what is served; what is newer than that shows after \
+            "Check the path: ls in the mount shows what is served; newer files show after \
              copperfs clear",
         )
     }

@@ -30,7 +30,7 @@ pub struct DatasetRequest {
     pub budget: Option<Value>,
     /// `roots` or `homes`.
     pub origin_readers: Option<String>,
-    /// A dataset of this name is declared anew.
+    /// Replace a dataset of the same name.
     pub replace: Option<bool>,
 }
 
@@ -182,7 +182,7 @@ impl JobRequest {
         Ok(this)
     }
 
-    /// As `owner`, an ordinary user, declares it.
+    /// The declaration made by the ordinary user `owner`.
     pub(super) fn into_spec(self, owner: Option<u32>) -> JobSpec {
         JobSpec {
             name: self.id,

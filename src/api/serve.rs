@@ -21,16 +21,16 @@ use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-/// Clients served at a time on each socket. Another one takes the place of the client that was idle the
-/// longest; where all of them are being answered, it waits for the first to be done.
+/// Concurrent clients of each socket. A new client replaces the client that was idle the longest; if none
+/// is idle, it waits until a connection ends.
 const CLIENTS_MAX: usize = 32;
-/// Of these, clients of one address that come by TCP, so that no node keeps the others out. Another one
-/// takes the place of the idlest of that address; where none is idle, it is turned away.
+/// Concurrent clients of one TCP address, so that no node can lock out the others. A new client replaces
+/// the longest idle client of the same address; if none is idle, it is refused.
 const CLIENTS_OF_ADDRESS_MAX: usize = 16;
 /// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// Bodies above [`SMALL_BODY_BYTES`] that each socket holds at a time, from their reading to their answer,
-/// so that clients together take little memory. More of them wait, as long as an answer may take.
+/// Bodies above [`SMALL_BODY_BYTES`] that each socket holds at a time, from reading to answer, which limits
+/// the memory of all clients together. Further ones wait, at most as long as an answer may take.
 const LARGE_BODIES_MAX: usize = 2;
 /// Bodies up to this many bytes do not wait.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
@@ -123,12 +123,12 @@ struct Clients {
 
 struct Connection {
     task: AbortHandle,
-    /// None on the Unix socket.
+    /// The client's address; `None` on the Unix socket.
     from: Option<IpAddr>,
     activity: Arc<Activity>,
 }
 
-/// Since when a connection is idle; `None` while a request of it is answered.
+/// Since when a connection is idle; `None` while a request is being answered.
 struct Activity(Mutex<Option<Instant>>);
 
 impl Activity {
@@ -150,7 +150,7 @@ impl Clients {
         }
     }
 
-    /// Makes room for a client of `from`. False: it is to be turned away.
+    /// Makes room for a client of `from`. Returns `false` if it must be refused.
     async fn admit(&mut self, from: Option<IpAddr>) -> bool {
         loop {
             while self.serving.try_join_next().is_some() {}
@@ -169,7 +169,7 @@ impl Clients {
             } else if address_is_full {
                 return false;
             } else {
-                // Every answer has its time limit.
+                // This ends, because every answer has a time limit.
                 drop(self.serving.join_next().await);
             }
         }
@@ -182,7 +182,7 @@ impl Clients {
         from: Option<IpAddr>,
     ) {
         if !self.admit(from).await {
-            tracing::debug!(?from, "turned away: its address has enough clients");
+            tracing::debug!(?from, "refused a client: its address has too many");
             return;
         }
         let activity = Arc::new(Activity(Mutex::new(Some(Instant::now()))));

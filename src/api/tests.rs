@@ -72,7 +72,7 @@ impl Counter for Sizes {
     }
 }
 
-/// A namespace in which everything is but what is called `nothing`.
+/// A namespace in which every path exists except those that contain `nothing`.
 struct Everything;
 
 impl Names for Everything {
@@ -169,9 +169,8 @@ impl Drop for Node {
     }
 }
 
-/// A slip of the pen declares nothing, so that the corrected request is the first of its name. One that
-/// is there already is declared anew only if that is asked for, and stands where the new one makes no
-/// sense.
+/// A dataset with a wrong path is not declared, so the corrected request is the first of its name. An
+/// existing dataset is replaced only on request, and stays if the new declaration is invalid.
 #[tokio::test]
 async fn a_dataset_is_declared_where_something_is_and_anew_when_asked() {
     let node = Node::start();
@@ -206,20 +205,20 @@ async fn a_dataset_is_declared_where_something_is_and_anew_when_asked() {
         .await
         .unwrap();
     assert_eq!(job["dataset"], "set", "its job goes on");
-    // What is refused changes nothing.
+    // A refused request changes nothing.
     for refused in ["/lus/configured/below", "/lus/nothing"] {
         node.refused("POST", "/v1/datasets", at(refused, true))
             .await;
         assert_eq!(declared().await.unwrap()["path"], "/lus/other");
     }
-    // That there is no byte in it is found out later: the earlier one stands again.
+    // An empty dataset is noticed only after it was declared: then the earlier declaration is restored.
     let hollow = at("/lus/hollow", true);
     let (status, said) = node.refused("POST", "/v1/datasets", hollow).await;
     assert!(status == 422 && said.contains("size zero"), "{said}");
     assert_eq!(declared().await.unwrap()["path"], "/lus/other");
 }
 
-/// A job belongs to the user who declares it; root declares jobs for others.
+/// A job belongs to the user who declares it; root declares jobs for other users.
 #[tokio::test]
 async fn a_job_is_of_the_user_who_declares_it() {
     let node = Node::start();
@@ -235,8 +234,7 @@ async fn a_job_is_of_the_user_who_declares_it() {
     }
 }
 
-/// Clients who say nothing keep nobody out, however many they are: the one that was idle the longest
-/// makes room.
+/// Silent clients cannot lock out others, however many they are: the longest idle one is replaced.
 #[tokio::test]
 async fn silent_clients_keep_nobody_out() {
     let node = Node::start();
@@ -244,7 +242,7 @@ async fn silent_clients_keep_nobody_out() {
     for _ in 0..100 {
         silent.push(tokio::net::UnixStream::connect(&node.socket).await.unwrap());
     }
-    // Each would be dropped by itself after ten seconds; nobody waits for that.
+    // Each silent client would be dropped after ten seconds; the answer comes without that wait.
     let begun = std::time::Instant::now();
     let nodes = node.ask("GET", "/v1/nodes", Value::Null).await.unwrap();
     assert_eq!(nodes["nodes"].as_array().unwrap().len(), 1);
@@ -253,7 +251,7 @@ async fn silent_clients_keep_nobody_out() {
         "{:?}",
         begun.elapsed()
     );
-    // The first ones are gone, the last ones are still served.
+    // The first clients were dropped, the last ones are still served.
     assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap(), 0);
     let last = silent.last_mut().unwrap();
     last.write_all(b"GET /v1/nodes HTTP/1.0\r\n\r\n")
@@ -437,7 +435,7 @@ async fn refusals_say_what_to_try() {
     assert_eq!(left["datasets"].as_array().unwrap().len(), 1, "{left}");
 }
 
-/// Large requests wait for each other, so that many clients take little memory; small ones do not wait.
+/// Large requests wait for each other, to limit their memory; small ones do not wait.
 #[tokio::test]
 async fn large_requests_are_held_few_at_a_time() {
     let node = Node::start();
@@ -449,7 +447,7 @@ async fn large_requests_are_held_few_at_a_time() {
         client.write_all(head).await.unwrap();
         slow.push(client);
     }
-    // They have their places once their requests are being answered.
+    // Both have their places when their requests are being answered.
     for _ in 0..50 {
         node.ask("GET", "/v1/datasets", Value::Null).await.unwrap();
     }
@@ -515,13 +513,13 @@ fn problem(jobs: usize) -> Vec<u8> {
     problem.to_string().into_bytes()
 }
 
-/// The runtime's only worker serves reads: it goes on while plans are worked out.
+/// The runtime's only worker must serve reads while plans are computed.
 #[tokio::test]
 async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused() {
     let node = Node::start();
     let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
     let body = problem(500);
-    // Not in the poll that takes the request: that would hold the worker for as long as it takes.
+    // The poll that takes the request must not compute the plan: it would occupy the worker.
     assert!(
         api.answer("POST", "/v1/plan", &body)
             .now_or_never()
@@ -529,7 +527,7 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
     );
 
     let turn = Arc::clone(&api.plans.turn).acquire_owned().await.unwrap();
-    // The place of the one above, which was given up, is free again.
+    // The plan above was cancelled, and its place becomes free again.
     let places = PLANS_MAX;
     let free = || api.plans.places.available_permits();
     until(SOON, "all places are free", || free() == places).await;
@@ -545,7 +543,7 @@ async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused
     assert_eq!(refused.status, 503);
     let said = refused.body["error"].as_str().unwrap();
     assert!(said.contains("16 plans"), "{said}");
-    // Others are answered meanwhile.
+    // Other requests are answered meanwhile.
     assert_eq!(api.answer("GET", "/v1/jobs", b"").await.status, 200);
     drop(turn);
     for asked in asked {

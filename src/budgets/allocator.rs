@@ -247,7 +247,7 @@ impl Allocator {
         };
         self.registry.apply(command, &limits)?;
         if let Command::ReplaceDataset(spec) = command {
-            // It may have another index: it is counted again.
+            // The new declaration may name another index, so the dataset is counted again.
             self.counts
                 .remove(&DatasetDecision::id_of(&spec.name, &spec.path));
         }

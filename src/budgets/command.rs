@@ -38,8 +38,8 @@ pub struct JobSpec {
     pub gpus: u32,
     /// Epochs that it will run.
     pub epochs: Option<u32>,
-    /// The user who declared it: only this user's processes may name it in their environment. `None`: it
-    /// is not known, or the administrator, who declares jobs for others.
+    /// The user that declared it. Only this user's processes may name the job in their environment. `None`:
+    /// the user is unknown or root, which declares jobs for other users.
     pub owner: Option<u32>,
 }
 
@@ -72,7 +72,7 @@ pub enum Command {
     SetPolicy(String),
     /// Changes nothing: tells what there is.
     Overview,
-    /// Declares a dataset, in place of one of its name if there is one.
+    /// Declares a dataset, and replaces a dataset of the same name.
     ReplaceDataset(DatasetSpec),
 }
 

@@ -103,7 +103,7 @@ pub struct JobDecision {
     pub dataset: Option<String>,
     /// Declared, not merely seen.
     pub declared: bool,
-    /// The user whose job it is, if an ordinary user has declared it.
+    /// The owner of the job, if an ordinary user has declared it.
     pub owner: Option<u32>,
     /// Bytes per second that it reads when data is not its bottleneck, as declared.
     pub ideal_rate: Option<u64>,

@@ -60,7 +60,7 @@ pub struct Job {
     pub dataset: Option<String>,
     /// Declared, not merely seen.
     pub declared: bool,
-    /// The user who declared it, if that was an ordinary one.
+    /// The user that declared it, if it was not root.
     pub owner: Option<u32>,
     /// As declared, in bytes per second.
     pub ideal_rate: Option<u64>,
@@ -200,10 +200,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Declares a dataset, in place of one of its name if there is one. Jobs that read it go on.
+    /// Declares a dataset, and replaces a dataset of the same name. Jobs that read it continue.
     ///
     /// # Errors
-    /// As [`add_dataset`](Self::add_dataset), but for the name; the earlier one stands then.
+    /// Like [`add_dataset`](Self::add_dataset), except for a name that is taken. The earlier declaration
+    /// then stays.
     pub fn replace_dataset(
         &mut self,
         spec: DatasetSpec,
@@ -498,7 +499,7 @@ impl Registry {
 }
 
 impl DatasetSpec {
-    /// What `decided` was declared as.
+    /// The declaration of `decided`.
     #[must_use]
     pub fn of(decided: &DatasetDecision) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! `copperfs clear`: forgets what is cached of some paths, or everything, and says whether there was
-//! anything.
+//! `copperfs clear`: drops the cached state of some paths, or of all, and reports whether anything was
+//! cached.
 
 use super::place::{Named, default_mount};
 use super::{explained, fail, say};
@@ -12,7 +12,7 @@ use copperfs_overlay::ItemPath;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long all nodes may take.
+/// How long the operation may take on all nodes together.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `clear`.
@@ -37,13 +37,13 @@ pub struct ClearArgs {
 /// Clears.
 ///
 /// # Errors
-/// A path is on no mount or under no origin: nothing has been cleared. Or a node could not be told.
+/// A path is on no mount or under no origin; then nothing has been cleared. Or a node could not be reached.
 pub fn clear(args: &ClearArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     if args.everything {
         return everything(args, &machine);
     }
-    // All are found before any is cleared.
+    // All paths are resolved before the first is cleared.
     let mut found = Vec::with_capacity(args.paths.len());
     for path in &args.paths {
         found.push((path, find(path, args.mount.as_deref(), &machine)?));
@@ -64,22 +64,23 @@ pub fn clear(args: &ClearArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `path` names below a mount point.
+/// Resolves `path` to a path below a mount point.
 fn find(path: &Path, mount: Option<&Path>, machine: &Machine) -> anyhow::Result<Named> {
     let named = Named::find(path, mount, machine)?;
     let shown = path.display();
     ensure!(
         !named.inside.is_root(),
-        "{shown} is a mount point: name what is to be cleared below it. `copperfs clear --everything \
+        "{shown} is a mount point: name a path below it. `copperfs clear --everything \
          {shown}` clears all of it"
     );
     Ok(named)
 }
 
-/// Whether anything was cached of the path as it is written, or of what its links lead to.
+/// Clears the path as written, and the target of its links. Returns whether anything was cached.
 fn one(named: &Named, this_node: bool) -> anyhow::Result<bool> {
     let mut effective = ask(&named.mount, &named.inside, this_node)?;
-    // Links are followed afterwards: as they are now, and without bringing in what is to be forgotten.
+    // Links are followed after the path is cleared: this uses their current targets, and caches nothing
+    // that is yet to be cleared.
     if let Some(real) = named
         .followed()
         .filter(|real| !real.is_within(&named.inside))

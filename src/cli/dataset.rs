@@ -44,7 +44,7 @@ pub struct AddArgs {
     /// Who reads storage: the roots, or each home by itself
     #[arg(long, value_name = "WHO", default_value = "roots", value_parser = ["roots", "homes"])]
     origin_readers: String,
-    /// Declare a dataset of this name anew, if there is one; jobs that read it go on
+    /// Replace a dataset of this name, if there is one; jobs that read it go on
     #[arg(long)]
     replace: bool,
     #[command(flatten)]

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const SOCKET_BYTES_WANTED: u64 = 4 << 20;
 /// What a node wants of descriptors.
 const FILES_WANTED: u64 = 4096;
-/// The oldest kernel that serves: paths are confined to an origin by `openat2`.
+/// The oldest kernel that works: copperfs uses `openat2` to confine paths to an origin.
 const KERNEL_OLDEST: (u32, u32) = (5, 6);
 /// The oldest kernel that is tested (`scripts/test-kernel`).
 const KERNEL_TESTED: (u32, u32) = (6, 1);

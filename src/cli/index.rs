@@ -139,7 +139,7 @@ impl<'a> Job<'a> {
             true => Existing::Replace,
             false => Existing::Keep,
         };
-        // Before storage is walked: that may take hours.
+        // Checked before the walk of the storage, which may take hours.
         existing.check(&self.output)?;
         let options = OriginOptions {
             symlinks: SymlinkPolicy::Keep,
@@ -172,7 +172,7 @@ impl<'a> Job<'a> {
             _ = tokio::signal::ctrl_c() => {
                 bar.end();
                 fail(format_args!(
-                    "stopped; what is done is kept: go on with {}",
+                    "stopped; the finished part is kept: go on with {}",
                     self.resumption()
                 ));
                 return Ok(ExitCode::from(INTERRUPTED));
@@ -199,7 +199,7 @@ impl<'a> Job<'a> {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The flags that go on with this index.
+    /// The flags to continue this index.
     fn resumption(&self) -> &'static str {
         match self.args.force {
             true => "--resume --force",

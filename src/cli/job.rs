@@ -119,7 +119,7 @@ async fn run(args: &RunArgs, registry: &impl JobRegistry) -> anyhow::Result<Exit
         ideal_rate: args.ideal_rate,
         gpus: args.gpus,
         epochs: args.epochs,
-        // The daemon sees by itself whose connection this is.
+        // The daemon takes the owner from the credentials of the connection.
         owner: None,
     };
     // Before there is a job: from now on nothing but SIGKILL keeps it from being ended.

@@ -1,9 +1,9 @@
-//! Which mount a command means, and where in it a path lies that its user writes.
+//! Finds the mount that a command refers to, and the path inside it.
 //!
-//! A path may be written as programs see it (`/copper_mnt/lus/x`, or relative to the working directory),
-//! or as the mount sees it (`/lus/x`). Finding out touches no mount: links are followed on the way to it,
-//! and what is below its mount point is taken as it is written. [`Named::followed`] is where the links
-//! of the mount itself lead to.
+//! A path may be written as programs see it (`/copper_mnt/lus/x`, or relative to the working directory), or
+//! as the mount sees it (`/lus/x`). The mount itself is not touched: links on the way to the mount point
+//! are followed, and the path below the mount point is taken as written. [`Named::followed`] follows the
+//! links inside the mount.
 
 use crate::config::Machine;
 use crate::daemon::{mountpoint, runtime_dir};
@@ -17,10 +17,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-/// Links followed at most, as in the kernel.
+/// The maximum number of links followed, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// How long the filesystems on the way to a path may take.
+/// How long lookups in the filesystems on the way to a path may take.
 const WAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Variable that names the mount.
@@ -29,15 +29,15 @@ const VARIABLE: &str = "COPPERFS_MOUNTPOINT";
 /// A path on a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Named {
-    /// Where the mount is, absolute and without links.
+    /// The mount point, absolute and without links.
     pub(super) mount: PathBuf,
-    /// Where in it the path lies, as it is written.
+    /// The path inside the mount, as written.
     pub(super) inside: ItemPath,
 }
 
 impl Named {
-    /// The path that `path` means: on `mount` if one is given, or on the mount that it lies below, or on
-    /// the one that is meant where none is named.
+    /// Resolves `path`: on `mount` if one is given, else on the mount that contains it, else on the default
+    /// mount.
     ///
     /// # Errors
     /// It is on no copperfs mount, or the way to it cannot be looked at.
@@ -71,7 +71,7 @@ impl Named {
         Ok(Self { mount, inside })
     }
 
-    /// Where the links of the mount lead to from here, if that is in the mount. Asks the mount.
+    /// The path after the mount's links are followed, if it is still inside the mount. Asks the mount.
     pub(super) fn followed(&self) -> Option<ItemPath> {
         let inside = Path::new(std::ffi::OsStr::from_bytes(self.inside.as_bytes()));
         let path = self.mount.join(inside);
@@ -81,7 +81,7 @@ impl Named {
     }
 }
 
-/// The copperfs mount that `path` is, or lies below.
+/// The copperfs mount that is at `path` or contains it.
 fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
     match divided(path)? {
         Some((mount, _)) => Ok(mount),
@@ -89,8 +89,8 @@ fn mount_of(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The mount that is meant where none is named: the variable's, the one that the working directory lies
-/// on, or the only one of this user.
+/// The default mount: the one that the variable names, the one that contains the working directory, or the
+/// only mount of this user.
 ///
 /// # Errors
 /// There is none, or there are several.
@@ -127,7 +127,7 @@ pub(super) fn default_mount(machine: &Machine) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// As [`divide`], in bounded time: the way to a mount may lead over others that hang.
+/// Like [`divide`], in bounded time: the path may lead through other mounts that hang.
 fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     let asked = path.to_owned();
     let divided = mountpoint::within(WAY_TIMEOUT, move || {
@@ -137,11 +137,11 @@ fn divided(path: &Path) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
     });
     divided
         .and_then(|divided| divided)
-        .with_context(|| format!("cannot look at the way to {}", path.display()))
+        .with_context(|| format!("cannot resolve the path {}", path.display()))
 }
 
-/// The copperfs mount among `mounts` that `path`, which is absolute, lies on, and what of the path is
-/// below its mount point. `link` reads links outside of it.
+/// The copperfs mount among `mounts` that contains the absolute `path`, and the rest of the path below its
+/// mount point. `link` reads links outside of the mount.
 fn divide(
     path: &Path,
     mounts: &[MountEntry],
@@ -193,7 +193,7 @@ fn divide(
     }))
 }
 
-/// A path in the namespace of a mount without `.` and `..`.
+/// `path` as a path of a mount's namespace, without `.` and `..`.
 fn within(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -222,7 +222,7 @@ mod tests {
         let link = |path: &Path| match path.to_str() {
             Some("/here") => Ok(PathBuf::from("m/0")),
             Some("/loop") => Ok(PathBuf::from("/loop")),
-            // A link of the mount, which is not asked.
+            // A link inside the mount must not be read.
             Some("/m/0/l") => panic!("the mount was asked"),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         };

@@ -55,7 +55,8 @@ impl Record {
         machine.runtime_base().join("launches")
     }
 
-    /// Where records may be: the directory for new ones, and those of commands with another environment.
+    /// Directories that may hold records: the one for new records, and those of commands with another
+    /// environment.
     fn dirs(machine: &Machine) -> impl Iterator<Item = PathBuf> {
         let bases = machine.runtime_bases.iter();
         bases.map(|base| base.join("launches"))
@@ -105,7 +106,7 @@ impl Record {
                 let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else {
                     continue;
                 };
-                // One that cannot be read is in the way only of the launch that it is of.
+                // Unreadable records are skipped, so that they affect no other launch.
                 let Ok(record) = Self::read(&dir, name) else {
                     continue;
                 };
@@ -119,7 +120,7 @@ impl Record {
     }
 
     fn read(dir: &Path, name: &str) -> anyhow::Result<Self> {
-        // What is run by ssh is read from it: no other user may have written it.
+        // The record names commands that ssh runs, so another user must not have written it.
         runtime_dir::check(dir)?;
         let path = dir.join(name);
         let bytes =

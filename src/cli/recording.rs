@@ -46,7 +46,7 @@ enum Step {
         /// The profile to write
         #[arg(short, long, value_name = "FILE", required_unless_present = "discard")]
         output: Option<PathBuf>,
-        /// Forget what was recorded
+        /// Discard the recording
         #[arg(long, conflicts_with = "output")]
         discard: bool,
     },
@@ -85,7 +85,7 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
             let target = Target::new(&output)?;
             return run(async {
                 let signals = Signals::new()?;
-                // The recording is this connection's: it ends with this process, however that ends.
+                // The recording is bound to this connection: it ends when this process ends for any reason.
                 let (mut hears, mut says) = talk(&mountpoint, Question::Record).await?;
                 hears.value().await?;
                 let status = signals.watch(&args.command, &[]).await?;
@@ -118,7 +118,7 @@ async fn stop(mountpoint: &Path, target: Target) -> anyhow::Result<()> {
     receive(&mut hears, target).await
 }
 
-/// Takes the recording that the daemon tells, and writes the profile.
+/// Receives the recording from the daemon, and writes the profile.
 async fn receive(hears: &mut Hears, target: Target) -> anyhow::Result<()> {
     let head = hears.value().await?;
     let count = head["accesses"].as_u64().context("not an answer")?;
@@ -143,13 +143,13 @@ async fn receive(hears: &mut Hears, target: Target) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A profile to be: a file that appears whole or not at all.
+/// Where the profile will be written; the file appears complete or not at all.
 #[derive(Debug)]
 struct Target(PathBuf);
 
 impl Target {
-    /// Checks that the file can be written. Nothing stays behind: the program that is recorded may run
-    /// for days, and this process may be killed meanwhile.
+    /// Checks that the file can be written. Leaves no file behind: the recorded program may run for days,
+    /// and this process may be killed meanwhile.
     fn new(target: &Path) -> anyhow::Result<Self> {
         drop(Draft::new(target)?);
         Ok(Self(target.to_owned()))
@@ -160,7 +160,7 @@ impl Target {
     }
 }
 
-/// The file beside the target that becomes it; removed when this is dropped.
+/// A temporary file beside the target that is renamed to it; removed on drop.
 #[derive(Debug)]
 struct Draft {
     file: File,

@@ -52,7 +52,8 @@ pub fn background(
     environment: &BTreeMap<String, String>,
 ) -> anyhow::Result<Started> {
     runtime_dir::prepare(&settings.runtime_dir)?;
-    // Said, not found again: another directory may have become the first choice meanwhile.
+    // The path is passed on: by the time the daemon starts, another directory may have become the first
+    // choice.
     let mut layer = layer.clone();
     let runtime_dir = settings.runtime_dir.display().to_string();
     layer.set("runtime_dir", Source::Flag, vec![runtime_dir]);

@@ -1,4 +1,4 @@
-//! `copperfs stats`: needs nothing but the mount.
+//! `copperfs stats`: needs only the mount.
 
 use super::{say, table};
 use crate::config::topology::Crossings;

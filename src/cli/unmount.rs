@@ -1,7 +1,7 @@
-//! `copperfs unmount`: takes a mount away and ends its daemon.
+//! `copperfs unmount`: unmounts and ends the daemon.
 //!
-//! Without `--force` a mount that is in use stays, as umount(8) has it: what uses it is named. A whole
-//! launch is asked first, every node of it, and goes only if no node is in use (`all`).
+//! Without `--force` a mount that is in use is left alone, as by umount(8), and its users are named. For a
+//! launch, all nodes are asked first, and they are unmounted only if none is in use (`all`).
 
 mod all;
 mod target;
@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use target::Target;
 
-/// How long a daemon may take to say what it is.
+/// How long a daemon may take to answer a question about itself.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a root may take to say which nodes answer.
+/// How long a root may take to report the nodes that answer.
 const TREE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Flags of `unmount`.
@@ -60,14 +60,14 @@ pub struct UnmountArgs {
 /// Unmounts one mount, or every node of a launch.
 ///
 /// # Errors
-/// Nothing is mounted there, it is in use, or it could not be taken away.
+/// Nothing is mounted there, it is in use, or it could not be unmounted.
 pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     let machine = Machine::inspect();
     let path = match &args.mountpoint {
         Some(path) => canonical(path),
         None => default_mount(&machine)?,
     };
-    // Not this program's own working directory is what uses it.
+    // This program's own working directory must not keep the mount in use.
     std::env::set_current_dir("/")?;
     if args.report {
         let outcome = match alone(&path, args, &machine) {
@@ -88,7 +88,7 @@ pub fn unmount(args: &UnmountArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One mount, as `args` say; `None`: nothing was there to do.
+/// Unmounts one mount as `args` say. Returns `None` if there was nothing to do.
 fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<Option<Done>> {
     if let Some(id) = &args.of_launch {
         return of_launch(path, id, machine);
@@ -108,7 +108,7 @@ fn alone(path: &Path, args: &UnmountArgs, machine: &Machine) -> anyhow::Result<O
     target.take_away(args.force).map(Some)
 }
 
-/// Fails if the node is a root of others that answer.
+/// Fails if the node is a root and other nodes answer.
 fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
     let Some(mount) = target.mounted().cloned() else {
         return Ok(());
@@ -126,7 +126,7 @@ fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
     let others = match within(TREE_TIMEOUT, move || cluster_reports(&asked)) {
         Ok(Ok(reports)) => reports.nodes.len().saturating_sub(1),
         Ok(Err(_)) => 0,
-        // One that does not answer leads none.
+        // A node that does not answer serves no other nodes.
         Err(_late) => {
             target.does_not_answer();
             0
@@ -170,7 +170,7 @@ fn nothing_at(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Takes away what the launch `id` has started at `path`, if it has, in use or not.
+/// Unmounts the mount that launch `id` has started at `path`, if it has started one, even if it is in use.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -82,7 +82,7 @@ enum Plan {
     Below(Vec<ItemPath>),
 }
 
-/// Where `path` lies in the mount. Its links are followed where they stay in there.
+/// The path inside the mount that `path` refers to. Links are followed as long as they stay inside.
 fn inside(mountpoint: &Path, path: &Path, machine: &Machine) -> anyhow::Result<ItemPath> {
     let named = Named::find(path, Some(mountpoint), machine)?;
     Ok(named.followed().unwrap_or(named.inside))

@@ -303,7 +303,7 @@ pub const KEYS: &[Key] = &[
         "SIZE",
         "5%",
         Group::Caches,
-        "Bound of all caches, of what is under way and of the names that the kernel knows: 10GiB, \
+        "Bound of all caches, of reads in progress and of the names that the kernel holds: 10GiB, \
          10GB, 512MiB, or a share of the machine's or the cgroup's memory, whichever is smaller. The \
          process takes up to 64 MiB more.",
     ),

@@ -23,8 +23,8 @@ pub struct Machine {
     pub variables: BTreeMap<String, String>,
     /// The working directory.
     pub working_dir: PathBuf,
-    /// The directories that hold the runtime directories of this user's mounts: first the one for new
-    /// ones, then those where earlier ones may be. Empty: not looked for.
+    /// The directories that hold the runtime directories of this user's mounts: the one for new mounts
+    /// first, then those that may hold earlier ones. Empty if they were not looked up.
     pub runtime_bases: Vec<PathBuf>,
 }
 
@@ -71,8 +71,8 @@ impl Machine {
             .collect()
     }
 
-    /// The variables that origins look at: those for object stores, and the home directory, in which other
-    /// tools keep credentials.
+    /// The environment that origins use: the variables for object stores, and the home directory, where
+    /// other tools keep credentials.
     #[must_use]
     pub fn origin_environment(&self) -> BTreeMap<String, String> {
         let mut environment = self.storage_environment();

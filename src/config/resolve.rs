@@ -35,7 +35,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The share of the memory bound that attributes get, and listings too: one part in so many.
 const METADATA_SHARE: u64 = 20;
 
-/// The share that names get which the kernel knows: one part in so many.
+/// Names that the kernel holds may take one part in this many of the memory.
 const INODES_SHARE: u64 = 10;
 
 /// A text that may be a single word of a list, and what each word means.

@@ -1,7 +1,8 @@
-//! Where a user's runtime directories lie: in places that no other user can take first.
+//! Selects the directories that hold a user's runtime directories, such that no other user can take them
+//! first.
 //!
-//! `/tmp` is every user's, so its `copperfs-UID` may have been made by another one. Such a directory is
-//! never used. In its stead comes one whose name cannot be guessed; commands find it again by its owner.
+//! Every user may write to `/tmp`, so another user may have made `copperfs-UID` there. Such a directory is
+//! never used. Instead a directory with an unpredictable name is made; commands find it again by its owner.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -9,23 +10,23 @@ use std::hash::BuildHasher;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Entries of the shared directory that are looked at, to find again what was made there earlier. In one
-/// that holds more, a directory made in place of a squatted one may not be found by later commands.
+/// The maximum number of entries examined in the shared directory. If it holds more, later commands may not
+/// find a directory that was made because the usual name was taken.
 const ENTRIES_MAX: usize = 1_000_000;
 
-/// Places to look at.
+/// The directories to consider.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places<'a> {
     /// `/run`: only root may write to it.
     pub(super) system: &'a Path,
     /// `XDG_RUNTIME_DIR`.
     pub(super) own: Option<&'a Path>,
-    /// `/tmp`: every user may write to it, and remove what is his own.
+    /// `/tmp`: every user may write to it, and remove their own files there.
     pub(super) shared: &'a Path,
 }
 
-/// The directories that may hold runtime directories of this process's user `uid`: first the one for new
-/// ones, then others that earlier commands, with another environment, may have used.
+/// The directories that may hold runtime directories of this process's user `uid`: the one for new ones
+/// first, then those that earlier commands with another environment may have used.
 pub(super) fn bases(uid: u32, places: Places<'_>) -> Vec<PathBuf> {
     let Places {
         system,
@@ -68,7 +69,7 @@ pub(super) fn bases(uid: u32, places: Places<'_>) -> Vec<PathBuf> {
     bases
 }
 
-/// Whether `dir` is a directory of this user, or can be made one.
+/// Whether `dir` is a directory of this user, or can be created.
 fn can_be_had(dir: &Path, uid: u32) -> bool {
     use rustix::fs::{Access, access};
     match fs::symlink_metadata(dir) {
@@ -80,8 +81,8 @@ fn can_be_had(dir: &Path, uid: u32) -> bool {
     }
 }
 
-/// Whether `dir` is a directory, and no link, of this user. One that is open to others is: the user can
-/// close it, and is told so.
+/// Whether `dir` is a directory (not a link) that this user owns. Its mode is not checked here: if it is
+/// open to others, a later check tells the user to change it.
 fn is_own(dir: &Path, uid: u32) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid)
 }
@@ -105,7 +106,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// As a user that is not root; the directories are this process's.
+        /// The bases for an ordinary user who owns the directories.
         fn bases(&self, own: Option<&str>) -> Vec<PathBuf> {
             let (system, shared) = (self.path("run"), self.path("tmp"));
             let own = own.map(|own| self.path(own));
@@ -126,7 +127,7 @@ mod tests {
     fn a_squatted_name_is_passed_over_and_what_was_made_instead_is_found_again() {
         let scene = Scene::new();
         let usual = scene.path("tmp").join(format!("copperfs-{}", uid()));
-        // As another user's: a link is never followed, nor a file used.
+        // A link or a file in its place is treated like another user's directory.
         std::os::unix::fs::symlink(scene.path("xdg"), &usual).unwrap();
         fs::remove_dir(scene.path("run")).unwrap();
         let first = scene.bases(None);

@@ -91,7 +91,7 @@ pub struct Settings {
     pub object_concurrency: usize,
     /// How long a request may take, upstream or at an origin, before readers see EIO.
     pub request_timeout: Duration,
-    /// How far the clocks of storage and of the roots may be apart.
+    /// The maximum difference between the clocks of storage and of the roots.
     pub clock_skew: Duration,
     /// Until when names, attributes and listings may be used. The same on all nodes.
     pub freshness: Freshness,
@@ -206,7 +206,7 @@ pub struct CacheSettings {
     pub attributes_bytes: u64,
     /// Directory listings.
     pub listings_bytes: u64,
-    /// Names that the kernels of this node's mounts know.
+    /// Names that the kernel holds for this node's mounts.
     pub inodes_bytes: u64,
     /// What is evicted first.
     pub policy: EvictionPolicy,

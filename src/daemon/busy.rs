@@ -1,13 +1,13 @@
-//! Who uses a mount: the processes that fuser(1) would name, told without asking the filesystem.
+//! Finds the processes that use a mount, as fuser(1) does, without a request to the filesystem.
 //!
-//! A process uses a mount by an open file, its working directory, its root, its program or a mapping.
-//! Files are compared by the number of their filesystem's device, which is the same in every mount
-//! namespace, and processes are listed as `/proc` shows them: those of pid namespaces below are seen
-//! too. Nothing here waits for a daemon: files are opened with `O_PATH` and asked for nothing but the
-//! number that the kernel holds.
+//! A process uses a mount by an open file, its working directory, its root, its program or a mapping. Files
+//! are matched by the device number of their filesystem, which is the same in every mount namespace.
+//! Processes are listed as `/proc` shows them, which includes those of nested pid namespaces. Nothing here
+//! waits for a daemon: files are opened with `O_PATH`, and only the device number is read, which the kernel
+//! holds.
 //!
-//! Not told: processes of other users, unless this is root; and users within the kernel, such as a loop
-//! device. Only the kernel's own count ([`copperfs_fuse::is_busy`]) knows of these.
+//! Not found are processes of other users, unless this process is root, and users within the kernel, such
+//! as a loop device. Only the kernel's use count ([`copperfs_fuse::is_busy`]) includes these.
 
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
@@ -15,7 +15,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Users that are named; of more only the number is told.
+/// Users that are listed; of further ones only the number is shown.
 const NAMED_MAX: usize = 8;
 
 /// A filesystem's device number, as mountinfo shows it.
@@ -30,10 +30,10 @@ pub enum User {
         pid: u32,
         /// Its program's name.
         command: String,
-        /// By what it uses the mount.
+        /// How it uses the mount.
         by: &'static str,
     },
-    /// Another mount: of the same filesystem, or on a directory of it.
+    /// Another mount, either of the same filesystem or on one of its directories.
     Mount(PathBuf),
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for User {
     }
 }
 
-/// `users` in words.
+/// `users` as text for a message.
 #[must_use]
 pub fn named(users: &[User]) -> String {
     let shown: Vec<String> = users
@@ -61,8 +61,8 @@ pub fn named(users: &[User]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// The device of the copperfs that is mounted at `path`, as this process sees mounts, or as the process
-/// that `/proc` shows as `shown` does.
+/// The device of the copperfs mount at `path`, in this process's mount namespace, or in that of the process
+/// that `/proc` shows as `shown`.
 #[must_use]
 pub fn device_at(path: &Path, shown: Option<u32>) -> Option<Device> {
     let process = shown.map_or_else(|| "self".to_owned(), |shown| shown.to_string());
@@ -72,8 +72,8 @@ pub fn device_at(path: &Path, shown: Option<u32>) -> Option<Device> {
     (mount.fstype == mountinfo::COPPERFS_FSTYPE).then_some(mount.device)
 }
 
-/// All users of the filesystems `devices` but this process and copperfs' own helpers. `points`: where
-/// they are mounted, for other mounts to be told from these.
+/// All users of the filesystems `devices`, except this process and copperfs' own helpers. `points` are the
+/// mount points of these filesystems, which are not listed as other mounts.
 #[must_use]
 pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
     let own = fs::read_link("/proc/self")
@@ -105,7 +105,8 @@ pub fn users(devices: &[Device], points: &[PathBuf]) -> Vec<User> {
         .collect()
 }
 
-/// Whether a mount pins one of the filesystems: it shows the same one elsewhere, or lies below it.
+/// Whether another mount keeps one of the filesystems in use: it is the same filesystem at another mount
+/// point, or a mount below it.
 fn is_other(mount: &MountEntry, devices: &[Device], points: &[PathBuf]) -> bool {
     let at = points.contains(&mount.mountpoint);
     let below = points
@@ -114,7 +115,7 @@ fn is_other(mount: &MountEntry, devices: &[Device], points: &[PathBuf]) -> bool 
     !at && (devices.contains(&mount.device) || below)
 }
 
-/// By what a process uses one of the filesystems, if it does.
+/// How process `pid` uses one of the filesystems, if it does.
 fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
     let at = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
     let lies_there = |path: &Path| device_of(path).is_some_and(|device| devices.contains(&device));
@@ -138,7 +139,7 @@ fn uses(pid: u32, devices: &[Device]) -> Option<&'static str> {
         .then_some("mapping")
 }
 
-/// The device that the file behind a link of `/proc` lies on. Only what the kernel holds is asked for.
+/// The device of the file that a link in `/proc` leads to. Reads only attributes that the kernel holds.
 fn device_of(link: &Path) -> Option<Device> {
     let file = open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -154,8 +155,8 @@ fn mapped_device(line: &[u8]) -> Option<Device> {
     Some((number(major)?, number(minor)?))
 }
 
-/// Whether a process is one that daemons start for themselves: the attendant, which lists directories of
-/// the mount, or the helper that warms it. They end with their daemon.
+/// Whether a process is one that daemons start themselves: the attendant, which lists directories of the
+/// mount, or the helper that warms it. They end with their daemon.
 fn is_helper(pid: u32) -> bool {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = command.split(|&b| b == 0);
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_process_is_found_by_its_working_directory_and_by_its_open_file() {
-        // A filesystem of its own: programs and roots lie on others.
+        // A filesystem that holds no programs or roots of processes.
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         fs::write(dir.path().join("f"), "x").unwrap();
         let device = device_of(dir.path()).unwrap();

@@ -1,10 +1,9 @@
-//! Processes, told apart by more than a number, and ended by a handle that cannot come to mean another
-//! process.
+//! Identifies processes across pid namespaces, and signals them through pidfds.
 //!
-//! A process id means something in one pid namespace only. A daemon in a container and an unrelated
-//! process on its host may have the same number, `/proc` may show another namespace than the caller's
-//! own, and numbers are used again. A process is therefore known by its pid namespace, its number there
-//! and its start time ([`Identity`]); it is signalled only through a pidfd that was compared with these.
+//! A process id is valid in one pid namespace only. A daemon in a container and an unrelated process on its
+//! host may have the same number, `/proc` may show another namespace than the caller's own, and numbers are
+//! reused. A process is therefore identified by its pid namespace, its number there and its start time
+//! ([`Identity`]), and is signalled only through a pidfd that was checked against them.
 
 mod identity;
 
@@ -29,8 +28,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Takes hold of process `pid` of this process's pid namespace; `None` if there is none. For a child
-    /// of this process: of any other, the number says nothing.
+    /// Opens process `pid` of this process's pid namespace. Returns `None` if there is none. Use it only
+    /// for children of this process: the number of another process may be reused.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -45,8 +44,8 @@ impl Process {
         }
     }
 
-    /// Its number in `/proc`, which may show another pid namespace than this process's own; `None` if it
-    /// is gone or not shown there.
+    /// Its number in `/proc`, which may show another pid namespace than this process's own. Returns `None`
+    /// if the process is gone or not shown there.
     #[must_use]
     pub fn shown_as(&self) -> Option<u32> {
         let path = format!("/proc/self/fdinfo/{}", self.handle.as_raw_fd());
@@ -55,8 +54,9 @@ impl Process {
         (number > 0).then_some(number)
     }
 
-    /// Whether it has been killed, or has ended, though some of its threads may still hang in the kernel:
-    /// its first thread is a zombie. One that cannot be looked at is alive.
+    /// Whether the process has been killed or has ended, which shows as a zombie main thread; other threads
+    /// may still hang in the kernel. A process that `/proc` does not show is alive until its pidfd is
+    /// ready.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         match self.shown_as() {
@@ -101,11 +101,11 @@ impl Process {
     }
 }
 
-/// Whether this process's parent has been killed, though threads of it may still hang in the kernel: its
-/// first thread is a zombie. A parent that `/proc` does not show counts as alive.
+/// Whether this process's parent has been killed, which shows as a zombie main thread; other threads may
+/// still hang in the kernel. A parent that `/proc` does not show counts as alive.
 #[must_use]
 pub fn parent_is_dead() -> bool {
-    // The parent's number as `/proc` has it, which need not be the one that getppid(2) gives.
+    // The parent's number in `/proc`, which may differ from that of getppid(2).
     identity::Stat::of_self()
         .and_then(|own| identity::Stat::of(own.parent))
         .is_some_and(|parent| parent.is_dead())
@@ -128,8 +128,9 @@ pub fn leave_no_core() {
     }
 }
 
-/// The daemon of user `owner` that was started for `mountpoint` in this mount namespace, by its command
-/// line: for one that hangs and whose runtime directory is not known. The newest, if there are several.
+/// The daemon of user `owner` that was started for `mountpoint` in this mount namespace, found by its
+/// command line. Used if it hangs and its runtime directory is unknown. If there are several, the newest
+/// one.
 #[must_use]
 pub fn find_daemon(mountpoint: &Path, owner: u32) -> Option<Process> {
     let own_namespace = fs::read_link("/proc/self/ns/mnt").ok()?;

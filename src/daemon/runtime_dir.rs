@@ -20,20 +20,20 @@ const LOG_BYTES_KEPT: u64 = 8 << 20;
 /// The directory and log of a mount that ended are kept for so long.
 const LOG_AGE_KEPT: Duration = Duration::from_secs(7 * 86400);
 
-/// More of a pid file is never read: three numbers.
+/// The maximum number of bytes read from a pid file, which holds three numbers.
 const PID_FILE_BYTES_MAX: u64 = 64;
 
 /// Directories that are looked at when one daemon starts.
 const SWEPT_MAX: usize = 1000;
 
-/// What every command that makes such a directory heeds. (`--runtime-dir` is an option of `mount` only.)
+/// A hint for all commands that create such a directory. (Only `mount` has the option `--runtime-dir`.)
 const ELSEWHERE: &str = "Set XDG_RUNTIME_DIR to a directory of your own, for this command and those \
                          that follow; mount also takes --runtime-dir";
 
 /// The file that says which launch started the daemon, if one did.
 pub const LAUNCH_FILE: &str = "launch";
 
-/// The file that says where the daemon's software mount is.
+/// The file with the path of the daemon's software mount.
 const MOUNT_FILE: &str = "mount";
 
 /// The file that says where the daemon's data mount is, if it has one.
@@ -47,7 +47,7 @@ pub enum RuntimeDirError {
     Unsafe {
         /// The directory.
         path: PathBuf,
-        /// Why not, and what to do about it.
+        /// The reason, and a hint for the user.
         why: String,
     },
     /// It cannot be made or written.
@@ -170,7 +170,7 @@ pub fn note_data_mount(dir: &Path, mount: Option<&Path>) -> Result<(), RuntimeDi
     }
 }
 
-/// Notes where the software mount is, for commands that are given the data mount.
+/// Records the path of the software mount, for commands that are given the data mount.
 ///
 /// # Errors
 /// It cannot be written.
@@ -178,13 +178,13 @@ pub fn note_mount(dir: &Path, mount: &Path) -> Result<(), RuntimeDirError> {
     write_private(dir, MOUNT_FILE, mount.as_os_str().as_encoded_bytes()).map(drop)
 }
 
-/// Where the software mount of the daemon of `dir` is, or was when it ended.
+/// The path of the software mount of the daemon of `dir`, also after the daemon ended.
 #[must_use]
 pub fn noted_mount(dir: &Path) -> Option<PathBuf> {
     noted(dir, MOUNT_FILE)
 }
 
-/// The directories below `bases`, which hold one per mount, whose daemon notes a data mount at `path`.
+/// The runtime directories below `bases` whose daemon has recorded a data mount at `path`.
 pub fn with_data_mount<'a>(
     bases: &'a [PathBuf],
     path: &'a Path,
@@ -199,7 +199,7 @@ pub fn all(bases: &[PathBuf]) -> impl Iterator<Item = PathBuf> + '_ {
     entries.filter_map(|entry| Some(entry.ok()?.path()))
 }
 
-/// The id of the launch that has started the daemon of `dir`, if one has.
+/// The id of the launch that started the daemon of `dir`, if there is one.
 #[must_use]
 pub fn launch(dir: &Path) -> Option<String> {
     fs::read_to_string(dir.join(LAUNCH_FILE)).ok()
@@ -296,7 +296,8 @@ impl PidFile {
             .and_then(|()| file.rewind())
             .and_then(|()| match Identity::own() {
                 Some(identity) => writeln!(file, "{identity}"),
-                // Known to nobody by its number alone, and so never signalled by it.
+                // A number alone identifies no process, so this daemon is never signalled by other
+                // commands.
                 None => writeln!(file, "{}", std::process::id()),
             })
             .map_err(io_error)?;
@@ -312,14 +313,15 @@ impl Drop for PidFile {
     }
 }
 
-/// The daemon that holds the lock of a runtime directory: it is alive, or was killed and cannot die.
+/// The daemon that holds the lock of a runtime directory. It is alive, or was killed and hangs in the
+/// kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number in its own pid namespace, once it has written it.
+    /// Its number in its own pid namespace, if already written.
     pid: Option<u32>,
-    /// `None`: not written yet, or it could not tell.
+    /// `None` if it is not written yet, or the daemon could not determine it.
     identity: Option<Identity>,
-    /// The user whose pid file it is.
+    /// The owner of the pid file.
     owner: u32,
 }
 
@@ -337,7 +339,7 @@ impl Holder {
         }
     }
 
-    /// Its process; `None` if it is in a pid namespace that cannot be seen from here.
+    /// Its process; `None` if it is in a pid namespace that is not visible from here.
     #[must_use]
     pub fn process(&self) -> Option<Process> {
         process::find(self.identity.as_ref()?, self.owner)
@@ -354,7 +356,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The daemon that holds the lock in `dir`, if one does.
+/// The daemon that holds the lock in `dir`, if there is one.
 #[must_use]
 pub fn holder(dir: &Path) -> Option<Holder> {
     let mut file = File::open(dir.join("pid")).ok()?;

@@ -337,7 +337,7 @@ impl Home {
         }
     }
 
-    /// Whether [`Home::clear`] of `path` would reach a dataset.
+    /// Whether [`Home::clear`] of `path` would affect a dataset.
     #[must_use]
     pub fn is_home_below(&self, path: &ItemPath) -> bool {
         self.all().iter().any(|share| share.path().is_within(path))

@@ -6,8 +6,8 @@ use crate::read::{FileId, FileRef};
 use copperfs_overlay::STRIPE_BLOCKS;
 use std::fmt;
 
-/// One item in one version, in 16 bytes: where it is (a hash of path and stripe, whose low bits are its
-/// slot), how many blocks it has, whether a later launch may find it, and which version (a hash of the
+/// One item in one version, in 16 bytes: its place (a hash of path and stripe, whose low bits are its
+/// slot), its number of blocks, whether it is valid in a later launch, and its version (a hash of the
 /// file's identity, size and stripe).
 ///
 /// A store keeps the items of a dataset under these names, so that it tells after a restart where each
@@ -18,7 +18,7 @@ pub struct ItemId([u8; 16]);
 /// As many blocks fit into a stripe.
 const BLOCKS_MAX: u8 = 4;
 const _: () = assert!(BLOCKS_MAX as u64 == STRIPE_BLOCKS);
-/// With the number of blocks: the item's version says nothing about a later launch.
+/// Added to the number of blocks if the item's version is not valid in a later launch.
 const ONE_LAUNCH: u8 = 0x80;
 /// The low bits of a place that are its slot.
 const SLOT_MASK: u16 = 0x3fff;
@@ -45,8 +45,8 @@ impl ItemId {
         Self(id)
     }
 
-    /// An identity that a store gives back after a restart; `None`: no item's, or one of a launch that is
-    /// over.
+    /// Restores an identity that a store returns after a restart. Returns `None` if it is not an item's, or
+    /// if it belongs to an earlier launch.
     #[must_use]
     pub fn from_file(file: FileId) -> Option<Self> {
         let id = *file.as_bytes();

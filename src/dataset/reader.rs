@@ -135,7 +135,8 @@ impl DatasetReader {
         }
     }
 
-    /// The file at `path` was opened by thread `pid`. `None`: it is in no dataset. Reads nothing but memory.
+    /// Begins the open of the file at `path` by thread `pid`. Returns `None` if the file is in no dataset.
+    /// Does no I/O.
     #[must_use]
     pub fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> Option<Opening> {
         let view = self.0.view();
@@ -199,11 +200,11 @@ impl DatasetReader {
     }
 }
 
-/// A file of a dataset that is being opened.
+/// An open of a dataset's file, in progress.
 pub enum Opening {
-    /// Its reader is known.
+    /// The reader is known.
     Ready(OpenDatasetFile),
-    /// Its reader is looked for, for a bounded time. May be cancelled: then nothing was opened.
+    /// The reader is being looked up, for a bounded time. May be cancelled; then nothing was opened.
     Later(BoxFuture<'static, OpenDatasetFile>),
 }
 
@@ -247,7 +248,7 @@ impl Inner {
     }
 }
 
-/// Whose the declared jobs are.
+/// The owners of the declared jobs.
 fn owners(decision: &Decision) -> HashMap<JobName, u32> {
     let jobs = decision.jobs.iter();
     jobs.filter_map(|job| Some((job.name.parse().ok()?, job.owner?)))

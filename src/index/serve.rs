@@ -350,8 +350,8 @@ impl IndexedFiles {
         }))
     }
 
-    /// A file of which only the status changed since it was indexed is as storage says; any other is what
-    /// the index says.
+    /// If only the file's status changed since it was indexed, returns the attributes from storage;
+    /// otherwise those in the index.
     async fn stat_again(
         self,
         parent: ItemPath,

@@ -26,9 +26,9 @@ use tokio::task::JoinHandle;
 /// Directories under way for each request that may be: those that are done wait for a slow one before
 /// them, so that the log stays in order.
 const AHEAD: usize = 4;
-/// Further looks at files that are too young, at most.
+/// The maximum number of further looks at files that are too young.
 const SETTLING_LOOKS: usize = 3;
-/// Added to the granularity of their times.
+/// Added to the granularity of the files' times.
 const SETTLING_MARGIN: Duration = Duration::from_millis(10);
 /// Names whose attributes are asked for in one request.
 const STAT_NAMES: usize = 1024;
@@ -216,8 +216,8 @@ impl Walker {
             .await
     }
 
-    /// Looks again at files that are too young for their times to tell every later change. Those that
-    /// change all the while go without attributes.
+    /// Looks again at files that are too young for their times to show every later change. Files that
+    /// change during all these looks are left without attributes.
     async fn settle(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
         let unsettled = |entry: &Entry| {
             let known = entry.attributes.as_ref();
@@ -235,7 +235,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Asks for the attributes of those entries for which `lacking` holds; what vanished is dropped.
+    /// Requests the attributes of the entries for which `lacking` holds. Entries that vanished are removed.
     async fn ask(
         &self,
         path: &ItemPath,

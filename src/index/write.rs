@@ -13,12 +13,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// What becomes of a file that has the name of the index.
+/// How to treat an existing file at the path of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It stays, and the index is not written: it may have cost a read of all storage.
+    /// Keep it, and write no index: the existing one may have cost a read of all storage.
     Keep,
-    /// It stays until the index is complete and takes its place in one step.
+    /// Replace it in one step when the new index is complete.
     Replace,
 }
 
@@ -26,7 +26,7 @@ impl Existing {
     /// Checks that the index may be written to `target`.
     ///
     /// # Errors
-    /// `Exists` if a file is to be kept.
+    /// `Exists` if there is a file that must be kept.
     pub fn check(self, target: &Path) -> Result<(), IndexError> {
         match self {
             Self::Keep if target.symlink_metadata().is_ok() => {
@@ -36,7 +36,7 @@ impl Existing {
         }
     }
 
-    /// Gives the complete file `from` the name `to`.
+    /// Renames the complete file `from` to `to`.
     fn rename(self, from: &Path, to: &Path) -> Result<(), IndexError> {
         let failed = |source| io_error("finish", to, source);
         if self == Self::Replace {
@@ -45,7 +45,7 @@ impl Existing {
         match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(IndexError::Exists(to.to_owned())),
-            // Some network filesystems cannot do both in one step.
+            // Some network filesystems do not support NOREPLACE.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 self.check(to)?;
                 std::fs::rename(from, to).map_err(failed)
@@ -79,7 +79,7 @@ impl IndexWriter {
     /// An index of `uri` that is to become the file `target`.
     ///
     /// # Errors
-    /// A file of this name is to be kept; the file beside it cannot be made.
+    /// A file of this name exists and must be kept, or the temporary file cannot be created.
     pub fn create(target: &Path, uri: &str, existing: Existing) -> Result<Self, IndexError> {
         existing.check(target)?;
         let path = beside(target, ".new");
@@ -219,7 +219,7 @@ impl IndexWriter {
     /// Completes the index and puts it in its place. `made_at` is in seconds since 1970.
     ///
     /// # Errors
-    /// The file cannot be written or moved; a file of its name appeared meanwhile and is to be kept.
+    /// The file cannot be written or renamed, or a file that must be kept has appeared at its path.
     pub fn finish(mut self, hashed: bool, made_at: i64) -> Result<Totals, IndexError> {
         self.close_entries()?;
         self.close_directories()?;

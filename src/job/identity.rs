@@ -1,16 +1,15 @@
 //! Who reads: from a thread to its process, and from that to its job.
 //!
-//! A process belongs to the job that `rules` find in its environment or its cgroup, if it may name it
-//! (`owners`); one that has none, to that of its nearest ancestor with one; else to none. Other users'
-//! environments, and with `hidepid` their whole `/proc` entries, cannot be read: then the cgroup alone
-//! decides, or nothing. Nothing here fails: whoever cannot be recognised is unattributed.
+//! A process belongs to the job that `rules` find in its environment or its cgroup, if it may name that job
+//! (`owners`). A process without one belongs to the job of its nearest ancestor that has one, else to none.
+//! The environments of other users, and with `hidepid` their whole `/proc` entries, cannot be read: then
+//! only the cgroup decides, or the reader is unattributed. Nothing here fails.
 //!
-//! To read another process's environment is to wait for its memory map, which a large process that forks
-//! holds for as long as that takes. So `/proc` is never read on a thread that answers requests:
-//! [`Readers::known`] answers from memory, [`Readers::find`] looks elsewhere, for a bounded time.
+//! Reading another process's environment waits for the lock of its memory map, which a large process holds
+//! while it forks. So `/proc` is never read on a thread that answers requests: [`Readers::known`] answers
+//! from memory, and [`Readers::find`] reads `/proc` on another thread, for a bounded time.
 //!
-//! I/O: reads the `/proc` that it is given. The clock is the caller's, but for the time that a look may
-//! take.
+//! I/O: reads the given `/proc`. The caller supplies the time, except for the time limit of a look-up.
 
 mod owners;
 mod proc;
@@ -30,12 +29,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// How long an open waits for a look at its reader. A fork of a process with 100 GB takes about that long. Later
-/// the open goes on unattributed; the look goes on too, and the reader's next open finds what it saw.
+/// How long an open waits for the look-up of its reader. A fork of a process with 100 GB takes about that
+/// long. After it the open continues unattributed. The look-up goes on, and the reader's next open uses its
+/// result.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Looks at a time, each on a thread of its own: as many as a node has loaders that all wait for one
-/// trainer's memory map. Further ones wait for these, within their own time.
+/// Concurrent look-ups, each on its own thread: enough for all loaders of a node that wait for one
+/// trainer's memory map. Further look-ups wait for a place within [`LOOK_TIMEOUT`].
 const LOOKS_MAX: usize = 64;
 
 /// Threads and processes remembered: more than the readers of a node with 256 cores that runs 16
@@ -69,7 +69,7 @@ pub struct Reader {
 
 /// Finds out who reads, and remembers it.
 ///
-/// Locks: one mutex for each table, never held while an environment is read, and none under another.
+/// Locks: one mutex for each table. None is held while an environment is read, or while another is taken.
 #[derive(Debug)]
 pub struct Readers {
     proc: Proc,
@@ -81,12 +81,12 @@ pub struct Readers {
     looks: Arc<Semaphore>,
 }
 
-/// What a process itself says.
+/// What a process itself shows, without its ancestors.
 #[derive(Debug, Clone)]
 struct Own {
-    /// Whose process it is, if that can be seen.
+    /// The user of the process, if visible.
     user: Option<u32>,
-    /// The jobs that it names, as it prefers them.
+    /// The jobs that it names, in order of preference.
     claims: Arc<[Claim]>,
 }
 
@@ -123,16 +123,16 @@ impl Readers {
         }
     }
 
-    /// Jobs belong to the users in `declared` from now on, whoever names them.
+    /// Sets the owners of declared jobs to `declared`.
     pub fn declare(&self, declared: HashMap<JobName, u32>) {
         if lock(&self.owners).declare(declared) {
-            // Who was believed may not be any more.
+            // The claims of some readers may no longer be believed.
             lock(&self.threads).clear();
         }
     }
 
-    /// What is known of thread `pid` without a look: its reader, which may be none. `None`: it has to be
-    /// looked for, by [`find`](Self::find). Takes no longer than a look into a table.
+    /// The reader for thread `pid`, from memory only; `Some(None)` if it has none. `None`: it has to be
+    /// looked up with [`find`](Self::find).
     #[must_use]
     pub fn known(&self, pid: u32, now: Instant) -> Option<Option<Arc<Reader>>> {
         if pid == 0 {
@@ -144,8 +144,8 @@ impl Readers {
         trusted.then(|| Some(Arc::clone(&known.reader)))
     }
 
-    /// As [`reader`](Self::reader), on another thread, for a second at most: then there is none. May
-    /// be cancelled; what was found is remembered all the same.
+    /// Like [`reader`](Self::reader), on another thread, for at most a second; after that returns `None`.
+    /// May be cancelled; the result is remembered anyway.
     pub async fn find(self: Arc<Self>, pid: u32) -> Option<Arc<Reader>> {
         let looking = async {
             let place = Arc::clone(&self.looks).acquire_owned().await.ok()?;
@@ -177,8 +177,9 @@ impl Readers {
     /// process's own will do). `None`: no job, no such thread, or one outside of the daemon's pid
     /// namespace (0).
     ///
-    /// About a microsecond if the thread is known; else it reads `/proc`: a millisecond, or as long as the
-    /// process or an ancestor forks. Not for a thread that answers requests.
+    /// Takes about a microsecond if the thread is known. Otherwise it reads `/proc`, which takes a
+    /// millisecond, or as long as a fork of the process or an ancestor. Must not run on a thread that
+    /// answers requests.
     #[must_use]
     pub fn job_of(&self, pid: u32, now: Instant) -> Option<JobName> {
         self.reader(pid, now)?.job.clone()
@@ -219,7 +220,7 @@ impl Readers {
 
     fn resolve(&self, thread: u32, now: Instant) -> Option<Reader> {
         let (process, mut parent) = self.proc.process(self.proc.process_of(thread)?)?;
-        // The process and its ancestors, as far as they are looked at.
+        // The process and its ancestors, as far as they are examined.
         let mut line = vec![(process, self.own(process, now))];
         for _ in 0..ANCESTORS_MAX {
             let Some((ancestor, above)) = self.proc.process(parent) else {
@@ -240,10 +241,12 @@ impl Readers {
         })
     }
 
-    /// The job of the first process of `line`, a process and its ancestors, and the outermost process of it.
+    /// Given a process and its ancestors, returns the job of the first one, and the outermost process of
+    /// that job.
     ///
-    /// What the process names is believed if a cgroup says it, or if its user may name it, or if it has it
-    /// from an ancestor whose user may: nobody can make a process the child of another user's.
+    /// A claim is believed if it comes from a cgroup, if the process's user may name the job, or if an
+    /// unbroken line of ancestors names the job and the user of one of them may name it: nobody can make a
+    /// process the child of another user's process.
     fn believed(&self, line: &[(Process, Own)], now: Instant) -> Option<(JobName, Process)> {
         let (_, first) = line.first()?;
         for Claim { job, by_cgroup } in &*first.claims {

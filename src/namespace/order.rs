@@ -1,28 +1,29 @@
-//! In which order inodes are dropped: those first that the kernel learned of first.
+//! The order in which inodes are dropped: oldest first.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Stale places that are left alone, beside one for each inode.
+/// Stale entries that are tolerated, in addition to one per inode.
 const STALE_MAX: usize = 1024;
 
-/// The place of one inode: its number, and which of its lives.
+/// An entry for one inode: its number, and which slot of that number it means.
 pub(super) type Turn = (u64, u32);
 
-/// A queue of inodes. An inode that is forgotten leaves its place behind; places are at most twice the
-/// inodes and [`STALE_MAX`].
+/// A queue of inodes. The entry of a forgotten inode stays in the queue; the number of entries is at most
+/// twice that of the inodes plus [`STALE_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// Taken before a shard of the table's map, never after.
+    /// Locked before a shard of the table's map, never after.
     turns: Mutex<VecDeque<Turn>>,
 }
 
 impl Order {
-    /// Puts an inode last; `alive` says whether a place is still an inode's, `inodes` how many there are.
+    /// Appends an inode. `alive` tells whether an entry's inode still exists, and `inodes` is their number.
     pub(super) fn push(&self, turn: Turn, inodes: usize, alive: impl Fn(Turn) -> bool) {
         let mut turns = self.lock();
         turns.push_back(turn);
-        // Two for one: so the queue shrinks, at a cost that no single look-up notices.
+        // Checking up to two old entries for each new one shrinks the queue, at a small cost to each
+        // look-up.
         for _ in 0..2 {
             if turns.len() <= 2 * inodes + STALE_MAX {
                 break;
@@ -35,8 +36,9 @@ impl Order {
         }
     }
 
-    /// Looks at up to `looks` places, oldest first, until `pick` has taken `count` of them. What is alive
-    /// then stands last; `pick` says `None` of what is not, and `false` of what is spared.
+    /// Examines up to `looks` entries, oldest first, until `pick` has taken `count` of them. Entries of
+    /// existing inodes move to the end. `pick` returns `None` if the inode no longer exists, and `false` to
+    /// spare it.
     pub(super) fn pick(
         &self,
         count: usize,
@@ -60,7 +62,7 @@ impl Order {
                 picked.push(turn.0);
             }
         }
-        // A queue that was long once gives its room back.
+        // Release memory after the queue was long.
         if turns.capacity() > 4 * (turns.len() + STALE_MAX) {
             turns.shrink_to_fit();
         }
@@ -68,7 +70,7 @@ impl Order {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Turn>> {
-        // At worst an inode has no place: it is not dropped unasked.
+        // After a panic an inode may lack its entry; then the kernel is never asked to drop it.
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

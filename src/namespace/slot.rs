@@ -1,8 +1,8 @@
-//! One inode as the table holds it: small, because there is one for each name that the kernel knows.
+//! An inode as the table stores it. It is small, because there is one for each name that the kernel holds.
 //!
-//! Invariants: a slot never holds its whole path unless it is a directory's, which all names in it
-//! share; all that is seldom there ([`Rare`]) lies behind one pointer; [`Slot::cost`] covers what the
-//! slot takes, so that the sum of costs bounds the memory of the table.
+//! Invariants: only a directory's slot holds its whole path, which the names in it share. Fields that few
+//! inodes need ([`Rare`]) are behind one pointer. [`Slot::cost`] covers all memory of the slot, so that the
+//! sum of costs bounds the memory of the table.
 
 use super::{Inode, may_become};
 use crate::read::{Account, Edition, FileRef, Given, Meter, ReadAhead};
@@ -13,38 +13,38 @@ use copperfs_overlay::{
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What a slot takes beside its name and what is rare: itself, its places in the map and in the
-/// queue, and what the allocator adds (see `a_name_costs_no_more_than_it_is_charged`).
+/// Memory of a slot without its name and rare fields: the slot, its entries in the map and in the queue,
+/// and the allocator's overhead (see `a_name_costs_no_more_than_it_is_charged`).
 const SLOT_BYTES: u64 = 344;
-/// What is rare.
+/// Memory of the rare fields.
 const RARE_BYTES: u64 = 160;
-/// An inode that is kept whole, with the places of its readers.
+/// Memory of an inode that is kept whole, with the positions of its readers.
 const KEPT_BYTES: u64 = 768;
-/// The allocator's share of a name.
+/// The allocator's overhead for a name.
 const NAME_BYTES: u64 = 16;
-/// A directory's place in the map of directories.
+/// A directory's entry in the map of directories.
 const DIRECTORY_BYTES: u64 = 64;
 
-/// A file above this many bytes is read by several READs: what they share is kept.
+/// A larger file is read by several READs, so the state that they share is kept.
 const ONE_READ_BYTES: u64 = 128 << 10;
 
-/// Where an inode lies.
+/// The path of an inode.
 enum Place {
     /// A directory: its path, shared with the names in it.
     Directory(ItemPath),
-    /// Anything else: the directory's path and the name in it.
+    /// Anything else: the path of its directory, and its name there.
     Entry(ItemPath, Box<[u8]>),
 }
 
-/// What few inodes have.
+/// Fields that few inodes have.
 #[derive(Default)]
 struct Rare {
     device: u64,
     link_target: Option<Bytes>,
     content: Option<ContentHash>,
-    /// Of a directory: which of its listings the kernel may have cached.
+    /// For a directory: the listing of it that the kernel may have cached.
     listed: Option<Edition>,
-    /// Of a file that is read by several READs: as they share it.
+    /// For a file that is read by several READs: the inode that they share.
     kept: Option<Arc<Inode>>,
 }
 
@@ -79,19 +79,19 @@ pub(super) struct Slot {
     mode: u16,
     kind: FileKind,
     rare: Option<Box<Rare>>,
-    /// Of a file that was read: what was given out of it. It counts its memory itself.
+    /// For a file that was read: the record of bytes returned to readers. It counts its memory itself.
     given: OnceLock<Given>,
     /// Look-ups that the kernel has not forgotten yet.
     pub(super) references: u64,
-    /// Tells this slot from an earlier one under the same number.
+    /// Distinguishes this slot from an earlier one with the same number.
     pub(super) life: u32,
     /// Its bytes were pushed into the page cache since the kernel learned of it.
     pub(super) pushed: bool,
-    /// A directory that was cleared: its attributes are to be asked for again.
+    /// For a directory that was cleared: its attributes have to be requested again.
     pub(super) outdated: bool,
-    /// The kernel was told to drop it.
+    /// The kernel was asked to drop it.
     pub(super) condemned: bool,
-    /// It was asked for since it was looked at for pruning.
+    /// It was used since pruning last examined it.
     touched: AtomicBool,
 }
 
@@ -138,12 +138,12 @@ impl Slot {
             rare.device = attributes.device;
             rare.link_target = attributes.link_target;
             rare.content = attributes.content;
-            // It has the attributes from before.
+            // The kept inode has the old attributes.
             rare.kept = None;
         });
     }
 
-    /// Takes attributes that are newer, of the same version.
+    /// Takes newer attributes of the same version.
     pub(super) fn renew(&mut self, attributes: Attributes) {
         self.outdated = false;
         if self.attributes() != attributes {
@@ -172,7 +172,7 @@ impl Slot {
         }
     }
 
-    /// The inode, for a question that ends with it.
+    /// The inode, for a single request.
     pub(super) fn inode(&self) -> Arc<Inode> {
         if let Some(kept) = self.rare.as_deref().and_then(|rare| rare.kept.as_ref()) {
             return Arc::clone(kept);
@@ -187,7 +187,7 @@ impl Slot {
         })
     }
 
-    /// Whether what was given out can be noted from now on: of files only.
+    /// Starts the record of returned bytes, for files only.
     pub(super) fn open_ledger(&self, meter: &Meter) {
         if self.kind == FileKind::File {
             let none_yet = Account::default();
@@ -204,14 +204,14 @@ impl Slot {
         self.size <= BLOCK_BYTES
     }
 
-    /// Takes attributes of a version that has all that was given out.
+    /// Takes the attributes of a version that contains all bytes that were returned.
     pub(super) fn move_on(&mut self, attributes: Attributes, account: Account, meter: &Meter) {
         self.given = OnceLock::from(Given::of(account, self.is_single(), meter));
         self.take(attributes);
     }
 
-    /// Takes attributes of a version of which only the status is another, if nothing was given out of the
-    /// old one; whether it does.
+    /// Takes the attributes of a version that differs only in status, if no bytes of the old version were
+    /// returned. Returns whether it did.
     pub(super) fn take_unread(&mut self, attributes: &Attributes, meter: &Meter) -> bool {
         let now = self.attributes();
         if !may_become(&now, attributes) {
@@ -224,7 +224,7 @@ impl Slot {
         if !given.looks_unread() || given.is_dead() {
             return false;
         }
-        // A reader that has bytes of the old version in hand finds its ledger frozen, and reads again.
+        // A reader that still holds bytes of the old version finds its ledger frozen, and reads again.
         let account = given.freeze();
         let moves = account.is_empty();
         let attributes = if moves { attributes.clone() } else { now };
@@ -232,7 +232,7 @@ impl Slot {
         moves
     }
 
-    /// The inode, for a READ: one for all READs of it, if there will be several.
+    /// The inode, for a READ. If there will be several READs, they share it.
     pub(super) fn inode_to_read(&mut self, meter: &Meter) -> Arc<Inode> {
         self.open_ledger(meter);
         let inode = self.inode();
@@ -264,16 +264,16 @@ impl Slot {
         self.rare(|rare| rare.listed = edition);
     }
 
-    /// Its path. Makes it, but for a directory's.
+    /// Its path. Allocates one, except for a directory.
     pub(super) fn path(&self) -> ItemPath {
         match &self.place {
             Place::Directory(path) => path.clone(),
-            // It was joined when the slot was made.
+            // The slot was created from a path that this join produced, so it cannot fail.
             Place::Entry(parent, name) => parent.join(name).unwrap_or_else(|_| parent.clone()),
         }
     }
 
-    /// The directory that holds it, and its name there; `None` for the root.
+    /// The parent directory and its name there; `None` for the root.
     pub(super) fn entry(&self) -> Option<(ItemPath, Bytes)> {
         match &self.place {
             Place::Directory(path) => {
@@ -284,7 +284,7 @@ impl Slot {
         }
     }
 
-    /// Whether it is the inode of `name` in `parent` in state `version`.
+    /// Whether it is the inode of `name` in `parent` with version `version`.
     pub(super) fn is_of(&self, parent: &ItemPath, name: &[u8], version: Version) -> bool {
         self.version == version && self.is_at(parent, name)
     }
@@ -300,7 +300,7 @@ impl Slot {
         }
     }
 
-    /// Whether it is `top` or lies below it; `split` is [`ItemPath::split`] of `top`.
+    /// Whether it is at `top` or below; `split` is [`ItemPath::split`] of `top`.
     pub(super) fn is_within(&self, top: &ItemPath, split: Option<&(ItemPath, &[u8])>) -> bool {
         match &self.place {
             Place::Directory(path) => path.is_within(top),
@@ -311,12 +311,12 @@ impl Slot {
         }
     }
 
-    /// Someone asks for it.
+    /// Marks it as used.
     pub(super) fn touch(&self) {
         self.touched.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked for since this was last called.
+    /// Whether it was used since the last call.
     pub(super) fn was_touched(&self) -> bool {
         self.touched.swap(false, Ordering::Relaxed)
     }

@@ -97,7 +97,7 @@ fn what_lies_below_is_by_components_not_by_letters() {
     assert_eq!(table.below(&ItemPath::root()).len(), 3);
 }
 
-/// The kernel: it forgets all it is told to, but for what is in `used`.
+/// Acts as the kernel: forgets all inodes that it is told to drop, except those in `used`.
 fn obey(table: &InodeTable, used: &[u64]) {
     while table.is_pruning_due() {
         let condemned = table.condemned(512);
@@ -157,7 +157,7 @@ fn the_charge_goes_with_the_inode() {
     for number in [link, large, sub] {
         table.forget(number, 1);
     }
-    // A READ in hand holds its ledger.
+    // A pending READ holds its ledger.
     drop((kept, again));
     assert_eq!(table.stats().bytes, before);
 }
@@ -201,7 +201,7 @@ fn an_inode_is_what_it_was_learned_as() {
     assert_eq!(table.below(&path("dev/null")), [number]);
 }
 
-/// Resident bytes of this process.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -212,7 +212,7 @@ fn resident() -> u64 {
 fn a_name_costs_no_more_than_it_is_charged() {
     let before = resident();
     let table = table();
-    // As the front has it: names share the path of their directory's inode.
+    // As in the front: names share the path of their directory's inode.
     let sub = learn(&table, "directory", directory(1, 0));
     let parent = table.get(sub).unwrap();
     for i in 0..200_000 {

@@ -24,9 +24,10 @@ use tokio::sync::Semaphore;
 /// Files below this size are faster through the daemon and the page cache than passed through
 /// (measured: passthrough wins above about 1 MiB).
 const WORTH_BYTES_MIN: u64 = 1 << 20;
-/// Files that are filled or verified at a time. Others wait; until then they are read through the daemon.
+/// Concurrent fills and verifications. Other files wait for a place; until then they are read through the
+/// daemon.
 const FILLS_MAX: usize = 16;
-/// Bytes copied at a time while a memory file is filled: a block.
+/// Bytes copied in one step while a memory file is filled: a block.
 const COPY_BYTES: u32 = 1 << 20;
 const _: () = assert!(COPY_BYTES as u64 == BLOCK_BYTES);
 
@@ -39,7 +40,8 @@ struct Inner {
     files: Cache<FileId, Kept>,
     /// Versions whose file is being filled.
     filling: DashSet<FileId>,
-    /// Files that are filled or verified at a time: a disk that hangs keeps the threads of those.
+    /// Limits concurrent fills and verifications, so that a hanging disk occupies a bounded number of
+    /// threads.
     fills: Semaphore,
     shelf: Shelf,
     runtime: tokio::runtime::Handle,
@@ -126,7 +128,7 @@ impl Backings {
         }
         let (this, read, inode) = (self.clone(), read.clone(), Arc::clone(inode));
         drop(self.0.runtime.spawn(async move {
-            // Never closed.
+            // The semaphore is never closed.
             let _turn = this.0.fills.acquire().await.ok();
             if let Err(error) = this.bring(&read, &inode).await {
                 tracing::warn!(path = %inode.path(), %error, "not passed through");
@@ -272,7 +274,7 @@ async fn fill(memory: &Memory, read: &ReadPath, inode: &Inode) -> Result<Verifie
     })
 }
 
-/// The hash of the whole block that begins at `offset`, which `cut` is to be.
+/// The hash of the whole block that begins at `offset`, if `cut` is exactly that block.
 fn hash_of_block(cut: &Cut, offset: u64, size: u64) -> Result<ContentHash, FillError> {
     let index = offset / BLOCK_BYTES;
     let whole = cut.bytes.len() == to_usize(ReadRequest::block_len(size, index));

@@ -29,7 +29,7 @@ use std::time::Instant;
 pub(super) struct Identity {
     pub(super) started: Instant,
     pub(super) control_socket: PathBuf,
-    /// Where the origins are in the namespace.
+    /// The paths of the origins in the namespace.
     pub(super) prefixes: Vec<ItemPath>,
     /// How many edges of the tree cross switches, if that is known.
     pub(super) crossings: Option<Crossings>,
@@ -325,13 +325,14 @@ impl Cluster {
         sum
     }
 
-    /// Whether `path` lies below an origin, or an origin below it.
+    /// Whether `path` is below an origin, or an origin is below `path`.
     pub(super) fn serves(&self, path: &ItemPath) -> bool {
         let mut prefixes = self.0.identity.prefixes.iter();
         prefixes.any(|prefix| path.is_within(prefix) || prefix.is_within(path))
     }
 
-    /// Drops `path` and below on every node, the root first. Returns whether there was anything on any.
+    /// Drops the cached state of `path` and below on every node, the root first. Returns whether any node
+    /// had cached something.
     ///
     /// # Errors
     /// `Unavailable`, naming the nodes that could not be told.

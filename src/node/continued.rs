@@ -1,16 +1,17 @@
-//! Reads that go on when only a file's status changed at the origin.
+//! Lets reads continue when only a file's status changed at the origin.
 //!
-//! `ln`, `chmod` and `chown` move a file's ctime, and so its version; so does a tool that rewrites a file
-//! and restores its mtime. Storage then denies the version that the kernel knows. This module asks for the
-//! attributes again. Where size, mtime and inode stand, it compares all bytes that were given out under the
-//! old version with those of the new one. If they agree, the inode goes on under the new version: the same
-//! number, new attributes, nothing dropped from the page cache. Otherwise the reader gets `ESTALE`, and the
-//! inode stays what it was, with what the caches still have of it.
+//! `ln`, `chmod` and `chown` move a file's ctime, and so change its version; so does a tool that rewrites a
+//! file and restores its mtime. Storage then denies the version that the kernel holds. This module requests
+//! the attributes again. If size, mtime and inode are the same, it compares all bytes that were returned
+//! under the old version with those of the new one. If they agree, the inode continues under the new
+//! version: the same number, new attributes, and its page cache is kept. Otherwise the reader gets
+//! `ESTALE`, and the inode stays as it was, with the data that the caches still hold of it.
 //!
 //! Rules
-//! - One comparison an inode at a time, for all of its readers. It ends even if they are killed.
-//! - While it runs, nothing new of the file is given out (see [`crate::read::Given`]).
-//! - A file that changes again meanwhile is compared again, [`ROUNDS_MAX`] times.
+//! - At most one comparison per inode runs at a time, for all of its readers. It completes even if they are
+//!   killed.
+//! - While it runs, no further bytes of the file are returned (see [`crate::read::Given`]).
+//! - If the file changes again during a comparison, it is compared again, up to [`ROUNDS_MAX`] times.
 
 use super::data::OpenItem;
 use super::front::Front;
@@ -27,28 +28,28 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use std::sync::Arc;
 
-/// How often one comparison follows a file that changes while it is compared, and one read a file whose
-/// version changes while it is read. Then the reader gets `ESTALE`.
+/// How many changes of the file one comparison follows, and how many new versions one read follows. After
+/// that the reader gets `ESTALE`.
 const ROUNDS_MAX: usize = 8;
 
-/// Where the bytes of an open file come from.
+/// The source of an open file's bytes.
 #[derive(Clone)]
 pub(super) enum Source {
     /// The node's read path.
     Path,
-    /// Its home, through this open.
+    /// The file's home, through this open file.
     Item(Arc<dyn OpenItem>),
 }
 
-/// The inode under the version that it has from now on, or why it does not go on.
+/// The inode under its new version, or the error if it cannot continue.
 type Outcome = Result<Arc<Inode>, FsError>;
 type Flight = Shared<BoxFuture<'static, Outcome>>;
 
-/// The comparisons under way, by inode. Bounded by the inodes that the kernel holds and reads.
+/// The running comparisons, by inode. Bounded by the inodes that are being read.
 #[derive(Default)]
 pub(super) struct Continuing(DashMap<u64, Flight>);
 
-/// How the comparison with one version ended.
+/// The outcome of the comparison with one version.
 enum Compared {
     Equal,
     Other,
@@ -57,7 +58,7 @@ enum Compared {
 }
 
 impl Front {
-    /// Answers a READ of `inode` from `source`, under the version that the file has by then.
+    /// Answers a READ of `inode` from `source`, under the file's current version.
     pub(super) fn read_from(
         &self,
         source: Source,
@@ -81,7 +82,7 @@ impl Front {
         let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
         let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
         if of_item {
-            // It may wait for its job's tokens without a limit. Each other step has its own time limit.
+            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
             Answer::Unbounded(reading)
         } else {
             Answer::Pending(reading)
@@ -97,7 +98,7 @@ impl Front {
     ) -> Result<Bytes, FsError> {
         for _ in 0..ROUNDS_MAX {
             if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
-                // Homes keep nothing of a version that has not settled.
+                // Homes keep nothing of an unsettled version.
                 inode = self.go_on(&inode, source.clone()).await?;
                 continue;
             }
@@ -112,9 +113,10 @@ impl Front {
                 Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
                     Noted::Yes => return Ok(bytes),
                     Noted::Differs => {
-                        let detail = "other bytes than those given out before, of one version";
+                        let detail =
+                            "the bytes differ from those returned before under the same version";
                         let failure = Failure::new(FailureKind::Stale, detail);
-                        tracing::warn!(path = %inode.path(), %failure, "a file changed without a trace");
+                        tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
                         return Err(self.refuse(&inode, &failure).await);
                     }
                     Noted::Frozen => {}
@@ -127,8 +129,8 @@ impl Front {
         Err(self.stale(&inode).await)
     }
 
-    /// The inode under the version that storage has now: waits for the comparison, which it begins if none
-    /// is under way.
+    /// Returns the inode under the version that storage has now. Joins the running comparison, or starts
+    /// one.
     async fn go_on(&self, inode: &Arc<Inode>, source: Source) -> Outcome {
         let number = inode.number;
         let flight = match self.continuing.0.entry(number) {
@@ -142,7 +144,7 @@ impl Front {
                 };
                 let flight = flight.boxed().shared();
                 drop(vacant.insert(flight.clone()));
-                // It ends whatever becomes of its readers: a frozen inode must not stay one.
+                // It must complete without its readers: otherwise the inode would stay frozen.
                 drop(tokio::spawn(flight.clone()));
                 flight
             }
@@ -150,11 +152,12 @@ impl Front {
         flight.await
     }
 
-    /// The flight itself: at its end the ledger of the inode's number is not frozen, or the inode is dead.
+    /// Runs one comparison. When it returns, the current ledger of the inode is not frozen, or the inode is
+    /// dead.
     async fn compare(&self, inode: Arc<Inode>, source: Source) -> Outcome {
         let now = self.inode(Ino(inode.number))?;
         if !now.given.is(&inode.given) {
-            // It has gone on since this reader looked.
+            // The inode has continued under a new version since this reader looked.
             return Ok(now);
         }
         let inode = now;
@@ -169,7 +172,7 @@ impl Front {
             }
             let now = match denied.is_settled() {
                 true => self.read.attributes_unlike(inode.path(), denied).await,
-                // Storage denies it because it is about to settle, or has.
+                // Storage denies it because it is about to settle, or has settled.
                 false => self.read.settled_attributes_of(inode.path(), &denied).await,
             };
             let now = match now {
@@ -177,7 +180,7 @@ impl Front {
                 Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
             };
             if now.version == denied {
-                let detail = "storage denies the version that it names";
+                let detail = "storage reports this version, but denies reads of it";
                 let failure = Failure::new(FailureKind::Stale, detail);
                 return Err(self.put_back(&inode, account, &failure).await);
             }
@@ -203,7 +206,7 @@ impl Front {
         Err(self.stale(&inode).await)
     }
 
-    /// Leaves the inode what it was before the comparison, which could not be made.
+    /// Restores the inode after a comparison that could not be made.
     async fn put_back(&self, inode: &Inode, account: Account, failure: &Failure) -> FsError {
         let same = self
             .inodes
@@ -220,7 +223,7 @@ impl Front {
     ) -> Result<Compared, Failure> {
         let agrees = async {
             let blocks = match source {
-                // All of it was given out as one item.
+                // All of the file was returned as one item.
                 Source::Item(item) if file.size <= BLOCK_BYTES => {
                     let first = account.blocks().next();
                     match first {
@@ -271,7 +274,7 @@ impl Front {
     }
 }
 
-/// Whether storage says that the file has no longer the version that was asked for.
+/// Whether storage no longer has the requested version of the file.
 fn is_denied(failure: &Failure) -> bool {
     matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
 }

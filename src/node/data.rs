@@ -26,8 +26,8 @@ const OPEN_MAX: usize = 1 << 16;
 
 /// An open file of a dataset. Dropped when it is closed, and with the mount.
 pub(crate) trait OpenItem: Send + Sync {
-    /// The bytes of `file` from `offset`, if they are at hand: `size` of them, which the file has. Called
-    /// on a FUSE thread: it never waits. The file is the one that was opened, perhaps in a newer version.
+    /// The bytes of `file` from `offset`, if they are in memory: `size` of them, within the file. Called on
+    /// a FUSE thread, so it never waits. `file` is the open file, perhaps in a newer version.
     fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut>;
 
     /// The same, waited for. Dropped (cancelled) when the reader is killed.
@@ -38,7 +38,7 @@ pub(crate) trait OpenItem: Send + Sync {
         size: u32,
     ) -> BoxFuture<'static, Result<Cut, Failure>>;
 
-    /// The hash of a run of bytes of `file`, as [`OpenItem::read`] has given them out.
+    /// The hash of a run of bytes of `file` that [`OpenItem::read`] returned earlier.
     fn hash(
         &self,
         file: &FileRef,
@@ -49,22 +49,22 @@ pub(crate) trait OpenItem: Send + Sync {
 
 /// Knows which files belong to datasets.
 pub(crate) trait Items: Send + Sync {
-    /// The file at `path` is opened by thread `pid` (as this node's pid namespace sees it; 0 if it
-    /// lies outside). Called on a FUSE thread: it looks at nothing but memory.
+    /// Opens the file at `path` for thread `pid` (in this node's pid namespace; 0 if it is outside). Called
+    /// on a FUSE thread, so it does no I/O.
     fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening;
 }
 
-/// What opens a file.
+/// How a dataset answers an open.
 pub(crate) enum ItemOpening {
-    /// It is in no dataset.
+    /// The file is in no dataset.
     None,
-    /// At once.
+    /// The open is complete.
     Ready(Arc<dyn OpenItem>),
-    /// When its reader was looked at. Dropped (cancelled) when the reader is killed.
+    /// The reader must be looked up first. Dropped (cancelled) when the reader is killed.
     Later(BoxFuture<'static, Arc<dyn OpenItem>>),
 }
 
-/// What answers an open.
+/// The answer to an OPEN, possibly later.
 pub(super) enum Opening {
     Ready(Opened),
     Later(BoxFuture<'static, Opened>),
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(numbers(&files), [1, 0, 2, 1]);
     }
 
-    /// An open whose reader has to be looked for keeps no thread, and one that is given up opens nothing.
+    /// An open that waits for its reader's look-up occupies no thread, and a cancelled one opens nothing.
     #[tokio::test]
     async fn an_open_may_wait_for_its_reader() {
         let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), true));

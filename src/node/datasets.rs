@@ -357,7 +357,7 @@ impl Items for Datasets {
 }
 
 impl Datasets {
-    /// A job that is new here since there were `known` of them waits for its terms.
+    /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.
     fn meet(&self, known: usize) {
         if self.activities.count() != known {
             self.steward.report_soon();

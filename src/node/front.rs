@@ -26,8 +26,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long the kernel may use attributes of a version that has not settled, at most: it is about to
-/// have another one.
+/// The maximum time for which the kernel may use the attributes of an unsettled version, which will be
+/// replaced soon.
 const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
 /// What the front may promise the kernel.
@@ -41,7 +41,7 @@ pub(super) struct Promises {
     pub(super) lease: Option<Duration>,
     /// The largest file that is pushed, in bytes; 0: none is.
     pub(super) push_file_max: u64,
-    /// The memory that the names may take which this mount's kernel knows, in bytes.
+    /// The memory that names held by this mount's kernel may take, in bytes.
     pub(super) inodes_bytes_max: u64,
 }
 
@@ -151,20 +151,38 @@ impl Front {
         }
     }
 
-    /// Drops what this node and its kernel cache of `path` and below, on both mounts. Returns when the
-    /// kernel has dropped it too: whether there was anything.
+    /// Drops the cached state of `path` and below on this node and in its kernel, on both mounts. Returns
+    /// after the kernel has dropped it, and returns whether anything was cached.
     pub(super) async fn clear(&self, path: &ItemPath) -> bool {
-        let other = self.other.get().and_then(Weak::upgrade).map(Self);
+        let held = self.clear_caches(path).await;
+        self.forget_in_kernels(path).await;
+        held
+    }
+
+    /// The first part of [`Front::clear`]: drops what this node caches. Returns whether this node or its
+    /// kernel had anything.
+    pub(super) async fn clear_caches(&self, path: &ItemPath) -> bool {
         let known = |front: &Self| !front.inodes.below(path).is_empty();
-        let known = known(self) || other.as_ref().is_some_and(known);
+        let known = known(self) || self.other_mount().as_ref().is_some_and(known);
         let datasets = self.datasets.get();
         let held = super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
-        self.forget_in_kernel(path).await;
-        if let Some(other) = other {
-            other.forget_in_kernel(path).await;
-        }
         known || held
+    }
+
+    /// The second part of [`Front::clear`]: drops what the kernel has, on both mounts. It waits for reads
+    /// under way, which hold pages.
+    pub(super) async fn forget_in_kernels(&self, path: &ItemPath) {
+        match self.other_mount() {
+            Some(other) => {
+                tokio::join!(self.forget_in_kernel(path), other.forget_in_kernel(path));
+            }
+            None => self.forget_in_kernel(path).await,
+        }
+    }
+
+    fn other_mount(&self) -> Option<Self> {
+        self.other.get().and_then(Weak::upgrade).map(Self)
     }
 
     /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches
@@ -190,7 +208,7 @@ impl Front {
         notifier.flush().await;
     }
 
-    /// Lets the kernel forget the name of an inode.
+    /// Makes the kernel forget the name of an inode.
     async fn invalidate_entry_of(&self, notifier: &fuse::Notifier, number: u64) {
         if let Some((parent, name)) = self.inodes.entry(number)
             && let Some(parent) = self.inodes.number_at(&parent)
@@ -248,7 +266,7 @@ impl Front {
         self.stale(inode).await
     }
 
-    /// Tells a reader that its file is no longer what the kernel believes.
+    /// Returns the error for a reader whose file was replaced, after invalidating its name in the kernel.
     pub(super) async fn stale(&self, inode: &Inode) -> FsError {
         if let Some(notifier) = self.notifier.get() {
             self.invalidate_place(notifier, inode.path()).await;
@@ -275,8 +293,8 @@ impl Front {
         }
     }
 
-    /// Gives the attributes of `name` in `parent` to the kernel, which then holds a reference; `None` if
-    /// the path is too long.
+    /// Takes a reference for the kernel on `name` in `parent`, and returns its attributes for the kernel.
+    /// `None` if the path is too long.
     pub(super) fn introduce(
         &self,
         parent: &ItemPath,
@@ -404,7 +422,7 @@ impl fuse::Backend for Front {
         if name.len() > ItemPath::NAME_BYTES_MAX {
             return Answer::Ready(Err(FsError::NameTooLong));
         }
-        // Where more names are in use than have room, one that comes waits for one that goes.
+        // While the inodes exceed their bound, a look-up waits briefly for others to be dropped.
         let full = self.inodes.is_full();
         if !full && let Some(found) = self.read.find_now(parent.path(), name) {
             return Answer::Ready(self.answer_lookup(parent.path(), name, found));
@@ -568,7 +586,7 @@ impl fuse::Backend for Front {
         let path = self.inode(ino).map_or_else(
             |_| ItemPath::root(),
             |inode| match inode.path().split() {
-                // A file is where its directory is, and one question serves all of them.
+                // A file's usage is that of its directory, so one request serves all files there.
                 Some((parent, _)) if inode.attributes.kind != FileKind::Directory => parent,
                 _ => inode.path().clone(),
             },

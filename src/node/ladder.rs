@@ -154,7 +154,7 @@ pub(super) fn views(
     views
 }
 
-/// What this node keeps, for the one who reads its storage.
+/// The node's cached data, for the reader of its storage.
 struct KeptHere(KeptData);
 
 impl Kept for KeptHere {

@@ -1,9 +1,9 @@
 //! Recording, as the control socket asks for it: the recorder is in [`crate::record`], what feeds it
 //! in the front.
 //!
-//! A recording that is a command's own lasts as long as the command's connection: a command that is
-//! killed leaves nothing on. While something is recorded no file is pushed, so a recording that nobody
-//! ends would cost every later reader.
+//! A recording that belongs to a command ends with the command's connection, so a killed command leaves no
+//! recording behind. While a recording runs, no file is pushed, so a forgotten recording would slow all
+//! later readers.
 
 use super::front::Front;
 use crate::control::{Talk, Voice};
@@ -13,7 +13,7 @@ use copperfs_overlay::ItemPath;
 use serde_json::json;
 use std::io;
 
-/// A recording that ends, and is forgotten, when this is dropped.
+/// A recording that is stopped and discarded on drop.
 struct Own<'a> {
     recorder: &'a Recorder,
     id: RecordingId,
@@ -22,15 +22,15 @@ struct Own<'a> {
 impl Drop for Own<'_> {
     fn drop(&mut self) {
         if self.recorder.stop_own(self.id).is_some() {
-            tracing::info!("a recording was given up: its command is gone");
+            tracing::info!("a recording was discarded: its command has ended");
         }
     }
 }
 
-/// Records until the client says a line, and tells what was recorded; or until the client is gone.
+/// Records until the client sends a line, then sends the recording. Discards it if the client disconnects.
 ///
 /// # Errors
-/// The client is gone.
+/// The client has disconnected.
 pub(super) async fn session(front: &Front, talk: &mut Talk) -> io::Result<()> {
     let (lines, voice) = talk.halves();
     let Some(id) = front.recorder.start() else {
@@ -79,10 +79,10 @@ pub(super) async fn stop(front: &Front, talk: &mut Talk) -> io::Result<()> {
     }
 }
 
-/// Ends the recording and forgets it.
+/// Stops the recording and discards it.
 ///
 /// # Errors
-/// The client is gone.
+/// The client has disconnected.
 pub(super) async fn discard(front: &Front, talk: &mut Talk) -> io::Result<()> {
     let (_, voice) = talk.halves();
     match front.recorder.stop() {
@@ -101,7 +101,8 @@ async fn busy(voice: &mut Voice) -> io::Result<()> {
 }
 
 async fn nothing(voice: &mut Voice) -> io::Result<()> {
-    let error = "nothing is being recorded on this mount: `copperfs record start` begins";
+    let error =
+        "nothing is being recorded on this mount: start a recording with `copperfs record start`";
     voice.say(&json!({ "error": error })).await
 }
 

@@ -109,16 +109,26 @@ impl Service for NodeService {
         let datasets = self.datasets.clone();
         async move {
             Ok(match front {
-                Some(front) => front.clear(&path).await,
+                Some(front) => front.clear_caches(&path).await,
                 None => clear(&read, store.as_ref(), Some(&datasets), &path).await,
             })
         }
         .boxed()
     }
+
+    fn withdraw(&self, path: ItemPath) -> BoxFuture<'static, ()> {
+        let front = self.front.get().cloned();
+        async move {
+            if let Some(front) = front {
+                front.forget_in_kernels(&path).await;
+            }
+        }
+        .boxed()
+    }
 }
 
-/// Drops what this node caches of `path` and below, in memory and on the disk. Returns whether there was
-/// anything; a disk is not looked through, and counts as if there was.
+/// Drops the cached state of `path` and below on this node, in memory and on the disk. Returns whether
+/// anything was cached. A disk is not searched; it counts as if it had held something.
 pub(super) async fn clear(
     read: &ReadPath,
     store: Option<&Store>,

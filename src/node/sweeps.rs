@@ -1,29 +1,28 @@
-//! One question to all nodes at a time, whose answer serves everybody who waits for it.
+//! Shares one sweep of all nodes among the callers that wait for it.
 //!
 //! Any user of a mount may ask for the cluster's counters, and each sweep is a message to every node. So
-//! sweeps do not add up: there is one at a time on this node, and for users who do not own the mount at
-//! most one in [`KEPT`].
+//! this node runs one sweep at a time, and for users who do not own the mount at most one per [`KEPT`].
 
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// How long an answer serves users who do not own the mount: a display renews itself no faster.
+/// How long a sweep is reused for users who do not own the mount.
 pub(super) const KEPT: Duration = Duration::from_secs(1);
 
-/// How new an answer has to be.
+/// How recent an answer must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
-    /// Asked after the question: what the mount's owner has just done is in it.
+    /// The sweep begins after the call, so it includes the effects of the owner's earlier actions.
     New,
-    /// No older than [`KEPT`].
+    /// At most [`KEPT`] old.
     Kept,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sweeps<T> {
-    /// The turn to ask, and what was answered last.
+    /// The latest sweep. The lock is held during a sweep.
     last: Mutex<Option<Swept<T>>>,
 }
 
@@ -41,13 +40,14 @@ impl<T: Clone> Sweeps<T> {
         }
     }
 
-    /// The answer of `sweep`, or of one that answers for it. May be cancelled: the next in turn asks then.
+    /// Returns the answer of `sweep`, or of another sweep that is recent enough. May be cancelled; then the
+    /// next caller starts its own.
     pub(super) async fn get(&self, wanted: Wanted, sweep: impl Future<Output = T>) -> T {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         let serves = |swept: &&Swept<T>| match wanted {
             Wanted::New => swept.begun >= asked,
-            // Those who waited while it was under way are served by it, however long it took.
+            // It also serves callers that waited for it, even if it took longer than KEPT.
             Wanted::Kept => swept.ended + KEPT > asked,
         };
         if let Some(swept) = last.as_ref().filter(serves) {
@@ -86,7 +86,7 @@ mod tests {
         drop(join_all(asking).await);
     }
 
-    /// Any number of users who do not own the mount cause one sweep a second.
+    /// Users who do not own the mount cause one sweep per second, however many they are.
     #[tokio::test(start_paused = true)]
     async fn other_users_share_one_sweep_a_second() {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
@@ -99,7 +99,7 @@ mod tests {
         assert!((5..=10).contains(&swept), "{swept} sweeps in 10 s");
     }
 
-    /// The owner sees what was done before, and many of the owner's programs share two sweeps.
+    /// The owner's sweep begins after the call, and concurrent programs of the owner share two sweeps.
     #[tokio::test(start_paused = true)]
     async fn the_owner_gets_a_sweep_that_began_after_the_question() {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(cluster.0.load(Ordering::Relaxed), 4, "one for each half");
     }
 
-    /// A caller who goes away in the middle leaves the turn to the next.
+    /// If a caller is cancelled during its sweep, the next caller starts its own.
     #[tokio::test(start_paused = true)]
     async fn a_sweep_that_is_given_up_is_nobodys_answer() {
         let (sweeps, cluster) = (Sweeps::new(), Cluster::default());

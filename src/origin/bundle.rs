@@ -13,7 +13,7 @@ const AT_ONCE: usize = 8;
 
 type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 
-/// Each file by itself, a few at a time.
+/// Reads the files separately, a few at a time.
 pub(super) fn one_by_one<O: Origin + ?Sized>(
     origin: &O,
     request: BundleRequest,
@@ -37,7 +37,7 @@ pub(super) fn one_by_one<O: Origin + ?Sized>(
         .boxed()
 }
 
-/// What is to be read for `request`, each with its place in it; what is no possible name is left out.
+/// The files to read for `request`, each with its index; invalid names are left out.
 pub(super) fn ranges(request: BundleRequest) -> impl Iterator<Item = (usize, ByteRange)> {
     let BundleRequest { directory, files } = request;
     files
@@ -55,7 +55,7 @@ pub(super) fn ranges(request: BundleRequest) -> impl Iterator<Item = (usize, Byt
         })
 }
 
-/// File `index` of a bundle, read in `turn`; `None` when it cannot be read: it is left out.
+/// Reads file `index` of a bundle in `turn`. Returns `None` if it cannot be read; the bundle leaves it out.
 pub(super) async fn item(
     index: usize,
     open: Opening,

@@ -13,17 +13,17 @@ pub struct OriginCounters {
     listings: AtomicU64,
     stats: AtomicU64,
     errors: AtomicU64,
-    /// Guards itself; held for a look.
+    /// Limits log lines about faults. The lock is held briefly.
     complaints: Mutex<Complaints>,
 }
 
-/// Faults are told of this often at most, and those in between counted.
+/// The minimum interval between two log lines about faults; the faults in between are counted.
 const BETWEEN_COMPLAINTS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Complaints {
     last: Option<Instant>,
-    /// Faults since then.
+    /// Faults since the last log line.
     untold: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct OriginSnapshot {
     pub throttled: u64,
     /// Requests that object stores may be sent at a time, as things stand; all stores together.
     pub concurrency: u64,
-    /// Calls into POSIX storage that hang, as things stand; all origins together.
+    /// Calls into POSIX storage that hang now, in all origins together.
     pub hanging: u64,
 }
 
@@ -83,10 +83,10 @@ impl OriginCounters {
         self.stats.fetch_add(names, Ordering::Relaxed);
     }
 
-    /// Tells operators of this root, whoever has asked: the one who waits may be on another node.
+    /// Logs the fault on this root, because the caller that waits may be on another node.
     fn complain(&self, failure: &Failure) {
         if failure.kind == FailureKind::PermissionDenied {
-            // Of users, and a program that looks around meets many.
+            // These concern single users, and a program that searches directories causes many.
             return;
         }
         let now = Instant::now();

@@ -179,7 +179,7 @@ pub(super) fn worded(
     )
 }
 
-/// Nothing came within `patience`.
+/// The failure for a request without an answer within `patience`.
 pub(super) fn too_slow(
     origin: &str,
     action: &str,
@@ -196,7 +196,7 @@ pub(super) fn too_slow(
     )
 }
 
-/// What to try when storage does not answer.
+/// The hint for storage that does not answer.
 pub(super) const STORAGE_HANGS: &str = "the storage hangs: check its servers and the network";
 
 /// `path` is of another version than the one asked for.

@@ -3,8 +3,9 @@
 //! Objects know a size, a time of modification and an `ETag`; the rest of the attributes is configured
 //! ([`super::ObjectAttributes`]). Directories are what lies between slashes (`listing`'s rules). Times
 //! are whole seconds, because that is all that some answers of a store hold. A version is the `ETag`,
-//! or time and size where there is none, of the store at its address: equal tags of two servers, or of two
-//! prefixes, are two versions. Time and size alone are trusted for one launch ([`Standing::Launch`]).
+//! or time and size if there is none, together with the store's address and the object's key: equal tags on
+//! two servers, or of two keys, are two versions. Time and size alone are valid for one launch only
+//! ([`Standing::Launch`]).
 //!
 //! Whatever is asked of a store goes through its `gate`, which knows how much the store can take.
 
@@ -58,9 +59,9 @@ struct Inner {
     /// Key prefix, without slashes at its ends.
     prefix: String,
     label: String,
-    /// The service that gives credentials where none are configured.
+    /// The service that supplies credentials if none are configured.
     credentials: credentials::CredentialService,
-    /// The one form of its address and prefix.
+    /// The address and prefix in canonical form.
     place: String,
     /// A hash of `place`: part of every version.
     seed: [u8; 32],
@@ -70,7 +71,7 @@ struct Inner {
     concurrency: usize,
     gate: Arc<Gate>,
     reads: read::Reads,
-    /// Which states of young objects without sure versions have settled.
+    /// Decides which states of young objects without reliable versions have settled.
     sightings: Sightings,
 }
 
@@ -170,7 +171,7 @@ impl ObjectOrigin {
         }
     }
 
-    /// The same origin, whose client asks `service` for credentials. To be called before it is cloned.
+    /// Sets the credential `service` that the client uses. Must be called before the origin is cloned.
     fn asking(mut self, service: credentials::CredentialService) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
             inner.credentials = service;
@@ -178,7 +179,7 @@ impl ObjectOrigin {
         self
     }
 
-    /// What it is called in versions: its address and prefix in one form, without credentials.
+    /// Its canonical address and prefix, without credentials, as it is used in versions.
     pub(super) fn place(&self) -> &str {
         &self.inner.place
     }
@@ -324,8 +325,9 @@ impl Inner {
         has_strong_tag(meta) && !self.names.probed
     }
 
-    /// How far the version of an object can be trusted that was asked about after `asked`. One without a
-    /// tag has the times of a web server's file, which the next launch may find on another file.
+    /// How far the version of an object can be trusted. `asked` is the time of the request. An object
+    /// without a tag has only the times of a web server's file, which another file may have in the next
+    /// launch.
     fn standing(&self, meta: &ObjectMeta, asked: Instant) -> Standing {
         if self.has_sure_version(meta) {
             return Standing::Lasting;
@@ -344,7 +346,7 @@ impl Inner {
         look.map_or(settled, Standing::Unsettled)
     }
 
-    /// Whether all of an object may be read under a version that has not settled, as one answer.
+    /// Whether a whole object may be read, in one answer, under a version that has not settled.
     fn admits(&self, meta: &ObjectMeta, range: &ByteRange) -> bool {
         let key = meta.location.as_ref().as_bytes();
         let old = self.sightings.is_old(times(meta), now_ns());
@@ -352,7 +354,7 @@ impl Inner {
         !old && (self.sightings).admits(key, &range.version, GRANULARITY, now)
     }
 
-    /// Attributes of an object that was asked about after `asked`.
+    /// Attributes of an object; `asked` is the time of the request.
     fn file_attributes(&self, meta: &ObjectMeta, asked: Instant) -> Attributes {
         let seconds = meta.last_modified.timestamp();
         let time = Timestamp {
@@ -381,9 +383,9 @@ impl Inner {
         }
     }
 
-    /// The object's state. Its store and its whole key are part of it: another server behind the same name
-    /// may say the same of other bytes. Not the origin's prefix, so that an index of a part of the origin
-    /// holds for it.
+    /// The version for the object's state. It includes the store and the whole key, because another server
+    /// under the same name may give the same tag to other bytes. It does not include the origin's prefix,
+    /// so that an index of a part of the origin stays valid for it.
     fn version(&self, meta: &ObjectMeta) -> Version {
         let (size, key) = (meta.size, &meta.location);
         match tag(meta) {
@@ -421,7 +423,7 @@ impl Inner {
     }
 }
 
-/// The address of the store, without the origin's prefix in it. The address is what begins `place`.
+/// The address of the store without the origin's prefix, which is the end of the address in `place`.
 fn store_of(place: &str, prefix: &object_store::path::Path) -> String {
     let (address, settings) = place.split_once(' ').unwrap_or((place, ""));
     let store = address.strip_suffix(prefix.as_ref()).unwrap_or(address);
@@ -443,7 +445,7 @@ fn has_strong_tag(meta: &ObjectMeta) -> bool {
             .is_some_and(|tag| tag.starts_with("W/"))
 }
 
-/// What whole seconds show.
+/// The granularity of times in whole seconds.
 const GRANULARITY: Duration = granularity(0);
 
 fn times(meta: &ObjectMeta) -> Times {

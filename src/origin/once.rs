@@ -1,23 +1,23 @@
-//! Reads each block from storage once, however many requests ask for it and by whatever way.
+//! Reads each block from storage once, however many requests ask for it, and by whatever path.
 //!
-//! Purpose: stands in front of a root's storage. A bundle, a single request that does not wait for the
-//! bundle, the read paths of several positions in the root order, and a request that bypasses the tree may
-//! all ask for the same block. Each request takes the block's *turn* before it reads. Once it has the turn
-//! it looks in the node's caches, so that a block that was read meanwhile is not read again. A turn ends
-//! when its bytes have been handed on and are kept: the turn of a stream ends when its consumer asks for
-//! the next part, the turn of a range when its bytes are dropped.
+//! Purpose: wraps a root's storage. A bundle, a single request that does not wait for the bundle, the read
+//! paths of several positions in the root order, and a request that bypasses the tree may all ask for the
+//! same block. Each request takes the block's *turn* before it reads. With the turn, it first looks in the
+//! node's caches, so that a block that another request has read meanwhile is not read again. A turn ends
+//! after its bytes have been passed on and cached: the turn of a stream ends when its consumer asks for the
+//! next part, the turn of a range when its bytes are dropped.
 //!
-//! A single request takes over a file of a bundle that is not begun yet; the bundle leaves that file out.
+//! A single request takes over a file that a bundle has not begun; the bundle leaves that file out.
 //!
 //! Invariants
-//! - One who holds turns waits for nothing but storage: so no two askers wait for each other. Several turns
-//!   are taken only as long as they are free.
-//! - A turn ends with its holder, however that ends: those who wait go on by themselves.
-//! - Nobody waits longer than `patience` for a turn and the answer together.
+//! - A request that holds turns waits only for storage, so no two requests wait for each other. A request
+//!   takes further turns only if they are free.
+//! - A turn ends with its holder, even if the holder is cancelled; the waiting requests then continue.
+//! - No request waits longer than `patience` for a turn and the answer together.
 //!
-//! What it does not do: it keeps nothing. It does not see who asks *through* the nodes on the way (homes
-//! of datasets have flights of their own). A range is no part of a block: what was read here and there
-//! comes again when the block does.
+//! What it does not do: it caches nothing. It does not cover requests that pass *through* the nodes on the
+//! way without being cached (homes of datasets have their own flights). Ranges are not combined into
+//! blocks: bytes that were read as ranges are read again with their block.
 
 mod under_way;
 
@@ -41,9 +41,9 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use under_way::{UnderWay, Unit};
 
-/// Storage as [`Once`] reads it.
+/// Storage, as [`Once`] uses it.
 pub trait Storage: Files {
-    /// As [`Files::bundle`], with a turn for each file.
+    /// Like [`Files::bundle`], with a turn for each file.
     ///
     /// # Errors
     /// The directory cannot be reached.
@@ -53,14 +53,14 @@ pub trait Storage: Files {
         turns: Arc<dyn Turns>,
     ) -> Result<TurnStream, Failure>;
 
-    /// The failure of a read of `path` that was waited for in vain, for `patience`. It counts as a fault of
-    /// that storage.
+    /// The failure of a read of `path` that got no answer within `patience`. It counts as a fault of that
+    /// storage.
     fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure;
 }
 
-/// What the node keeps of what storage gave, in memory.
+/// The node's in-memory cache of data from storage.
 pub trait Kept: Send + Sync + 'static {
-    /// Block `index` of the file that `request` is about, and its hash.
+    /// Block `index` of the requested file, and its hash.
     fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)>;
 
     /// All bytes of a range.
@@ -75,8 +75,8 @@ struct Inner {
     storage: Arc<dyn Storage>,
     kept: OnceLock<Arc<dyn Kept>>,
     under_way: Arc<UnderWay>,
-    /// Files of bundles that are not begun, and which bundle is to bring them. Bounded by the bundles that
-    /// the read path has under way.
+    /// Files that a bundle has not begun, with the number of that bundle. Bounded by the running bundles of
+    /// the read path.
     planned: DashMap<Unit, u64>,
     plans: AtomicU64,
     patience: Duration,
@@ -92,7 +92,7 @@ impl fmt::Debug for Once {
 }
 
 impl Once {
-    /// `storage`, read once. Who waits for another's read does so for `patience` at most.
+    /// Wraps `storage`. A request waits for another's read for at most `patience`.
     #[must_use]
     pub fn new(storage: Arc<dyn Storage>, patience: Duration) -> Self {
         Self(Arc::new(Inner {
@@ -105,7 +105,7 @@ impl Once {
         }))
     }
 
-    /// Looks for what was read meanwhile in `kept`, from now on.
+    /// Sets the cache in which requests look before they read.
     pub fn connect(&self, kept: Arc<dyn Kept>) {
         if self.0.kept.set(kept).is_err() {
             tracing::warn!("storage was connected twice");
@@ -118,8 +118,8 @@ impl Inner {
         self.kept.get()?.block(request, index)
     }
 
-    /// The turn of `unit`, or of `range` of it, and by when the answer is due: an asker who had to wait has
-    /// the less time for it.
+    /// Takes the turn of `unit`, or of `range` of it. If the request had to wait, also returns the deadline
+    /// for its answer, which includes that wait.
     async fn turn(
         &self,
         unit: &Unit,
@@ -139,7 +139,7 @@ impl Inner {
         self.storage.too_slow(path, self.patience)
     }
 
-    /// `answer`, by `deadline` if there is one.
+    /// The output of `answer`, or a failure at `deadline` if there is one.
     async fn by<T>(
         &self,
         deadline: Option<Instant>,
@@ -177,7 +177,7 @@ impl Inner {
     }
 }
 
-/// Bytes whose turn ends with them.
+/// Bytes that hold their turn until they are dropped.
 struct Guarded {
     bytes: Bytes,
     _held: Held,
@@ -189,17 +189,17 @@ impl AsRef<[u8]> for Guarded {
     }
 }
 
-/// A run of blocks on its way to one asker: stretches that it reads itself, and blocks that others have
-/// read before its turn came.
+/// A run of blocks for one request: stretches that it reads itself, and blocks that others have read before
+/// its turn.
 struct Reading {
     once: Arc<Inner>,
-    /// What is left: the first block is the next one.
+    /// The blocks that are left; the first one is the next to return.
     request: ReadRequest,
-    /// Storage's answer, and the turns of the blocks that it brings.
+    /// The current stream from storage, and the turns of the blocks that it brings.
     passing: Option<(ReadStream, VecDeque<Held>)>,
-    /// The last block's, until the next is asked for.
+    /// The turn of the last block, held until the next part is requested.
     handed_on: Option<Held>,
-    /// The bytes of a kept block are given, and its hash is due.
+    /// The hash of a cached block whose bytes were returned; it is returned next.
     due: Option<ContentHash>,
     failed: bool,
 }
@@ -258,8 +258,8 @@ impl Reading {
         }
     }
 
-    /// Takes the next block's turn. Gives its bytes if it is here by then; else asks storage for it, and
-    /// for those behind it that are free and not here.
+    /// Takes the next block's turn. Returns its bytes if they are cached by then. Otherwise requests it
+    /// from storage, together with the following blocks that are free and not cached.
     async fn begin(&mut self) -> Result<Option<BlockPart>, Failure> {
         let once = Arc::clone(&self.once);
         let first = self.request.first_block;
@@ -293,11 +293,11 @@ impl Reading {
     }
 }
 
-/// The files of one bundle that are still its to read.
+/// The files of one bundle that it still has to read.
 struct Plan {
     once: Arc<Inner>,
     number: u64,
-    /// `None`: not a possible name.
+    /// `None` for an invalid name.
     files: Vec<Option<ReadRequest>>,
 }
 
@@ -327,7 +327,7 @@ impl Plan {
         }
     }
 
-    /// Takes `file` out of the plan; whether it was still in it.
+    /// Removes `file` from the plan. Returns whether the plan still contained it.
     fn take_out(&self, file: &ReadRequest) -> bool {
         let mine = |_: &Unit, number: &u64| *number == self.number;
         self.once.planned.remove_if(&unit_of(file), mine).is_some()
@@ -394,7 +394,7 @@ impl Files for Once {
 
     fn read(&self, mut request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let blocks = request.size.div_ceil(BLOCK_BYTES);
-        // What has not settled is read in one piece or not at all.
+        // A file with an unsettled version must be read in one piece.
         let in_one_piece = !request.version.is_settled() && blocks > 1;
         if request.through || in_one_piece || request.first_block >= blocks {
             return self.0.storage.read(request);
@@ -409,7 +409,8 @@ impl Files for Once {
             failed: false,
         };
         async move {
-            // Storage that refuses is heard at once, not in mid-stream.
+            // The first block is begun here, so that a refusal by storage is returned before the stream
+            // starts.
             let first = reading.begin().await?;
             let rest = stream::unfold(reading, |mut reading| async move {
                 let part = reading.next().await?;
@@ -442,7 +443,7 @@ impl Files for Once {
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         let plan: Arc<dyn Turns> = Arc::new(Plan::new(&self.0, &request));
         let items = self.0.storage.bundle_in_turn(request, plan);
-        // The turn of the item before ends when the next is asked for: then it is kept.
+        // The turn of an item ends when the next one is requested: by then the item is cached.
         let in_turn = items.map(|items| {
             stream::unfold((items, None), |(mut items, handed_on)| async move {
                 drop(handed_on);

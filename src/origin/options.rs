@@ -115,14 +115,14 @@ pub struct OriginOptions {
     pub hang_timeout: Duration,
     /// Blocking calls to POSIX origins at a time, per origin.
     pub posix_concurrency: usize,
-    /// How many calls hang and may hang, of all POSIX origins that are opened with clones of this.
+    /// Bounds the hanging calls of all POSIX origins that are opened with clones of these options.
     pub hanging: Arc<HangingBound>,
     /// Requests to one object store at a time, at most; fewer while it refuses some.
     pub object_concurrency: usize,
     /// The process's environment, of which `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
     pub env: BTreeMap<String, String>,
-    /// A file's times prove its age once they are older than this: by so much the clocks of storage and
-    /// of this host may differ. Younger files are looked at twice.
+    /// The maximum difference between the clocks of storage and of this host. Only times older than this
+    /// prove a file's age; younger files are looked at twice.
     pub clock_skew: Duration,
     /// Attributes of objects.
     pub object_attributes: ObjectAttributes,
@@ -131,7 +131,7 @@ pub struct OriginOptions {
 }
 
 impl OriginOptions {
-    /// What [`OriginOptions::clock_skew`] is by default.
+    /// The default of [`OriginOptions::clock_skew`].
     pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
     /// What an origin `/` leaves out: kernel and node-local trees, which are no shared storage.
     pub const DEFAULT_EXCLUDE: [&'static str; 6] =

@@ -4,10 +4,10 @@
 //! following any symbolic link: the reader's kernel resolves links, component by component, so a path
 //! that arrives here has none, and one that has has changed.
 //!
-//! Blocking calls run on threads of their own (`threads`), at most `posix_concurrency` at a time
-//! (`calls`). One that does not come back keeps its thread and gives its place in that count back; its
-//! path is remembered as hanging (`hanging`), and further questions about it wait without a thread, so
-//! that one dead mount below the origin costs a thread per path and not a thread per question.
+//! Blocking calls run on their own threads (`threads`), at most `posix_concurrency` at a time (`calls`). A
+//! call that does not return keeps its thread but releases its place. Its path is recorded as hanging
+//! (`hanging`), and further requests about that path wait without a thread, so that a dead mount below the
+//! origin costs one thread per path and not one per request.
 //!
 //! Special files are shown and never opened.
 
@@ -67,14 +67,14 @@ pub struct PosixOrigin {
 #[derive(Debug)]
 struct Shared {
     root: Root,
-    /// What is known of the mounts below the root.
+    /// The known mounts below the root.
     filesystems: Filesystems,
     /// The URI, for messages.
     label: Arc<str>,
     exclusion: Arc<Exclusion>,
-    /// Places for calls that are carried out at a time …
+    /// Places for concurrent calls …
     places: Arc<Semaphore>,
-    /// … and how many there are.
+    /// … and their number.
     at_a_time: usize,
     threads: Threads,
     usual: Usual,
@@ -82,7 +82,7 @@ struct Shared {
     /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
     /// refused open costs a second one.
     atime_only: AtomicBool,
-    /// Which states of young files have settled.
+    /// Decides which states of young files have settled.
     sightings: Sightings,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
@@ -136,7 +136,7 @@ impl PosixOrigin {
     }
 }
 
-/// Where the directory is, as the mount table names it; asks no filesystem.
+/// The directory's path for the mount table. No filesystem is asked.
 fn place_of(directory: &OwnedFd, named: &Path) -> PathBuf {
     let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
     std::fs::read_link(link).unwrap_or_else(|_| named.to_owned())
@@ -172,9 +172,9 @@ fn check_kernel(label: &str, root: &OwnedFd) -> Result<(), OriginError> {
     Ok(())
 }
 
-/// Why `openat2` refused the origin's own directory. Three errors are about the call: the kernel does not
-/// have it, a seccomp filter forbids it, the kernel does not know its flags. Every other one is about
-/// the directory.
+/// The error for a refused `openat2` of the origin's own directory. Three errors are about the call: the
+/// kernel lacks it, a seccomp filter forbids it, or the kernel does not support its flags. All others are
+/// about the directory.
 fn openat2_refused(label: &str, errno: Errno) -> OriginError {
     match errno {
         Errno::NOSYS | Errno::PERM | Errno::INVAL => OriginError::Kernel {
@@ -206,7 +206,7 @@ impl Shared {
         result
     }
 
-    /// Goes on with the directory that the root's path leads to now, if another filesystem was mounted
+    /// Switches to the directory that the root's path leads to now, if another filesystem was mounted
     /// there.
     fn follow_root(&self) {
         self.root.follow(&self.label);
@@ -285,7 +285,7 @@ impl Origin for PosixOrigin {
     }
 }
 
-/// The one form of a directory's URI: components only, whatever slashes and dots the user wrote.
+/// The canonical form of a directory's URI: without repeated slashes and dots.
 pub(crate) fn uri_of(root: &Path) -> String {
     let plain: PathBuf = root.components().collect();
     format!("file://{}", plain.display())
@@ -300,7 +300,7 @@ pub(crate) fn real_path(root: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// What refuses the directory is not taken for a kernel that is too old.
+    /// An error about the directory does not blame the kernel.
     #[test]
     fn only_errors_of_the_call_itself_blame_the_kernel() {
         for errno in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {

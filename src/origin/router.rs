@@ -54,7 +54,7 @@ struct Shared {
 struct Mount {
     prefix: ItemPath,
     uri: String,
-    /// The one form of `uri`, whatever form each root was given.
+    /// The canonical form of `uri`, which is the same for all roots.
     place: String,
     origin: Arc<dyn Origin>,
     exclusion: Arc<Exclusion>,
@@ -93,10 +93,11 @@ impl Origins {
         Ok(())
     }
 
-    /// What lies at the top of every origin, in short: two nodes that see the same storage get the
-    /// same, those that see directories of their own under the same name (a local disk) do not. Versions
-    /// are part of it, and so is the identity of the filesystem that holds them. Where a filesystem has
-    /// none, names, inode numbers, sizes and times are compared, and nothing else.
+    /// The fingerprint of every origin's top directory. Nodes that see the same storage get the same
+    /// fingerprint; nodes that see their own directories under the same name (a local disk) do not. The
+    /// fingerprint includes the version of the top directory, and so the identity of its filesystem. If a
+    /// filesystem has none, only inode number and birth time of the top directory and the names and kinds
+    /// of its entries are compared.
     ///
     /// # Errors
     /// Storage does not answer.
@@ -126,7 +127,8 @@ impl Origins {
         now
     }
 
-    /// What calls into storage hang, if any do: how many, and the oldest, by its path in the namespace.
+    /// The hanging calls into storage, if there are any: their number, and the oldest one with its path in
+    /// the namespace.
     #[must_use]
     pub fn hanging(&self) -> Option<HangingCalls> {
         let mut all: Option<HangingCalls> = None;
@@ -151,13 +153,13 @@ impl Origins {
 const COMPARED_ENTRIES: usize = 256;
 
 impl Mount {
-    /// What tells this storage from another one that goes by the same URI.
+    /// A fingerprint of this storage, which differs from that of other storage with the same URI.
     ///
-    /// Made of what stays while storage is in use: the URI, the identity of the top directory (its
-    /// version: inode and time of birth, nothing that changes with its entries), and the names and kinds
-    /// of its entries. No size and no time of a file is in it: another root looks a moment later, and
-    /// a log that grows would make the same storage look different. A name that comes or goes between
-    /// two looks does; whoever compares looks again.
+    /// It is made of properties that do not change while the storage is in use: the URI, the identity of
+    /// the top directory (its version: inode and birth time, nothing that changes with its entries), and
+    /// the names and kinds of its entries. It includes no size and no time of a file: another root looks a
+    /// moment later, and a growing log file would make the same storage look different. A name that appears
+    /// or vanishes between two looks still changes it, so a node that finds a difference looks again.
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.place.as_bytes());
@@ -173,7 +175,7 @@ impl Mount {
             }
             Err(failure) => return Err(failure),
         };
-        // Of the version only what tells directories apart: no time of a status change, no standing.
+        // Only the data part of the version: no time of a status change, and no standing.
         let top = listing.directory.version.standing_as(Standing::Lasting);
         hasher.update(&top.changed_at(b"").to_bytes());
         let hidden = self.exclusion.now();
@@ -184,7 +186,7 @@ impl Mount {
             if path.is_ok_and(|path| hidden.covers(&path)) {
                 continue;
             }
-            // No name has a slash, so no other names and kinds make the same bytes.
+            // Names contain no slash, so different lists of names and kinds never give the same bytes.
             hasher.update(&entry.name);
             hasher.update(format!("/{:?}/", entry.kind).as_bytes());
         }

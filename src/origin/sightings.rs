@@ -1,20 +1,21 @@
-//! When a file's times can be trusted: which of its states have settled.
+//! Decides when a file's times can be trusted: which of its states have settled.
 //!
-//! An origin tells the states of a file apart by its size, its times and its inode number. Two writes
-//! within one step of the origin's clock leave the same times, so a state that was just looked at may
-//! change once more and look the same. A state is *settled* when no later write can leave it as it looks,
-//! which takes evidence:
-//! - the file's newest time is older than any difference of clocks (`clock_skew`) and the granularity of
-//!   its times together, or
-//! - two looks found the same state, further apart on this process's own clock than that granularity. The
-//!   origin's clock has moved on between them, so a write after the second look gets another time.
+//! An origin distinguishes the states of a file by its size, its times and its inode number. Two writes
+//! within one step of the origin's clock leave the same times, so a state that was just seen may change
+//! once more and still look the same. A state has *settled* when every later write will change how it
+//! looks. There are two kinds of evidence:
+//! - The file's newest time is older than the maximum difference of clocks (`clock_skew`) and the
+//!   granularity of its times together.
+//! - Two looks found the same state, and the time between them, on this process's own clock, was longer
+//!   than that granularity. The origin's clock has advanced between them, so a write after the second look
+//!   gets another time.
 //!
-//! Until then a state has the number of the look that found it first ([`Standing::Unsettled`]). Bytes that
-//! are read meanwhile are known by that number and never as those of the settled state. A file is read
-//! once for each state that has not settled, whole, and within the granularity: so no two reads that
-//! may have seen different bytes are ever known by one version.
+//! Until then the version of a state has the number of the look that first found it
+//! ([`Standing::Unsettled`]). Bytes that are read meanwhile are cached under that number, and never as
+//! those of the settled state. In each unsettled state a file is read once, whole, and within the
+//! granularity. So two reads that may have seen different bytes never have the same version.
 //!
-//! Pure: every time is an argument. One lock, held for a look into a table.
+//! Pure: every time is an argument. One lock, held for table look-ups.
 
 use copperfs_overlay::{Standing, Version};
 use std::collections::hash_map::RandomState;
@@ -23,24 +24,25 @@ use std::hash::BuildHasher;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Looks remembered in each of two generations, 7.5 MiB for both. When the newer one is full, the older
-/// one is forgotten. A look that is forgotten costs another one, and a second read of the file.
+/// Looks remembered in each of two generations, 7.5 MiB for both. When the newer generation is full, the
+/// older one is forgotten. A forgotten look costs another look, and a second read of the file.
 const GENERATION: usize = 57_344;
 
-/// Looks of other processes under which files were read here, 1 MiB. When it is full, files are read under
-/// this process's own looks only: readers of others wait until the version has settled.
+/// Looks of other processes under which files were read here, 1 MiB. When this is full, files are read only
+/// under this process's own looks: readers with looks of other processes wait until the version has
+/// settled.
 const FOREIGN_MAX: usize = 1 << 16;
 
-/// What a file's times tell about its age.
+/// The times that show a file's age.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// The latest of its modification and its status change, in nanoseconds since 1970.
+    /// The later one of its modification and its status change, in nanoseconds since 1970.
     pub(super) newest_ns: i128,
-    /// How long another write may go without showing.
+    /// How close together two writes may be without a difference in the times.
     pub(super) granularity: Duration,
 }
 
-/// When a look was: the origin was asked after `asked` and answered before `answered`.
+/// The time of a look: the origin was asked after `asked` and answered before `answered`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) asked: Instant,
@@ -51,16 +53,17 @@ pub(super) struct Moment {
 #[derive(Debug)]
 pub(super) struct Sightings {
     clock_skew: Duration,
-    /// Makes keys of paths. Two paths with one key cost each other's looks.
+    /// Hashes paths to keys. Two paths with one key overwrite each other's looks.
     hasher: RandomState,
     table: Mutex<Table>,
 }
 
 #[derive(Debug)]
 struct Table {
-    /// Looks in one generation at most.
+    /// The maximum number of looks in one generation.
     generation: usize,
-    /// The number of the first look, and of the next one: those between are this process's own.
+    /// The numbers of the first look and of the next one. Numbers from the first to the next are this
+    /// process's own.
     first_look: u64,
     next_look: u64,
     /// Looks of other processes under which a file was read.
@@ -69,12 +72,12 @@ struct Table {
     older: HashMap<u64, Sighting>,
 }
 
-/// The state that a path was last found in.
+/// The state in which a path was last found.
 #[derive(Clone, Copy, Debug)]
 struct Sighting {
-    /// A hash of the version, whatever its standing.
+    /// A hash of the version without its standing.
     state: [u8; 16],
-    /// When the look that found it first was over.
+    /// The end of the look that first found this state.
     first: Instant,
     /// The number of that look.
     look: u64,
@@ -83,8 +86,8 @@ struct Sighting {
 }
 
 impl Sightings {
-    /// No looks yet. Two clocks may be apart by `clock_skew`. The number of the first look is random, so
-    /// that no other process makes the same ones.
+    /// Creates an empty table. Clocks may differ by `clock_skew`. The number of the first look is random,
+    /// so that two processes do not use the same numbers.
     pub(super) fn new(clock_skew: Duration) -> Self {
         Self::with(clock_skew, RandomState::new().hash_one("look"), GENERATION)
     }
@@ -104,16 +107,16 @@ impl Sightings {
         }
     }
 
-    /// Whether the file is so old at `now_ns`, in nanoseconds since 1970, that its state has settled. One
-    /// with a time in the future is not.
+    /// Whether the file is so old at `now_ns`, in nanoseconds since 1970, that its state has settled. A
+    /// file with a time in the future is not old.
     pub(super) fn is_old(&self, times: Times, now_ns: i128) -> bool {
         let least = self.clock_skew.saturating_add(times.granularity);
         let least_ns = i128::try_from(least.as_nanos()).unwrap_or(i128::MAX);
         now_ns.saturating_sub(times.newest_ns) > least_ns
     }
 
-    /// A look at `path` found `version`, which is not old. Returns the number of the first look that
-    /// found this state, or `None` once it has settled.
+    /// Records that a look at `path` found `version`, which is not old. Returns the number of the first
+    /// look that found this state, or `None` once the state has settled.
     pub(super) fn look(
         &self,
         path: &[u8],
@@ -130,9 +133,9 @@ impl Sightings {
         (apart <= granularity).then_some(sighting.look)
     }
 
-    /// Whether the whole file at `path`, which is not old, may be read now under `version`, which has not
-    /// settled: once for each state, and not after it could have settled. The look that the version has
-    /// the number of may be another process's, but none of this one's that was forgotten.
+    /// Whether the whole file at `path`, which is not old, may be read now under the unsettled `version`:
+    /// once for each state, and not after it could have settled. The look in the version may be another
+    /// process's, but not a forgotten one of this process.
     pub(super) fn admits(
         &self,
         path: &[u8],
@@ -171,7 +174,7 @@ impl Sightings {
 }
 
 impl Table {
-    /// The sighting under `key`, if it is of `state`; it counts as new again.
+    /// The sighting under `key`, if it is of `state`. Moves it to the newer generation.
     fn find(&mut self, key: u64, state: &[u8; 16]) -> Option<Sighting> {
         if let Some(sighting) = self.newer.get(&key) {
             return (sighting.state == *state).then_some(*sighting);
@@ -195,7 +198,7 @@ impl Table {
         look.wrapping_sub(self.first_look) < self.next_look.wrapping_sub(self.first_look)
     }
 
-    /// Remembers the first look at a state; returns its number.
+    /// Records the first look at a state. Returns its number.
     fn insert(&mut self, key: u64, state: [u8; 16], first: Instant) -> u64 {
         let look = self.next_look;
         self.next_look = look.wrapping_add(1);

@@ -1,22 +1,22 @@
-//! Whose turn it is to read a file of a bundle.
+//! Turns to read the files of a bundle.
 //!
-//! A bundle is asked for long before its last file is read, and others may have asked for one of its
-//! files by then. So an origin begins no file of a bundle without its turn, and gives the turn along with
-//! the bytes: it ends once the bytes lie where the next one who asks will find them.
+//! A bundle is requested long before its last file is read, and other requests may have asked for some of
+//! its files by then. So an origin takes a turn before it reads a file of a bundle, and returns the turn
+//! with the bytes. The turn ends when the bytes are cached where the next request looks for them.
 
 use super::once::Held;
 use copperfs_overlay::BundleItem;
 use futures_util::stream::BoxStream;
 use std::sync::Arc;
 
-/// Says whether a file of a bundle is still to be read for it.
+/// Decides whether a bundle still has to read its files.
 pub trait Turns: Send + Sync + 'static {
-    /// The turn to read file `index` of the request; `None`: another has read it, or does so now, and
-    /// the bundle leaves it out. Asked right before the file is read.
+    /// Takes the turn to read file `index` of the request. Returns `None` if another request has read the
+    /// file or reads it now; the bundle then leaves it out. Called right before the file is read.
     fn begin(&self, index: usize) -> Option<Turn>;
 }
 
-/// The right to read something, until it is dropped.
+/// The right to read a file, until it is dropped.
 #[derive(Debug, Default)]
 pub struct Turn {
     _held: Option<Held>,
@@ -28,7 +28,7 @@ impl From<Held> for Turn {
     }
 }
 
-/// For one who is the only asker: every turn is free.
+/// For a request that competes with no others: every turn is free.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -38,11 +38,12 @@ impl Turns for Alone {
     }
 }
 
-/// Files of a bundle as they come, each with the turn in which it was read. What is of another version
-/// than wanted, cannot be read, or is not the bundle's to read is left out.
+/// The files of a bundle in the order in which their reads complete, each with its turn. Files of another
+/// version, files that cannot be read, and files whose turn is not free are left out.
 pub type TurnStream = BoxStream<'static, (BundleItem, Turn)>;
 
-/// Turns of a request out of which some files were taken: `places` says where each of the rest was.
+/// The turns of a request without some of its files: `places` has the original index of each remaining
+/// file.
 pub(super) struct Renumbered {
     pub(super) places: Arc<[usize]>,
     pub(super) turns: Arc<dyn Turns>,

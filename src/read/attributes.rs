@@ -31,14 +31,14 @@ pub(super) struct Known {
     lease: Lease,
 }
 
-/// For whom names are asked for.
+/// Why names are requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Demand {
-    /// Somebody wants to know. What has not settled is looked at again.
+    /// For a reader. An unsettled version is looked at again.
     Reader,
     /// This is that second look.
     Second,
-    /// Somebody wants to know, after storage has denied this version.
+    /// For a reader, after storage has denied this version.
     Denied(Version),
 }
 
@@ -79,8 +79,8 @@ pub(super) struct KnownXattrs {
     lease: Lease,
 }
 
-/// Whether attributes that came at `since` may be used: those of a version that has not settled only
-/// until another look would settle it.
+/// Whether attributes that arrived at `since` may be used. Those of an unsettled version expire when
+/// another look could settle it.
 pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
     attributes.version.is_settled() || since.elapsed() < attributes.granularity()
 }
@@ -278,8 +278,8 @@ impl ReadPath {
         found
     }
 
-    /// Begins to ask for `names` in `parent`, as far as nobody has. Gives what is known, or is on its way,
-    /// in the order of `names`.
+    /// Requests those of `names` in `parent` that are neither known nor requested yet. Returns the known or
+    /// pending answers in the order of `names`.
     pub(super) fn ask_names(
         &self,
         parent: &ItemPath,
@@ -365,8 +365,8 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::forget_attributes`], of a file whose version has not settled: what its directory's listing
-    /// says of it ends by itself.
+    /// Like [`Inner::forget_attributes`], for a file with an unsettled version: its attributes in the
+    /// directory's listing expire without this.
     pub(super) fn forget_unsettled(&self, path: &ItemPath) {
         let unsettled = |known: &KnownAttributes| matches!(&known.known.found, Found::Attributes(known) if !known.version.is_settled());
         if self
@@ -390,7 +390,7 @@ impl Inner {
         }
     }
 
-    /// The same of blocks of `path` and below.
+    /// The same for blocks of `path` and below.
     pub(super) fn forget_data_flights(&self, path: &ItemPath) {
         self.data_epoch.clear(path);
         for view in self.views() {
@@ -497,8 +497,8 @@ impl Inner {
                 .is_ok_and(|path| self.known(&path, Duration::ZERO).is_some())
     }
 
-    /// Asks for the attributes of several names of one directory at once; of one name, after storage has
-    /// denied a version of it.
+    /// Requests the attributes of several names of one directory, or of one name after storage has denied a
+    /// version of it.
     pub(super) async fn stat(
         self: Arc<Self>,
         parent: ItemPath,

@@ -37,8 +37,8 @@ impl FileId {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
     }
 
-    /// As [`FileId::of_place`], of a version that tells nothing about the next launch: no other process
-    /// gives this identity, so that nothing finds on a disk what an earlier one has kept under it.
+    /// Like [`FileId::of_place`], for a version that is valid in one launch only. No other process creates
+    /// this identity, so data that an earlier process kept on a disk under such a version is never found.
     fn of_launch(path: &ItemPath, version: Version) -> Self {
         static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
         let process = PROCESS.get_or_init(|| {
@@ -85,8 +85,8 @@ pub struct FileRef {
 }
 
 impl FileRef {
-    /// Whether what is kept of it may be found by a later process: its content is known, or its version
-    /// tells it from every later state.
+    /// Whether a later process may use its cached data: its content is known, or its version differs from
+    /// that of every later state.
     #[must_use]
     pub fn outlives_launch(&self) -> bool {
         self.content.is_some() || self.version.outlives_launch()
@@ -111,9 +111,9 @@ impl FileRef {
         }
     }
 
-    /// The file that another node asks for. Its promise of a content counts only where it can be held
-    /// against the bytes, of a file of one block: under any other one the bytes of this file would be
-    /// given to those who ask for that content's.
+    /// The file that another node requests. The content hash in the request is used only for a file of one
+    /// block, because only then can the bytes be checked against it. Otherwise this file's bytes could be
+    /// returned to readers of the content with that hash.
     pub(crate) fn asked(
         path: ItemPath,
         version: Version,
@@ -173,7 +173,7 @@ impl FileRef {
         }
     }
 
-    /// How many blocks it has.
+    /// The number of its blocks.
     pub(super) fn block_count(&self) -> u64 {
         self.size.div_ceil(BLOCK_BYTES)
     }
@@ -211,7 +211,7 @@ impl ReadPath {
         Some(self.cut_now(file, offset, size)?.bytes)
     }
 
-    /// As [`ReadPath::read_now`], with what the bytes are cut from.
+    /// Like [`ReadPath::read_now`], with the parts from which the bytes were cut.
     pub fn cut_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let range = clip(file, offset, size);
         if range.is_empty() {
@@ -254,10 +254,10 @@ impl ReadPath {
         Ok(self.cut(file, ahead, offset, size).await?.bytes)
     }
 
-    /// As [`ReadPath::read`], with what the bytes are cut from.
+    /// Like [`ReadPath::read`], with the parts from which the bytes were cut.
     ///
     /// # Errors
-    /// As [`ReadPath::read`].
+    /// Like [`ReadPath::read`].
     pub async fn cut(
         &self,
         file: &FileRef,
@@ -280,12 +280,12 @@ impl ReadPath {
         if self.is_small(file) {
             let first = match file.version.is_settled() {
                 true => range.start / BLOCK_BYTES,
-                // By one request.
+                // Read by a single request.
                 false => 0,
             };
             let wanted = [first..file.block_count(), 0..first];
             let reading = self.read_blocks(file, &range, &wanted);
-            // What is put together, or the blocks that it is a part of.
+            // The size of the returned bytes, rounded up to whole blocks.
             let blocks = range.end.div_ceil(BLOCK_BYTES) - first;
             let bytes = ReadRequest::block_len(file.size, first) * blocks;
             return self.0.room.within(bytes, reading).await;
@@ -358,7 +358,7 @@ impl ReadPath {
         file.size <= self.0.whole_file_max || promised
     }
 
-    /// Whether one request brings all of the file: under a version that has not settled there is only one.
+    /// Whether one request reads all of the file: under an unsettled version there may be only one.
     fn is_read_at_once(&self, file: &FileRef) -> bool {
         self.is_small(file) && file.size <= UNSETTLED_BYTES_MAX
     }
@@ -509,28 +509,29 @@ impl Inner {
         }
     }
 
-    /// Keeps what `flight` has brought, unless it was cleared meanwhile, and takes it off the list of
-    /// flights; [`Flight::finish`] follows.
+    /// Caches the block of `flight`, unless it was cleared meanwhile, and removes the flight from the list.
+    /// The caller then calls [`Flight::finish`].
     pub(super) fn land(&self, key: BlockKey, flight: &Arc<Flight>, block: &Block, weight: u64) {
         let keep = || self.data.insert(key, block.clone(), weight);
         self.data_epoch.keep(flight.asked(), flight.path(), keep);
         self.end_flight(&key, flight);
     }
 
-    /// Takes `flight` off the list; there may be another one by now, begun after a clear.
+    /// Removes `flight` from the list. The list may have a newer flight for the key, begun after a clear.
     pub(super) fn end_flight(&self, key: &BlockKey, flight: &Arc<Flight>) {
         self.block_flights
             .remove_if(key, |_, listed| Arc::ptr_eq(listed, flight));
     }
 
-    /// Where `failure` of a read of `file` says that the metadata that led to it is wrong, the next
-    /// look-up asks again. What is known of another version stays: after a `chmod -R` the first file
-    /// renews its directory's listing, and the others find their new versions in it.
+    /// If `failure` of a read of `file` means that the metadata that led to it is wrong, the next look-up
+    /// asks again. Metadata of another version is kept: after a `chmod -R` the first file renews its
+    /// directory's listing, and the other files find their new versions in it.
     pub(super) fn look_again_after(&self, failure: &Failure, file: &FileRef) {
         let renewed = || self.known_unlike(&file.path, file.version).is_some();
         match failure.kind {
             FailureKind::Stale if renewed() => {}
-            // Its listing is right, and says nothing of this file any more once it could have settled.
+            // The listing is correct. Its attributes of this file expire when the version could have
+            // settled.
             FailureKind::Stale if !file.version.is_settled() => self.forget_unsettled(&file.path),
             FailureKind::Stale | FailureKind::NotFound => self.forget_attributes(&file.path),
             _ => {}
@@ -628,7 +629,7 @@ impl Drop for Fetch {
     }
 }
 
-/// The answer to a read of a file that several requests would bring, of a version that has not settled.
+/// The failure of a read that would need several requests for a file with an unsettled version.
 fn must_settle(file: &FileRef) -> Failure {
     let detail = format!("{}: too young to be read in parts", file.path);
     Failure::new(FailureKind::Stale, detail)
@@ -673,7 +674,7 @@ pub(super) fn slice(block: &Block, index: u64, range: &Range<u64>) -> Bytes {
     block.bytes.slice(to_usize(from)..to_usize(to))
 }
 
-/// As [`slice`], with the block that it is cut from.
+/// Like [`slice`], with the block as the part.
 pub(super) fn cut_of(block: &Block, index: u64, range: &Range<u64>) -> Cut {
     let part = Part {
         place: Place::Block(index),

@@ -11,11 +11,11 @@
 //!
 //! Who reads many files of a large directory in no order has all of it brought (`scattered`).
 //!
-//! While a bundle is under way its files have flights, so that a reader joins it; one who waits for a
-//! file far behind in it has that one asked for by itself (`urgent`). A bundle is never given up while
-//! it may still bring something: what storage reads for it would be read again. One of which nothing
-//! comes for [`PATIENCE`] keeps no others from being begun. However it ends, one who waits for a file that
-//! it did not bring gets a request of its own.
+//! While a bundle is in progress its files have flights, so that readers join it; a file that a reader
+//! waits for and that is far behind in the bundle is requested separately (`urgent`). A bundle is not
+//! cancelled while it may still bring files, because the files that storage reads for it would be read
+//! again. A bundle that has brought nothing for [`PATIENCE`] does not prevent others from starting. When a
+//! bundle ends, a reader that waits for a file that it did not bring gets its own request.
 
 use super::blocks::{FileRef, Haste};
 use super::directory::Directory;
@@ -55,10 +55,10 @@ const UNDER_WAY_MAX: usize = 8;
 const FOR_CHILDREN_MAX: usize = 64;
 /// Directories that are listed and brought ahead of one who goes from directory to directory.
 const DIRECTORIES_AHEAD: usize = 2;
-/// How long a bundle may bring nothing before another may be begun in its place.
+/// How long a bundle may bring nothing before another may start in its place.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bundles that have brought nothing for so long; with more of them none is begun. They end when storage,
-/// or the node above, gives the files up that hang.
+/// The maximum number of bundles that have brought nothing for [`PATIENCE`]; beyond it none is started.
+/// They end when storage, or the node above, gives up the hanging files.
 const STALLED_MAX: usize = 64;
 /// Files that are reported as arrived together, if they arrive together.
 const REPORT_FILES: usize = 32;
@@ -476,7 +476,7 @@ struct Bring {
     files: Vec<Option<Waiting>>,
     /// Decided on here, not by a child.
     own: bool,
-    /// It counts as stalled, and no more among those under way.
+    /// It counts as stalled, and not as one of the running bundles.
     stalled: bool,
     /// Here, and to be reported.
     arrived: Vec<FileRef>,
@@ -489,7 +489,7 @@ impl Bring {
             files: self.files.iter().flatten().map(wanted).collect(),
         };
         let inner = Arc::clone(&self.path.0);
-        // One file at a time is put together, and goes into the cache.
+        // One file at a time is assembled, and then cached.
         let sizes = self.files.iter().flatten().map(|(file, _)| file.size);
         let _charge = inner.room.fetch(sizes.max().unwrap_or(0)).await;
         let opening = inner.source.bundle(request);
@@ -522,7 +522,7 @@ impl Bring {
         }
     }
 
-    /// Waits for `coming`; while it lets wait for too long, the bundle counts as stalled.
+    /// Waits for `coming`. If that takes too long, the bundle counts as stalled meanwhile.
     async fn patiently<T>(&mut self, coming: impl Future<Output = T>) -> T {
         let mut coming = std::pin::pin!(coming);
         if let Ok(come) = timeout(PATIENCE, &mut coming).await {
@@ -616,7 +616,7 @@ impl ReadPath {
             .block_flights
             .remove_if(&file.key(0), unwanted)
             .is_none()
-            // A clear may have taken it off the list.
+            // A clear may have removed it from the list.
             && Arc::strong_count(&flight) > 1
         {
             self.launch(file, 0, &mut vec![flight]);

@@ -1,33 +1,33 @@
-//! What `clear` makes void: all that was asked for before it.
+//! Invalidates answers to questions that were asked before a `clear`.
 //!
-//! A question takes the moment at which it was asked along; its answer is kept by [`Epoch::keep`], which
-//! compares and inserts under one lock, and `clear` raises the epoch under the same lock before it removes
-//! what is cached. So an answer is either in the cache when `clear` removes, or it finds that it is void:
-//! nothing that was asked for before a `clear` is found after it, however many threads there are.
+//! Each question records its moment. [`Epoch::keep`] compares that moment and inserts the answer under one
+//! lock. `clear` raises the epoch under the same lock before it removes cached data. So an answer is either
+//! in the cache when `clear` removes it, or is found to be void. No answer to a question from before a
+//! `clear` is found after it, in any thread.
 
 use copperfs_overlay::ItemPath;
 use std::sync::{PoisonError, RwLock};
 
-/// Clears that are remembered by their paths; of older ones it is assumed that they cleared everything.
+/// Clears that are remembered with their paths; older ones are treated as clears of everything.
 const CLEARS_MAX: usize = 64;
 
-/// When a question was asked.
+/// The moment of a question.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Moment(u64);
 
 #[derive(Debug, Default)]
 struct State {
     now: u64,
-    /// What was cleared, and when; the newest last.
+    /// The moments and paths of clears, newest last.
     clears: Vec<(u64, ItemPath)>,
-    /// What was asked before this is void everywhere.
+    /// Answers to questions from before this moment are void for all paths.
     all_before: u64,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Epoch {
-    /// Held by those who keep for one insertion, by `clear` for a few steps. Taken before a cache's
+    /// Read-locked for one insertion, write-locked by `clear` for a few steps. Taken before a cache's
     /// locks, never after.
     state: RwLock<State>,
 }
@@ -43,7 +43,7 @@ impl Epoch {
         )
     }
 
-    /// Lets `keep` put away an answer about `path` that was asked for at `asked`, unless it is void.
+    /// Calls `keep` to store an answer about `path` to a question asked at `asked`, unless it is void.
     pub(super) fn keep<R>(
         &self,
         asked: Moment,
@@ -58,7 +58,7 @@ impl Epoch {
         Some(keep())
     }
 
-    /// What was asked for before, of `path` and below, is void from now on.
+    /// Voids the answers to all earlier questions about `path` and below.
     pub(super) fn clear(&self, path: &ItemPath) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.now += 1;
@@ -100,8 +100,8 @@ mod tests {
         assert!(epoch.keep(epoch.now(), &path("x"), || ()).is_some());
     }
 
-    /// The window: the answer is found good, and before it is put away everything is cleared. A clear
-    /// that comes there waits, and removes what was put away.
+    /// The race: the answer is found valid, and everything is cleared before it is stored. Such a clear
+    /// waits, and then removes the stored answer.
     #[test]
     fn a_clear_does_not_come_between_the_look_and_the_keeping() {
         let epoch = Arc::new(Epoch::default());

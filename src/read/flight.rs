@@ -23,7 +23,7 @@ pub(super) enum Progress {
 /// more of them, something else is wrong.
 const DETOURS_MAX: u32 = 4;
 
-/// What is copied of a block under way for a child at a time.
+/// Bytes of a pending block that are copied for a child in one step.
 const FORWARD_BYTES_MAX: usize = 128 << 10;
 
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ impl Flight {
         &self.path
     }
 
-    /// When it was begun.
+    /// When it began.
     pub(super) fn asked(&self) -> Moment {
         self.asked
     }
@@ -125,7 +125,7 @@ impl Flight {
             .is_ok()
     }
 
-    /// Whether none of its bytes are here.
+    /// Whether none of its bytes have arrived.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().arrived() == 0
     }
@@ -199,7 +199,7 @@ impl Flight {
         });
     }
 
-    /// The bytes behind `from`, at most [`FORWARD_BYTES_MAX`], if the block has begun anew so often.
+    /// The bytes after `from`, at most [`FORWARD_BYTES_MAX`], if the block has restarted `restarts` times.
     pub(super) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
         let filling = self.lock();
         if filling.restarts != restarts || filling.arrived() <= from {

@@ -1,20 +1,20 @@
-//! What of a file was given out: the hashes of the bytes that readers and the kernel hold.
+//! Records which bytes of a file were returned: the hashes of the bytes that readers and the kernel hold.
 //!
-//! Purpose: when the origin's records show that only the file's status changed, the bytes given out so far
-//! are compared with those of the new version. If they agree, readers go on under the new version and can
+//! Purpose: when the origin's records show that only the file's status changed, the bytes returned so far
+//! are compared with those of the new version. If they agree, readers continue under the new version and
 //! never hold a mixture. [`Given`] is the ledger of one inode, [`Account`] its content at one moment.
 //!
 //! Rules
-//! - Bytes are noted before they are given out.
-//! - A comparison begins with [`Given::freeze`]. From then on the ledger takes nothing new, so that nothing
-//!   is given out that the comparison does not cover. What is in it already may be given out again.
-//! - A ledger that is full says so: then nothing can be compared, and the file does not go on.
-//! - One block or run never has two hashes: bytes that differ from those given out before, under the same
-//!   version, are not given out.
+//! - Bytes are noted before they are returned.
+//! - A comparison begins with [`Given::freeze`]. From then on the ledger takes no new bytes, so that none
+//!   are returned that the comparison does not cover. Bytes that it already has may be returned again.
+//! - A full ledger is marked as full: then no comparison is possible, and the file does not continue.
+//! - A block or run never has two hashes: bytes that differ from those returned earlier, under the same
+//!   version, are not returned.
 //!
-//! Memory: what a ledger takes is counted in the [`Meter`] that it was made with, until it is dropped.
+//! Memory: a ledger's memory is counted in the [`Meter`] with which it was created, until it is dropped.
 //!
-//! Pure: no I/O, no clock. A second read of a one-block file takes no lock and allocates nothing.
+//! Pure: no I/O, no clock. A second read of a one-block file takes no lock and does not allocate.
 
 use super::parts::{Part, Place};
 use super::pieces::BLOCK_PIECES;
@@ -22,19 +22,19 @@ use copperfs_overlay::ContentHash;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Blocks noted for one file: 8 GiB, in 192 KiB of memory. With more the ledger is full.
+/// Blocks noted for one file: 8 GiB, in 192 KiB of memory. Beyond it the ledger is full.
 pub const BLOCKS_MAX: usize = 8192;
-/// Blocks of one file of which pieces are noted, in 224 KiB of memory. With more the ledger is full.
+/// Blocks of one file with noted pieces, in 224 KiB of memory. Beyond it the ledger is full.
 pub const SCATTERED_MAX: usize = 4096;
-/// Runs noted for one file, in 128 KiB of memory: 16 GiB of whole stripes. With more the ledger is full.
+/// Runs noted for one file, in 128 KiB of memory: 16 GiB of whole stripes. Beyond it the ledger is full.
 pub const RUNS_MAX: usize = 4096;
 
-/// What a ledger takes while at most one block was given out, with the allocator's share.
+/// Memory of a ledger with at most one block, including the allocator's overhead.
 const STATE_BYTES: u64 = 112;
-/// What more than that begins with.
+/// Additional memory of a ledger with more than that, before any entries.
 const LEDGER_BYTES: u64 = 144;
 
-/// 128 bits of a hash. They only have to tell bytes apart that an origin has served under one name.
+/// 128 bits of a hash. They only have to distinguish bytes that an origin has served under one name.
 type Short = [u8; 16];
 
 fn short(hash: &ContentHash) -> Short {
@@ -43,18 +43,18 @@ fn short(hash: &ContentHash) -> Short {
     short
 }
 
-/// What becomes of bytes that are about to be given out.
+/// The decision on bytes that are about to be returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Noted {
-    /// They may be.
+    /// They may be returned.
     Yes,
-    /// A comparison has begun, and they are not part of it.
+    /// A comparison has begun, and does not cover them.
     Frozen,
-    /// Others were given out in their place before.
+    /// Other bytes were returned in their place earlier.
     Differs,
 }
 
-/// Bytes that ledgers take, all together, and whatever else is counted there.
+/// The memory, in bytes, of all ledgers and of anything else counted with them.
 pub type Meter = Arc<AtomicU64>;
 
 /// The ledger of one inode: see the module. Clones share it.
@@ -64,15 +64,15 @@ pub struct Given(Option<Arc<State>>);
 #[derive(Debug)]
 struct State {
     meter: Meter,
-    /// What of the meter is its own.
+    /// The memory of this ledger in the meter.
     bytes: AtomicU64,
     /// The file has at most one block.
     single: bool,
-    /// The file turned out to be another one: it never goes on.
+    /// The file turned out to be another one, so it never continues.
     dead: AtomicBool,
-    /// The block of a file that has only one; `None`: frozen before it was given out.
+    /// The block of a file that has only one; `None`: frozen before the block was returned.
     one: OnceLock<Option<Short>>,
-    /// Everything else.
+    /// All other parts.
     more: OnceLock<Box<Mutex<Ledger>>>,
 }
 
@@ -82,30 +82,30 @@ struct Ledger {
     frozen: bool,
 }
 
-/// What was given out of one file, at one moment.
+/// The returned parts of one file, at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Account {
     /// Blocks by their index, in order.
     blocks: Vec<(u64, Short)>,
-    /// Blocks of which pieces were given out, in order.
+    /// Blocks of which pieces were returned, in order.
     scattered: Vec<Scattered>,
     /// Runs by offset and length, in order.
     runs: Vec<((u64, u64), Short)>,
-    /// All blocks of the file, handed over at once. `blocks` is empty then.
+    /// All blocks of the file, returned at once. `blocks` is empty then.
     whole: Option<Arc<[ContentHash]>>,
-    /// More was given out than can be noted.
+    /// More parts were returned than can be noted.
     full: bool,
 }
 
 /// Pieces of one block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scattered {
-    /// Which block.
+    /// The index of the block.
     pub block: u64,
     /// Which of its pieces, one bit each.
     pieces: [u64; BLOCK_PIECES / 64],
-    /// The sum of their hashes, each times an odd number that belongs to its place. An odd factor can be
-    /// divided by, so another piece in one place changes the sum like a random number.
+    /// The sum of their hashes, each multiplied by an odd number that depends on its place. Odd numbers are
+    /// invertible here, so a different piece changes the sum like a random number.
     sum: [u64; 2],
 }
 
@@ -158,50 +158,49 @@ impl Scattered {
 }
 
 impl Account {
-    /// Whether nothing was given out.
+    /// Whether nothing was returned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether more was given out than is noted.
+    /// Whether more was returned than is noted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.full
     }
 
-    /// The blocks that were given out, in order.
+    /// The returned blocks, in order.
     pub fn blocks(&self) -> impl Iterator<Item = u64> {
         let whole = self.whole.iter().flat_map(|whole| 0..whole.len() as u64);
         self.blocks.iter().map(|(index, _)| *index).chain(whole)
     }
 
-    /// Whether block `index`, which was given out, has this hash.
+    /// Whether block `index`, which was returned, has this hash.
     #[must_use]
     pub fn agrees(&self, index: u64, hash: &ContentHash) -> bool {
         self.block(index) == Some(short(hash))
     }
 
-    /// The blocks of which pieces were given out.
+    /// The blocks of which pieces were returned.
     #[must_use]
     pub fn scattered(&self) -> &[Scattered] {
         &self.scattered
     }
 
-    /// The runs that were given out, by offset and length.
+    /// The returned runs, by offset and length.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         self.runs.iter().map(|(run, _)| *run)
     }
 
-    /// Whether the run, which was given out, has this hash.
+    /// Whether the run, which was returned, has this hash.
     #[must_use]
     pub fn run_agrees(&self, run: (u64, u64), hash: &ContentHash) -> bool {
         let at = self.runs.binary_search_by_key(&run, |(run, _)| *run);
         at.is_ok_and(|at| self.runs[at].1 == short(hash))
     }
 
-    /// Bytes of memory that it takes besides itself. What [`Given::note_whole`] was given is shared with
-    /// others, and not counted.
+    /// Heap memory in bytes. The list of hashes from [`Given::note_whole`] is shared, and not counted.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<(u64, Short)>()
@@ -219,7 +218,7 @@ impl Account {
         at.ok().map(|at| self.blocks[at].1)
     }
 
-    /// What it says of `part`; `None`: nothing.
+    /// Whether the noted hash of `part` is the same; `None` if the part is not noted.
     fn says(&self, part: &Part) -> Option<Noted> {
         let noted = |known: Short| match known == short(&part.hash) {
             true => Noted::Yes,
@@ -241,7 +240,7 @@ impl Account {
         }
     }
 
-    /// Notes `part`, of which it says nothing yet.
+    /// Notes `part`, which is not noted yet.
     fn add(&mut self, part: &Part) {
         match part.place {
             Place::Block(index) => {
@@ -275,7 +274,7 @@ impl Account {
     }
 }
 
-/// The block of a piece, and which of the block's pieces it is.
+/// The block of a piece, and the piece's index in the block.
 fn split(piece: u64) -> (u64, usize) {
     let pieces = BLOCK_PIECES as u64;
     let within = usize::try_from(piece % pieces).unwrap_or_default();
@@ -283,7 +282,7 @@ fn split(piece: u64) -> (u64, usize) {
 }
 
 impl Given {
-    /// Of a file from which `account` was given out; `single`: of at most one block.
+    /// Creates the ledger of a file of which `account` was returned; `single`: it has at most one block.
     #[must_use]
     pub fn of(mut account: Account, single: bool, meter: &Meter) -> Self {
         let state = State {
@@ -313,13 +312,13 @@ impl Given {
         Self(Some(Arc::new(state)))
     }
 
-    /// Of something from which nothing can be given out: it takes nothing.
+    /// A ledger for an object without bytes to return. It uses no memory.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Notes that bytes cut from `parts` are about to be given out.
+    /// Notes that bytes cut from `parts` are about to be returned.
     pub fn note<'a>(&self, parts: impl IntoIterator<Item = &'a Part>) -> Noted {
         let Some(state) = &self.0 else {
             return Noted::Frozen;
@@ -336,7 +335,7 @@ impl Given {
         Noted::Yes
     }
 
-    /// Notes that all `blocks` of the file are about to be given out.
+    /// Notes that all `blocks` of the file are about to be returned.
     pub fn note_whole(&self, blocks: &Arc<[ContentHash]>) -> Noted {
         match &self.0 {
             Some(state) => state.note_whole(blocks),
@@ -344,15 +343,15 @@ impl Given {
         }
     }
 
-    /// Whether nothing was given out, as far as can be seen without stopping anybody.
+    /// Whether nothing was returned, as far as can be seen without a lock.
     #[must_use]
     pub fn looks_unread(&self) -> bool {
         let unread = |state: &Arc<State>| state.one.get().is_none() && state.more.get().is_none();
         self.0.as_ref().is_none_or(unread)
     }
 
-    /// Takes nothing new from now on, for good, and says what was given out. To go on, put a new ledger
-    /// in its place.
+    /// Stops the ledger from taking new bytes, permanently, and returns its account. To continue, replace
+    /// the ledger with a new one.
     #[must_use]
     pub fn freeze(&self) -> Account {
         let Some(state) = &self.0 else {
@@ -370,14 +369,14 @@ impl Given {
         account
     }
 
-    /// The file turned out to be another one: it never goes on.
+    /// Marks the file as dead: it turned out to be another one, and never continues.
     pub fn die(&self) {
         if let Some(state) = &self.0 {
             state.dead.store(true, Ordering::Release);
         }
     }
 
-    /// Whether it never goes on.
+    /// Whether it never continues.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.0.as_ref().is_some_and(|state| state.is_dead())
@@ -403,8 +402,8 @@ impl State {
         }
     }
 
-    /// The answer to bytes that a frozen ledger does not have. A dead file keeps its version for good, so
-    /// its bytes are compared with nothing.
+    /// The answer to bytes that a frozen ledger does not have. A dead file keeps its version permanently,
+    /// so its bytes need no comparison.
     fn frozen(&self) -> Noted {
         match self.is_dead() {
             true => Noted::Yes,
@@ -463,7 +462,7 @@ impl State {
         self.meter.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Guards the account. Held for one look-up or insertion in sorted lists, never across an await.
+    /// Locks the account, for one look-up or insertion in sorted lists, never across an await.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         let ledger = self.more.get_or_init(|| {
             self.charge(LEDGER_BYTES);

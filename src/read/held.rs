@@ -1,11 +1,11 @@
-//! Whether anything of a path is cached, for commands that say what they did.
+//! Whether anything of a path is cached, for commands that report their effect.
 
 use super::ReadPath;
 use copperfs_overlay::ItemPath;
 
 impl ReadPath {
-    /// Whether [`ReadPath::clear`] of `path` would have anything to drop here. What a disk has kept of
-    /// listings counts as held: it is not looked through. Looks at all entries.
+    /// Whether [`ReadPath::clear`] of `path` would drop anything on this node. Listings on a disk always
+    /// count as cached, because the disk is not searched. Examines all entries.
     #[must_use]
     pub fn holds(&self, path: &ItemPath) -> bool {
         let inner = &self.0;

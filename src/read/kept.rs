@@ -1,4 +1,4 @@
-//! What a node keeps of file data, for the one who reads storage: see whether it was read meanwhile.
+//! Access to a node's cached file data for the reader of its storage, which checks it before it reads.
 
 use super::blocks::{BlockKey, FileRef, slice};
 use super::{Block, ReadPath, pieces};
@@ -8,8 +8,7 @@ use copperfs_overlay::ContentHash;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The data cache of a [`ReadPath`] and its views, and nothing else of them. What is looked up here counts
-/// neither as a hit nor as a miss.
+/// The data cache of a [`ReadPath`] and its views. Look-ups here count neither as hits nor as misses.
 #[derive(Clone)]
 pub struct KeptData(Arc<Cache<BlockKey, Block>>);
 
@@ -20,7 +19,7 @@ impl std::fmt::Debug for KeptData {
 }
 
 impl ReadPath {
-    /// What this node keeps of file data.
+    /// This node's cached file data.
     #[must_use]
     pub fn kept(&self) -> KeptData {
         KeptData(Arc::clone(&self.0.data))

@@ -1,39 +1,40 @@
-//! Bytes on their way to a reader, with the hashes of the blocks and pieces that they were cut from.
+//! Bytes for a reader, with the hashes of the blocks and pieces from which they were cut.
 //!
-//! A reader keeps what it was given, and the kernel keeps it in its page cache. The hashes are what is
-//! left here of it: they tell later whether another version of the file begins with the same bytes
+//! A reader keeps the bytes that it received, and the kernel keeps them in its page cache. The daemon keeps
+//! only their hashes. With these it can later decide whether another version of the file has the same bytes
 //! ([`super::Given`]).
 
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
 
-/// Which bytes of a file a hash is of.
+/// The bytes of a file that a hash covers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Place {
-    /// One block of [`BLOCK_BYTES`](copperfs_overlay::BLOCK_BYTES), the last of a file being shorter.
+    /// One block of [`BLOCK_BYTES`](copperfs_overlay::BLOCK_BYTES); the last block of a file may be
+    /// shorter.
     Block(u64),
-    /// One piece of [`RANGE_ALIGN`](copperfs_overlay::RANGE_ALIGN) bytes, counted from the file's
+    /// One piece of [`RANGE_ALIGN`](copperfs_overlay::RANGE_ALIGN) bytes; its index counts from the file's
     /// beginning.
     Piece(u64),
     /// Any run of bytes.
     Run {
-        /// The first of them.
+        /// The offset of the first byte.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         len: u64,
     },
 }
 
-/// Verified bytes of a file that something was cut from.
+/// A range of a file's verified bytes, with its hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// Which bytes.
+    /// The range.
     pub place: Place,
-    /// The hash of all of them.
+    /// The hash of all its bytes.
     pub hash: ContentHash,
 }
 
-/// The parts that an answer was cut from. One, the usual number, takes no allocation.
+/// The parts from which an answer was cut. A single part, the usual case, needs no allocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Parts {
     first: Option<Part>,
@@ -41,7 +42,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Adds one.
+    /// Adds a part.
     pub fn push(&mut self, part: Part) {
         if self.first.is_none() {
             self.first = Some(part);
@@ -50,7 +51,7 @@ impl Parts {
         }
     }
 
-    /// All of them, in the order in which they were added.
+    /// All parts, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &Part> {
         self.first.iter().chain(&self.rest)
     }
@@ -69,7 +70,7 @@ impl FromIterator<Part> for Parts {
 pub struct Cut {
     /// The bytes.
     pub bytes: Bytes,
-    /// What they were cut from.
+    /// The parts from which they were cut.
     pub parts: Parts,
 }
 
@@ -83,7 +84,7 @@ impl Cut {
         }
     }
 
-    /// Several cuts of one file, in order, as one.
+    /// Joins several cuts of one file, in order.
     #[must_use]
     pub fn joined(mut cuts: Vec<Self>) -> Self {
         if cuts.len() == 1 {

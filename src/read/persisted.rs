@@ -28,8 +28,8 @@ const QUEUE_MAX: usize = 128;
 const BYTES_MAX: u64 = 256 << 20;
 /// A disk that takes longer has none: the listing is then asked for as if for the first time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Listings that are read at a time: those of a disk that hangs keep their threads. Others are asked for
-/// as if for the first time.
+/// Concurrent reads of listings; it bounds the threads that a hanging disk occupies. Beyond it a listing is
+/// requested as if it were not on the disk.
 const READS_MAX: usize = 16;
 
 /// See the module. Cheap to clone; the writer ends with the last of them.
@@ -135,8 +135,8 @@ impl PersistedListings {
         }
     }
 
-    /// Writes down what is known of directory `path`, some time; nothing of one whose version says nothing
-    /// about a later launch.
+    /// Writes the listing of directory `path` to the disk later. Directories whose versions are valid in
+    /// one launch only are left out.
     pub(super) fn keep(&self, path: &ItemPath, directory: &Arc<Directory>) {
         if directory.listable && directory.attributes.version.outlives_launch() {
             self.queue(Job::Keep(path.clone(), Arc::clone(directory)));

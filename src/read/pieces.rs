@@ -97,7 +97,7 @@ enum Claim {
     Ours(Arc<Flight>),
 }
 
-/// The bytes of `range`, which lies within block `block`, if `held` gives all its pieces.
+/// The bytes of `range`, which lies within block `block`, if `held` returns all its pieces.
 pub(super) fn joined(
     file: &FileRef,
     block: u64,

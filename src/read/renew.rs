@@ -1,5 +1,4 @@
-//! Another version of a file that is being read: what storage says of it now, and whether it has the bytes
-//! that were given out.
+//! Finds the new version of a file that is being read, and compares it with the bytes that were returned.
 
 use super::attributes::{Demand, Found, Known, attributes_in, given_up};
 use super::blocks::{FileRef, Haste};
@@ -16,13 +15,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Blocks that are asked for at a time while a file is compared.
+/// Blocks that are requested at a time during a comparison.
 const COMPARED_BLOCKS: u64 = 16;
-/// Blocks whose pieces are asked for at a time while a file is compared.
+/// Blocks whose pieces are requested at a time during a comparison.
 const COMPARED_SCATTERED: usize = 16;
 
 impl Inner {
-    /// What is known of `path`, if it is of another version than `denied`.
+    /// The cached attributes of `path`, if they are of another version than `denied`.
     pub(super) fn known_unlike(&self, path: &ItemPath, denied: Version) -> Option<Known> {
         let (parent, name) = path.split()?;
         let known = self.peek_name(&parent, name, Duration::ZERO)?;
@@ -39,8 +38,8 @@ impl Inner {
 }
 
 impl ReadPath {
-    /// The attributes of `path`, after storage has denied its version `denied`: of another version from the
-    /// caches, or as storage has them now. No cache on the way answers with the version that was denied.
+    /// The attributes of `path`, after storage has denied its version `denied`: from the caches if they
+    /// have another version, else from storage. No cache on the way answers with the denied version.
     ///
     /// # Errors
     /// `NotFound`; faults.
@@ -82,14 +81,14 @@ impl ReadPath {
         if answer.value.version != denied {
             return Ok(answer);
         }
-        // It may have joined an ordinary question, which was answered from a cache above.
+        // The flight may have been an ordinary question, which a cache further up has answered.
         inner.source.stat_again(parent, name, denied).await
     }
 
     /// Whether `file` has the blocks and pieces of `account`. They are fetched like any others.
     ///
     /// # Errors
-    /// As [`ReadPath::read`].
+    /// Like [`ReadPath::read`].
     pub async fn has_given(&self, file: &FileRef, account: &Account) -> Result<bool, Failure> {
         let blocks: Vec<u64> = account.blocks().collect();
         let mut blocks = blocks.into_iter().peekable();

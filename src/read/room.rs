@@ -1,20 +1,20 @@
 //! How much memory reads that are under way may take.
 //!
-//! The data cache has its bound; what is on its way into it, and what is being handed on, is in memory
-//! too. All of it comes out of what the node was given for data: [`reserve`] says how much of it is for
-//! what is under way, and the cache gets the rest. Three kinds of holders have a share each:
+//! The data cache has its own bound, but blocks on their way into it, and blocks that are being sent, take
+//! memory too. All of it comes out of the node's memory for data: [`reserve`] returns the part for these
+//! transfers, and the cache gets the rest. Three kinds of holders have a share each:
 //!
-//! - *Fetches*: what a request to the source is filling, whoever it is for. It takes room before it asks
-//!   and keeps it until it ends ([`Charge`]).
-//! - *Readers*: what a local read puts together. It waits for fetches, never the other way round.
-//! - *Hand-outs*: blocks that children are sent. One that finds no room is sent in small copies instead
-//!   ([`COPY_BYTES`]), so that slow children slow down each other and pin nothing.
+//! - *Fetches*: bytes that a request to the source receives, for any reader. A fetch takes room before it
+//!   asks and keeps it until it ends ([`Charge`]).
+//! - *Readers*: bytes that a local read assembles. A reader waits for fetches, never the other way round.
+//! - *Hand-outs*: blocks that are sent to children. A block that finds no room is sent in small copies
+//!   instead ([`COPY_BYTES`]), so that slow children slow down each other and pin no memory.
 //!
-//! Nobody waits for ever. A holder that is brought nothing for [`PATIENCE`] gives its room back: it has
-//! mostly asked and got nothing yet, and then it holds no memory, only a place; so storage that hangs
-//! does not keep other reads waiting, and nodes that ask each other, in several trees, never wait in a
-//! circle. When something comes after all, it waits for room again before it takes the first of a block;
-//! in the midst of one it goes on.
+//! No holder waits for ever. A holder that receives nothing for [`PATIENCE`] releases its room. Usually it
+//! has received nothing at all by then, so it holds no memory. So storage that hangs does not block other
+//! reads, and nodes that ask each other, in several trees, never wait in a circle. When bytes arrive after
+//! all, the holder waits for room again before it takes the first bytes of a block; within a block it
+//! continues even if there is none.
 
 use crate::num::to_usize;
 use futures_util::FutureExt;
@@ -28,17 +28,17 @@ use tokio::time::timeout;
 const RESERVE_SHARE: u64 = 4;
 /// … but no more than this: 256 blocks under way keep any link busy.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
-/// The least that lets one block come, of each share.
+/// The minimum of each share, which is enough for one block.
 const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// How long a read keeps its room without an answer.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The unit in which room is given.
 const UNIT_BYTES: u64 = 4096;
 
-/// What a fetch holds at most: the block that it fills, and those that its source has begun.
+/// The maximum that a fetch holds: the block that it fills, and those that its source has begun.
 pub(super) const FETCH_BYTES_MAX: u64 = 3 << 20;
 
-/// What is handed to a child at a time where there is no room to pin a block.
+/// Bytes sent to a child in one step if there is no room to pin a block.
 pub(super) const COPY_BYTES: usize = 64 << 10;
 
 /// Of `data_bytes`, those for what is under way.
@@ -46,7 +46,7 @@ pub(super) fn reserve(data_bytes: u64) -> u64 {
     (data_bytes / RESERVE_SHARE).min(RESERVE_BYTES_MAX)
 }
 
-/// Room held; given back when it is dropped.
+/// Room that is released on drop.
 pub(super) type Held = OwnedSemaphorePermit;
 
 /// See the module.
@@ -66,8 +66,8 @@ impl Room {
         }
     }
 
-    /// Carries out a local read, `work`, which puts `bytes` together, once there is room for them. One
-    /// that wants more than there is in all gets all of it.
+    /// Runs `work`, a local read that assembles `bytes`, once there is room for them. Larger reads are
+    /// clamped to the capacity.
     pub(super) async fn within<T>(&self, bytes: u64, work: impl Future<Output = T>) -> T {
         let held = self.readers.take(bytes).await;
         let mut work = pin!(work);
@@ -87,13 +87,13 @@ impl Room {
         Charge { share, bytes, held }
     }
 
-    /// Room for a block of `bytes` that is handed to a child, if there is any now.
+    /// Takes room for a block of `bytes` that is sent to a child, if there is room now.
     pub(super) fn hand_out_now(&self, bytes: u64) -> Option<Held> {
         self.handouts.take_now(bytes)
     }
 }
 
-/// The room of one fetch, from before it asks until it ends.
+/// The room of one fetch, from before its request until it ends.
 #[derive(Debug)]
 pub(super) struct Charge {
     share: Share,
@@ -102,7 +102,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Waits for what comes next; the room goes back while nothing does.
+    /// Waits for `coming`; releases the room while nothing arrives.
     pub(super) async fn awaiting<T>(&mut self, coming: impl Future<Output = T>) -> T {
         let mut coming = pin!(coming);
         if let Some(here) = (&mut coming).now_or_never() {
@@ -117,14 +117,14 @@ impl Charge {
         }
     }
 
-    /// The first of a block is here: waits for room if it was given back.
+    /// Called with the first bytes of a block: waits for room if it was released.
     pub(super) async fn begin(&mut self) {
         if self.held.is_none() {
             self.held = self.share.take(self.bytes).await;
         }
     }
 
-    /// More of a block is here: takes room again if there is any.
+    /// Called with further bytes of a block: takes room again if there is any.
     pub(super) fn go_on(&mut self) {
         if self.held.is_none() {
             self.held = self.share.take_now(self.bytes);
@@ -132,7 +132,7 @@ impl Charge {
     }
 }
 
-/// Room for one kind of holders.
+/// The room for one kind of holders.
 #[derive(Clone, Debug)]
 struct Share {
     units: Arc<Semaphore>,

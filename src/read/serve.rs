@@ -115,7 +115,7 @@ impl Files for ReadPath {
             }
             let block = request.block();
             let range = request.offset..request.offset + request.len;
-            // Part of a block cannot be held against any promise.
+            // The content hash cannot be checked with a part of a block.
             let file = FileRef::new(request.path, request.version, request.size, None);
             let cut = this.pieces(&file, block, &range).await?;
             Ok(RangeAnswer::of(cut.bytes))
@@ -144,26 +144,27 @@ impl Files for ReadPath {
 }
 
 /// A run of blocks on its way to one child. It looks for each block only when it comes to it, so that
-/// a slow child pins no more than one block, and only while there is room for that.
+/// a slow child pins at most one block, and only while there is room for it.
 struct Feed {
     path: ReadPath,
     file: FileRef,
     blocks: Range<u64>,
     current: Current,
-    /// Of the block of which copies are sent: one that is found behind them must be the same.
+    /// The hash of the block whose copies are being sent; the rest must come from a block with the same
+    /// hash.
     copied: Option<ContentHash>,
     /// Flights of equal files elsewhere that failed.
     detours: u32,
 }
 
 enum Current {
-    /// To be looked for; so many of its bytes are sent.
+    /// To be looked up; the number of its bytes that were sent.
     Look(usize),
     /// On its way here; so many bytes are forwarded since it began anew so often.
     Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
     /// A verified block that is being sent, and its room.
     Sending(Block, Held),
-    /// All its bytes are sent.
+    /// All its bytes were sent.
     Sent(ContentHash),
     Failed,
 }
@@ -188,7 +189,7 @@ impl Feed {
         }
     }
 
-    /// Looks for the block, of which `sent` bytes are sent.
+    /// Looks the block up; `sent` of its bytes were sent.
     fn look(&mut self, sent: usize) -> Option<Part> {
         let wanted = || [self.blocks.clone(), 0..0];
         match self.path.source_of(&self.file, self.blocks.start, wanted) {
@@ -201,8 +202,8 @@ impl Feed {
         }
     }
 
-    /// The block is here: it is pinned while it is sent. Where there is no room for that, a little of it
-    /// is copied, and it is looked for again behind that.
+    /// Sends a block that is here, and pins it meanwhile. Without room for that, sends a copy of a small
+    /// part, and the block is looked up again for the next part.
     fn found(&mut self, block: Block, sent: usize) -> Part {
         let len = block.bytes.len();
         if sent > 0 && self.copied.is_some_and(|hash| hash != block.hash) {
@@ -240,7 +241,7 @@ impl Feed {
         Ok(BlockPart::Restart)
     }
 
-    /// Goes on with a block that is on its way.
+    /// Continues with a block whose fetch is in progress.
     async fn fly(
         &mut self,
         flight: Arc<Flight>,

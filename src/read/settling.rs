@@ -1,9 +1,9 @@
 //! Second looks at files whose versions have not settled.
 //!
-//! A listing, or an answer about a name, may tell of files that are so young that another write would not
-//! show in their times. Once it would, this node asks again, in the background and for all of them in one
-//! batch a directory, so that readers find settled versions. A reader that comes first asks for all of
-//! them, too. A file that changes all the time stays as it is until somebody asks for it.
+//! A listing, or an answer about a name, may contain files so young that a further write would not show in
+//! their times. Once a write would show, this node asks again in the background, in one batch per
+//! directory, so that readers find settled versions. A reader that comes earlier asks for the whole batch,
+//! too. A file that changes constantly stays unsettled until a reader asks for it.
 
 use super::attributes::{Demand, Found};
 use super::directory::Directory;
@@ -15,18 +15,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Added to the granularity of an origin's times: the origin began to count a little earlier than this
-/// node, and is then past it.
+/// Added to the granularity of an origin's times, because the origin's look was slightly later than this
+/// node's request.
 const MARGIN: Duration = Duration::from_millis(10);
 
-/// Looks for one reader, at most: a file that changes meanwhile begins anew with each.
+/// The maximum number of looks for one reader: a file that changes meanwhile starts again with each look.
 const LOOKS_MAX: usize = 3;
 
 impl ReadPath {
-    /// The attributes of `path`, for a reader that may not use those of `version` any more, or not yet:
-    /// storage has said `Stale`, or has not settled it. While storage still has the data of that version,
-    /// this waits for it to settle, which takes the granularity of its times. What is not settled then
-    /// has changed again meanwhile.
+    /// The attributes of `path`, for a reader that cannot use those of `version`: storage has answered
+    /// `Stale`, or the version has not settled. While storage still has the data of that version, this
+    /// waits for it to settle, which takes the granularity of its times. If the result is still not
+    /// settled, the file has changed again.
     ///
     /// # Errors
     /// `NotFound`; faults.
@@ -48,12 +48,12 @@ impl ReadPath {
 }
 
 impl Inner {
-    /// `directory` has come: asks again for those of its files that have not settled, once they may have.
+    /// Called when `directory` has arrived: asks again for its unsettled files once they may have settled.
     pub(super) fn settle_directory(self: &Arc<Self>, path: &ItemPath, directory: &Directory) {
         self.settle_soon(path, &directory.entries);
     }
 
-    /// As [`Inner::settle_directory`], of some names in it.
+    /// Like [`Inner::settle_directory`], for some of its entries.
     pub(super) fn settle_soon<'a>(
         self: &Arc<Self>,
         parent: &ItemPath,
@@ -89,8 +89,8 @@ impl Inner {
         drop(self.runtime.spawn(looking));
     }
 
-    /// The names in `directory` of files that had not settled when it came, and are not known by now;
-    /// none if `name` is not one of them.
+    /// The names in `directory` of files that were unsettled when it arrived and are still not known as
+    /// settled. Empty if `name` is not one of them.
     pub(super) fn unsettled_with(
         &self,
         parent: &ItemPath,
@@ -111,8 +111,8 @@ impl Inner {
         names.into_iter().collect()
     }
 
-    /// Puts what is known by now in the place of attributes that had not settled in `entries`, which are
-    /// those of `directory` at `parent` and go to a child.
+    /// Replaces unsettled attributes in `entries`, which are those of `directory` at `parent` and are sent
+    /// to a child, with newer cached ones. Removes expired ones.
     pub(super) fn with_settled(
         &self,
         parent: &ItemPath,

@@ -36,7 +36,8 @@ struct Source {
     usages: AtomicU64,
     /// One permit lets one chunk or one listing through.
     gate: Semaphore,
-    /// Streams of blocks that have given something and not all, and the most of them at a time.
+    /// Streams that have returned some of their blocks and not all, and the maximum number of them at a
+    /// time.
     begun: Arc<AtomicU64>,
     begun_most: Arc<AtomicU64>,
 }
@@ -191,7 +192,7 @@ impl Files for Shared {
             let gated = stream::iter(parts).enumerate().then(move |(nth, part)| {
                 let source = Arc::clone(&source);
                 async move {
-                    // As from storage: not all of it at once.
+                    // As from storage, the blocks do not come all at once.
                     tokio::task::yield_now().await;
                     if nth == 0 {
                         let begun = source.begun.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,8 +1,8 @@
 //! Who waits for a file that a bundle is to bring does not wait for all those before it: after a moment
 //! the file is asked for by itself, and comes from whoever has it first.
 //!
-//! The moment is there because most files of a bundle come within it, and would travel twice. Storage
-//! reads the file once all the same (`origin::Once`).
+//! The delay avoids a second transfer of the files that the bundle brings in time, which are most of them.
+//! Storage reads the file only once in any case (`origin::Once`).
 
 use super::blocks::{FileRef, landed};
 use super::flight::{Flight, Progress};
@@ -74,8 +74,8 @@ impl Urgent {
         match self.fetch().await {
             Ok((block, reading)) => {
                 self.end(Ok(block));
-                // The block's turn at storage ends with its stream: not before the block is kept, or a
-                // bundle would read it again.
+                // The block's turn at storage ends with this stream. The stream must end after the block is
+                // cached, or a bundle would read the block again.
                 drop(reading);
             }
             Err(failure) => {

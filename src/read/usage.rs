@@ -1,8 +1,8 @@
-//! Usage of filesystems: asked once at a time, and used for some seconds.
+//! Usage of filesystems: requested once at a time, and reused for some seconds.
 //!
-//! It changes all the time, and is asked for by every job of a node at once. So each node asks for it once
-//! a directory, whoever waits, and gives what it was told for [`LEASE`]. Children ask their parent, which
-//! does the same: storage is asked once for all of them.
+//! Usage changes constantly, and all jobs of a node may ask for it at once. So each node requests it once
+//! per directory, for all callers together, and reuses the answer for [`LEASE`]. Children ask their parent,
+//! which does the same, so storage is asked once for all of them.
 
 use super::ReadPath;
 use super::single_flight::{Joined, SingleFlight, answer_of};
@@ -11,12 +11,12 @@ use dashmap::DashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long it is used after it was asked for. The nodes below may use it for as long again.
+/// How long an answer is used after its request. Each node further down may use it for as long again.
 const LEASE: Duration = Duration::from_secs(5);
-/// Directories whose filesystem's usage is kept; with more, all of it is asked for anew.
+/// Directories with cached usage. Beyond it all of them are forgotten.
 const KEPT_MAX: usize = 1024;
 
-/// What a node knows of usage.
+/// The cached usage, and the requests in progress.
 #[derive(Debug)]
 pub(super) struct Usages {
     known: DashMap<ItemPath, (Instant, FilesystemUsage)>,
@@ -44,7 +44,7 @@ impl Usages {
         self.known.insert(path, (asked, usage));
     }
 
-    /// Nothing is known any more.
+    /// Forgets all answers, and detaches the requests in progress.
     pub(super) fn clear(&self) {
         self.known.clear();
         self.flights.forget_all();
@@ -52,7 +52,7 @@ impl Usages {
 }
 
 impl ReadPath {
-    /// Usage of the filesystem that holds `path`, some seconds old at most for each node on the way.
+    /// Usage of the filesystem that holds `path`. Each node on the way may add some seconds to its age.
     ///
     /// # Errors
     /// Faults.

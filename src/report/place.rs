@@ -66,7 +66,7 @@ pub struct Standing {
     pub links: Vec<Link>,
     /// Its children, one entry per tree.
     pub children: Vec<Children>,
-    /// What calls into storage hang on it, if any do.
+    /// The calls into storage that hang on it, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hanging: Option<Hanging>,
 }
@@ -74,11 +74,11 @@ pub struct Standing {
 /// Calls into storage that hang on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hanging {
-    /// How many.
+    /// The number of calls.
     pub calls: u64,
-    /// What the oldest of them does, a verb.
+    /// The action of the oldest one, a verb.
     pub action: String,
-    /// What it is about: a path of the namespace.
+    /// Its path in the namespace.
     pub path: String,
     /// How long it has taken so far, in milliseconds.
     pub since_ms: u64,

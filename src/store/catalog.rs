@@ -158,8 +158,8 @@ struct Known {
 pub(super) struct Catalog {
     files: DashMap<FileId, Known>,
     units: Cache<Unit, Held>,
-    /// Content files that a reader found damaged and that are on the disk still. One that comes anew in
-    /// its place is held as ever.
+    /// Content files that a reader found damaged and that are still on the disk. A new file in the place of
+    /// one is held as usual.
     condemned: DashSet<Unit>,
     /// Blocks that lie in a whole file.
     inside: DashMap<ContentHash, (ContentHash, u64)>,
@@ -386,7 +386,7 @@ impl Catalog {
         gone
     }
 
-    /// Forgets a content file that is damaged. Until it is removed, it is not adopted from the directory.
+    /// Forgets a damaged content file. Until it is removed, it is not adopted from the directory.
     pub(super) fn condemn(&self, unit: Unit) {
         self.condemned.insert(unit);
         self.forget(&unit);
@@ -396,7 +396,8 @@ impl Catalog {
         self.condemned.contains(unit)
     }
 
-    /// Whether a content file that was condemned is to be removed: none has come in its place.
+    /// Removes the mark of a condemned content file. Returns whether the file is to be deleted: no new file
+    /// has replaced it.
     pub(super) fn acquit(&self, unit: &Unit) -> bool {
         self.condemned.remove(unit).is_some() && !self.holds_unit(unit)
     }

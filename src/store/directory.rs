@@ -412,8 +412,8 @@ fn pid_namespace() -> String {
     link.display().to_string()
 }
 
-/// The process that an identity file names by its number and the namespace that this counts in. The lock
-/// says that it lives; its number says nothing in another namespace.
+/// Describes the process that an identity file names by its number and pid namespace. The lock proves that
+/// it is alive; its number is meaningless in another namespace.
 fn process(holder: &str) -> String {
     match holder.split_once(' ') {
         Some((pid, namespace)) if namespace != pid_namespace() => {

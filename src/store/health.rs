@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const READ_FAILURES_MAX: u32 = 3;
 /// How long a disk in trouble is left alone before it is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same of one that does not answer: a try costs one reader its patience, and so a tenth of its time
-/// at most.
+/// How long a disk that does not answer is left alone. Each try costs one reader its patience, so the tries
+/// take at most a tenth of the time.
 const HANG_PAUSE: Duration = Duration::from_secs(9);
 
 /// See the module.
@@ -22,7 +22,7 @@ pub(super) struct Health {
     /// Milliseconds after `start` until which nothing is read, or written.
     no_reads_until: AtomicU64,
     no_writes_until: AtomicU64,
-    /// Milliseconds after `start` at which a read last ended.
+    /// Milliseconds after `start` at which a read last succeeded.
     last_read: AtomicU64,
     /// Trouble was told of.
     told: AtomicBool,
@@ -54,8 +54,8 @@ impl Health {
         self.now().saturating_add(pause)
     }
 
-    /// Whether a reader may read from the disk. After a pause one of them tries it, and the others go on
-    /// without it until that one has read.
+    /// Whether a reader may read from the disk. After a pause one reader tries it, and the others do
+    /// without the disk until that read succeeds.
     pub(super) fn begin_read(&self) -> bool {
         let until = self.no_reads_until.load(Ordering::Relaxed);
         if until == 0 {
@@ -68,7 +68,8 @@ impl Health {
                 .is_ok()
     }
 
-    /// A read has had no answer for `patience`. Where no other one had either, the disk hangs.
+    /// Called after a read had no answer for `patience`. If no other read succeeded in that time, the disk
+    /// hangs.
     pub(super) fn read_hangs(&self, patience: Duration) {
         let patience = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         let quiet = self

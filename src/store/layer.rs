@@ -1,6 +1,6 @@
 //! A store in front of a source of files: blocks that are here come from here, the others from the
-//! source, and what passes by is kept; but for bytes of versions that have not settled, which nobody
-//! will ask for again.
+//! source, and blocks from the source are kept, except for those of unsettled versions, which no later
+//! request can ask for.
 
 use super::catalog::Place;
 use super::writer::Put;

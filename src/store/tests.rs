@@ -91,7 +91,7 @@ fn options(directory: &Path, bytes: u64) -> StoreOptions {
         capacity: Size::Bytes(bytes),
         reserve_percent: 1,
         policy: EvictionPolicy::Lru,
-        // What is fetched again is counted: a machine that is busy must not be taken for a disk that hangs.
+        // Tests count repeated fetches, so a busy machine must not count as a hanging disk.
         patience: Duration::from_secs(60),
     }
 }
@@ -297,8 +297,8 @@ async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again
     );
 }
 
-/// The sweep sees a content file that a reader finds damaged, and tells of it before or after the reader
-/// does: it is not adopted again, so the block is fetched once and is here from then on.
+/// The sweep sees a content file that a reader finds damaged, and reports it before or after the reader
+/// does. In both orders it is not adopted again, so the block is fetched once and held from then on.
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_content_is_not_adopted_again() {
     for told_first in ["sweep", "reader"] {
@@ -457,8 +457,8 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
     }
 }
 
-/// What the disk gives back is held against the hashes of what was written, before the kernel can get
-/// the file: with a byte changed while it lay in `tmp`, and with one missing.
+/// Before the kernel gets a file, it is read back and compared with the hashes of the written blocks:
+/// tested with a byte changed while the file was in `tmp`, and with a byte missing.
 #[test]
 fn a_whole_file_is_read_and_checked_before_it_is_handed_over() {
     let size = BLOCK_BYTES + 9;

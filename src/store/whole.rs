@@ -1,8 +1,9 @@
 //! Whole files for passthrough opens: the kernel reads the store's own file.
 //!
-//! Such a file is written from verified blocks, once, and has the hash of their hashes as its name. Before
-//! it is handed to the kernel for the first time all of it is read from the descriptor that the kernel will
-//! get, and each block is compared with its hash: when it has just been written, and after a restart.
+//! Such a file is written once, from verified blocks, and its name is the hash of their hashes. Before it
+//! is passed to the kernel for the first time, it is read completely from the descriptor that the kernel
+//! will get, and each block is compared with its hash. This is done after the file was written, and after a
+//! restart.
 
 use super::catalog::{Held, Place};
 use super::content;
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A complete file of which each block was read and found right; it can only be read.
+/// A complete file of which each block was verified. It is read-only.
 #[derive(Clone, Debug)]
 pub struct Verified {
     /// The file.
@@ -50,7 +51,7 @@ impl Store {
     /// How `file` is held.
     #[must_use]
     pub fn whole(&self, file: &FileRef) -> Whole {
-        // The kernel would read it from a disk that hangs, and no time-out reaches that far.
+        // The kernel would read from the hanging disk itself, without a timeout.
         if !self.0.shared.health.may_read() {
             return Whole::Absent;
         }
@@ -133,7 +134,8 @@ fn check(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errn
 }
 
 impl WholeWriter {
-    /// Appends the next block, whose hash is `hash`. All but the last are [`BLOCK_BYTES`] long. Blocks.
+    /// Appends the next block, whose hash is `hash`. All blocks except the last are [`BLOCK_BYTES`] long.
+    /// Blocks.
     ///
     /// # Errors
     /// The disk's.
@@ -144,11 +146,10 @@ impl WholeWriter {
         Ok(())
     }
 
-    /// Reads the complete file, checks each block, and gives it its place among the content of `file`.
-    /// Blocks.
+    /// Reads the complete file, verifies each block, and adds the file to the content of `file`. Blocks.
     ///
     /// # Errors
-    /// The disk's; `IO` if it does not give back what was written: then nothing is kept.
+    /// The disk's; `IO` if the bytes differ from those written: then nothing is kept.
     pub fn finish(mut self, file: &FileRef) -> Result<Arc<OwnedFd>, Errno> {
         let shared = &self.store.0.shared;
         let open = match &self.temporary {
@@ -157,7 +158,7 @@ impl WholeWriter {
         };
         if !check(&open, self.len, &self.hashes)? {
             count(&shared.counters.damaged);
-            tracing::warn!(path = %file.path, "the disk does not give back what was written: dropped");
+            tracing::warn!(path = %file.path, "the bytes read back from the disk differ from those written: dropped");
             return Err(Errno::IO);
         }
         let Some(temporary) = self.temporary.take() else {

@@ -28,22 +28,22 @@ const QUEUE_BYTES_MAX: u64 = 16 << 20;
 const QUEUE_JOBS_MAX: usize = 4096;
 /// The unit in which the queue's bytes are counted.
 const QUEUE_UNIT: u64 = 4096;
-/// A block that has waited in vain for room in the queue is followed by so many times its patience in which
-/// no block waits: a disk that hangs delays readers by a tenth at most.
+/// After a block has waited in vain for room in the queue, no block waits for this multiple of the
+/// patience. So a hanging disk delays readers for at most a tenth of the time.
 const BETWEEN_WAITS: u32 = 9;
 
-/// How long a clear waits for the disk to take note of it.
+/// How long a clear waits for the disk to record it.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(2);
-/// How long passthrough's files wait for what is queued before them.
+/// How long passthrough files wait for the jobs queued before them.
 const ASK_PATIENCE: Duration = Duration::from_secs(30);
-/// How long what was queued may take to be written: far longer than a disk takes for a full queue, unless
-/// it hangs.
+/// How long queued jobs may take to be written: far longer than a disk takes for a full queue, unless it
+/// hangs.
 const WRITTEN_PATIENCE: Duration = Duration::from_secs(10);
-/// A store that is closed waits for what is queued, for so many times the patience of a reader.
+/// Closing a store waits for queued jobs for this multiple of a reader's patience.
 const CLOSE_PATIENCES: u32 = 5;
-/// How often a full queue is told that the store is closed.
+/// The interval at which a closing store retries to queue its stop job.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
-/// Clears that wait for the disk; with more they become one clear of everything.
+/// Clears that wait for the disk; beyond it they are merged into one clear of everything.
 const CLEARS_MAX: usize = 256;
 
 /// A verified block to keep.
@@ -93,18 +93,18 @@ pub(super) enum Job {
     Written(oneshot::Sender<()>),
     /// These are not held any more.
     Release(Vec<FileId>),
-    /// The clears that wait [`Aside`] are to be noted.
+    /// Answered after the clears in [`Aside`] are recorded.
     Cleared(mpsc::SyncSender<()>),
     Flush(mpsc::SyncSender<()>),
     Stop,
 }
 
-/// What is to be done though the queue may be full, and waits for no room in it.
+/// Work that needs no room in the queue, and so can be added while the queue is full.
 #[derive(Debug, Default)]
 struct Aside {
-    /// Clears that the disk has not taken note of. They go before whatever is queued.
+    /// Clears that the disk has not recorded yet. They are processed before queued jobs.
     clears: Mutex<Vec<(ItemPath, u64)>>,
-    /// Files to be released once the queue is empty. Bounded by the items that were held.
+    /// Files to release once the queue is empty. Bounded by the items that were held.
     releases: Mutex<Vec<FileId>>,
 }
 
@@ -138,9 +138,9 @@ pub(super) struct Writer {
     aside: Arc<Aside>,
     /// The writing thread, and the one that sweeps.
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Closed when the last of them has ended, each of which holds a sender.
+    /// Disconnected when the last of the threads has ended, because each holds a sender.
     ended: Mutex<mpsc::Receiver<()>>,
-    /// For the threads that are started.
+    /// The sender that is cloned for new threads.
     running: mpsc::SyncSender<()>,
 }
 
@@ -222,8 +222,8 @@ impl Writer {
             )
     }
 
-    /// Files that are not held any more, behind what was queued before. Never waits: where the queue is
-    /// full they are released once it is empty.
+    /// Queues the release of files that are no longer held, after the jobs queued before. Never waits: if
+    /// the queue is full, they are released once it is empty.
     pub(super) fn release(&self, files: Vec<FileId>) {
         let queued = self.jobs.try_send(Job::Release(files));
         if let Err(mpsc::TrySendError::Full(Job::Release(files))) = queued {
@@ -234,15 +234,15 @@ impl Writer {
     /// Content that was not what it should be.
     pub(super) fn forget(&self, place: Place) {
         self.shared.catalog.condemn(place.unit);
-        // Where the queue is full, the sweep of the next start finds it.
+        // If the queue is full, the sweep at the next start finds the file.
         drop(self.jobs.try_send(Job::Forget(place)));
     }
 
-    /// Has a clear noted on the disk, and waits for it; says whether it is noted.
+    /// Records a clear on the disk, and waits for it. Returns whether it is recorded.
     pub(super) fn cleared(&self, path: ItemPath, until: u64) -> bool {
         self.aside.clear(path, until);
         let (done, noted) = mpsc::sync_channel(1);
-        // A full queue: the thread notes it before the next job.
+        // If the queue is full, the thread records the clear before its next job.
         self.jobs.try_send(Job::Cleared(done)).is_ok() && noted.recv_timeout(CLEAR_PATIENCE).is_ok()
     }
 
@@ -270,7 +270,8 @@ impl Writer {
             .unwrap_or(Err(Errno::CANCELED))
     }
 
-    /// Waits for a job's answer; `None`: the queue is full, the disk hangs, or the thread has ended.
+    /// Waits for a job's answer. Returns `None` if the queue is full, the disk hangs, or the thread has
+    /// ended.
     fn ask<T>(&self, job: impl FnOnce(mpsc::SyncSender<T>) -> Job) -> Option<T> {
         let (done, answer) = mpsc::sync_channel(1);
         self.jobs.try_send(job(done)).ok()?;
@@ -304,7 +305,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
-        // The threads' own senders are left.
+        // Only the threads' own senders are left.
         let (running, ended) = mpsc::sync_channel(0);
         drop(std::mem::replace(&mut self.running, running));
         let ended = std::mem::replace(&mut self.ended, Mutex::new(ended));
@@ -323,7 +324,7 @@ impl Drop for Writer {
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 _ if left.is_zero() => {
                     tracing::warn!(
-                        "the store's disk does not answer: what was queued for it is lost"
+                        "the store's disk does not answer: the data queued for it is lost"
                     );
                     return;
                 }
@@ -427,7 +428,7 @@ impl Writing {
             Job::Swept => drop(self.shared.swept.send_replace(true)),
             Job::Written(done) => drop(done.send(())),
             Job::Release(files) => files.iter().for_each(|file| self.release(file)),
-            // It was noted just now.
+            // The clears were recorded just before this job.
             Job::Cleared(done) => drop(done.try_send(())),
             Job::Flush(done) => {
                 self.rest();
@@ -532,7 +533,8 @@ impl Writing {
 
     fn adopt(&mut self, unit: Unit, len: u64, origin: Option<Origin>) {
         let shared = Arc::clone(&self.shared);
-        // Since the sweep saw it, a reader may have found it damaged, or the store may have evicted it.
+        // Since the sweep saw the file, a reader may have found it damaged, or the store may have evicted
+        // it.
         let (catalog, directory) = (&shared.catalog, &shared.directory);
         if catalog.holds_unit(&unit) || catalog.is_condemned(&unit) || !directory.exists(&unit) {
             return;

@@ -40,7 +40,7 @@ fn ungated(items: TurnStream) -> BundleStream {
     items.map(|(item, _turn)| Ok(item)).boxed()
 }
 
-/// Files come whole and in the version asked for; the others are left out.
+/// Files arrive whole and in the requested version; the others are left out.
 pub(crate) async fn gives_bundles(backend: &dyn Backend) {
     let origin = backend.origin();
     let mut files = Vec::new();

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What takes so long hangs: the time-outs of `quick` are some seconds in all.
+/// An operation that takes longer than this hangs: the timeouts of `quick` add up to some seconds.
 const HUNG: Duration = Duration::from_secs(60);
 
 /// A plain HTTP server as origin.

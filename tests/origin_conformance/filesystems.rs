@@ -1,4 +1,4 @@
-//! Which filesystem holds a file is part of its version, by what the filesystem says of itself.
+//! A file's version includes the identity of its filesystem, as the filesystem reports it.
 
 use crate::fixtures::path;
 use crate::skipping::{has_program, is_root, skipped};
@@ -25,7 +25,7 @@ fn has_programs(names: &[&str]) -> bool {
     all
 }
 
-/// What is mounted at a place, until the guard goes.
+/// A mount, until the guard is dropped.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -40,7 +40,7 @@ fn mount(image: &Path, point: &Path) -> Mounted {
     Mounted(point.to_owned())
 }
 
-/// Attributes of `name`, by an origin of its own at `root`: as a launch sees it.
+/// Attributes of `name`, from a new origin at `root`, as in a new launch.
 async fn attributes(root: &Path, name: &str) -> Attributes {
     let origin = PosixOrigin::open(root, &OriginOptions::default()).expect("an origin");
     let parent = path(name.rsplit_once('/').map_or("", |(parent, _)| parent));
@@ -52,8 +52,8 @@ async fn attributes(root: &Path, name: &str) -> Attributes {
     answers.remove(0).expect("attributes")
 }
 
-/// XFS gives a device number as `f_fsid`, and a UUID when it is asked for it. One image is the same by
-/// any loop device, and another one is not, be it at the same device.
+/// XFS puts a device number into `f_fsid`, and reports a UUID on request. An image is the same through any
+/// loop device, and another image is different even on the same device.
 #[tokio::test]
 async fn xfs_is_known_by_its_uuid_and_not_by_its_device() {
     if !has_programs(&["mkfs.xfs", "xfs_admin", "losetup"]) {
@@ -66,7 +66,7 @@ async fn xfs_is_known_by_its_uuid_and_not_by_its_device() {
     let mounted = mount(&one, &point);
     std::fs::write(point.join("file"), "bytes").expect("a file");
     drop(mounted);
-    // Until it is written back.
+    // Wait until the image is written back.
     let image = one.display().to_string();
     until(Duration::from_secs(10), "its loop device is free", || {
         let users = Command::new("losetup").args(["-j", &image]).output();
@@ -84,7 +84,7 @@ async fn xfs_is_known_by_its_uuid_and_not_by_its_device() {
     let mounted = mount(&two, &point);
     let second = attributes(&point, "file").await;
     drop(mounted);
-    // Another loop device is between it and its number of before.
+    // Another image takes the loop device, so this one gets another number.
     let other = mount(&two, &dir.path().join("elsewhere"));
     let mounted = mount(&one, &point);
     let again = attributes(&point, "file").await;
@@ -124,7 +124,7 @@ async fn subvolumes_are_filesystems_of_their_own() {
         both.push(answers.remove(0).expect("attributes").version);
     }
     assert!(!both[0].has_data_of(&both[1]));
-    // Mounted by itself, a subvolume is what it was.
+    // A subvolume that is mounted separately has the same identity.
     let alone = dir.path().join("alone");
     std::fs::create_dir(&alone).expect("a mount point");
     let a = point.join("a");
@@ -140,7 +140,8 @@ async fn subvolumes_are_filesystems_of_their_own() {
     drop((bound, mounted));
 }
 
-/// A time that no change moves is not trusted after the launch; the UUID is there, and does not help.
+/// Without times that changes move, versions are not trusted after the launch, even if the image has a
+/// UUID.
 #[tokio::test]
 async fn files_without_a_time_have_versions_for_one_launch() {
     if !has_programs(&["mkfs.ext4", "debugfs"]) {

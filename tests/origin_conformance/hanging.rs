@@ -1,5 +1,5 @@
-//! Storage of which a part hangs, as a parallel filesystem does whose data server is dead: the other
-//! part is read as ever.
+//! Storage that hangs in part, like a parallel filesystem with a dead data server: the other part stays
+//! readable.
 
 use crate::fixtures::{Backend, Posix, path, read, read_whole, stat};
 use crate::silent_files::{BYTES, FILES, SilentFiles};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Files that answer, beside those that do not.
+/// Files that answer, besides those that hang.
 const HEALTHY: usize = 300;
 
-/// An origin of which `silent/` hangs in READ, and what it is of.
+/// An origin whose `silent/` hangs in READ, and that filesystem.
 fn storage(options: &OriginOptions) -> Option<(Arc<Posix>, SilentFiles)> {
     let posix = Posix::with(options);
     std::fs::create_dir(posix.file("silent")).expect("a directory");
@@ -24,7 +24,7 @@ fn storage(options: &OriginOptions) -> Option<(Arc<Posix>, SilentFiles)> {
     for number in 0..HEALTHY {
         std::fs::write(posix.file(&format!("healthy/{number}")), [1; 20_000]).expect("a file");
     }
-    // Needs privilege.
+    // Mounting needs privileges.
     let silent = SilentFiles::mount(&posix.file("silent"))?;
     Some((Arc::new(posix), silent))
 }
@@ -56,7 +56,7 @@ fn whole(name: &str, attributes: &Attributes) -> ByteRange {
     }
 }
 
-/// Reads `name` as the read path does: as blocks.
+/// Reads `name` in blocks, like the read path.
 async fn read_blocks(origin: &dyn Origin, name: &str) -> Result<usize, Failure> {
     let attributes = stat(origin, name).await?;
     read_blocks_of(origin, name, &attributes).await
@@ -76,7 +76,7 @@ async fn read_blocks_of(
     Ok(bytes)
 }
 
-/// Reads all healthy files, one after the other; each must come. Gives how long that took.
+/// Reads all healthy files one after the other; each read must succeed. Returns the time taken.
 async fn healthy(posix: &Posix) -> Duration {
     let begun = Instant::now();
     for number in 0..HEALTHY {
@@ -119,7 +119,7 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
     let oldest = posix.origin().hanging().expect("they hang");
     assert_eq!(oldest.action, "read");
     assert!(oldest.path.is_within(&path("silent")), "{}", oldest.path);
-    // The data server is back.
+    // The data server answers again.
     silent.answer();
     while let Some(read) = reads.join_next().await {
         assert_eq!(read.expect("a task").expect("a file"), BYTES);
@@ -127,8 +127,8 @@ async fn a_thousand_reads_hang(name: fn(u64) -> String) {
     until(SOON, "nothing hangs", || hanging(&posix) == 0).await;
 }
 
-/// The client of a network filesystem keeps attributes for a while. A file that was rewritten elsewhere is
-/// told by the server's attributes, not by those.
+/// The client of a network filesystem caches attributes for a while. A file that was rewritten elsewhere is
+/// detected by the server's attributes, not by the cached ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rewrite_that_this_host_has_not_heard_of_is_no_read_of_the_old_version() {
     let Some((posix, storage)) = storage(&options(16)) else {
@@ -155,7 +155,7 @@ async fn reads_that_hang_in_a_thousand_directories_leave_healthy_ones_alone() {
     a_thousand_reads_hang(in_directories_of_their_own).await;
 }
 
-/// Above the bound a filesystem that hangs is refused at once, and that one only.
+/// Above the bound, requests to a hanging filesystem fail at once; other filesystems are not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn above_the_bound_only_the_filesystem_that_hangs_fails_fast() {
     const MAX: usize = 64;
@@ -167,7 +167,7 @@ async fn above_the_bound_only_the_filesystem_that_hangs_fails_fast() {
         let posix = Arc::clone(&posix);
         reads.spawn(async move { read_blocks(posix.origin(), &in_one_directory(number)).await });
     }
-    // Those that hang wait for longer than the test takes, so these were refused.
+    // Hanging reads wait longer than the test takes, so these were refused.
     let mut refused = 0;
     while reads.len() > MAX + 16
         && let Some(read) = reads.join_next().await
@@ -194,7 +194,7 @@ async fn above_the_bound_only_the_filesystem_that_hangs_fails_fast() {
     assert_eq!(read.expect("it is asked again").len(), BYTES);
 }
 
-/// A listing brings what answers, and names that hang without attributes, however many there are.
+/// A listing has the attributes of names that answer, and hanging names without attributes, however many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_hang_leave_the_places_to_others() {
     use crate::posix::Hanging;

@@ -224,7 +224,7 @@ async fn extended_attributes_pass_through() {
         return; // this filesystem has none
     }
     xattr::set(posix.file("f"), "user.empty", b"").expect("an attribute");
-    // Only root may set one, and only root may see that it is there: no reader is told.
+    // Only root may set or see this attribute, so readers must not see it.
     let _other_users = xattr::set(posix.file("f"), "trusted.secret", b"of the administrator");
     let mut list = posix.origin().xattrs(path("f")).await.expect("a list");
     assert!(
@@ -314,8 +314,8 @@ async fn a_cursor_of_a_replaced_directory_is_stale() {
     );
 }
 
-/// Runs `work` on a thread that is an ordinary user's, if this test runs as root, as are the threads that
-/// it starts.
+/// Runs `work` on a thread with an ordinary user's rights, if this test runs as root. Threads that it
+/// starts inherit them.
 fn as_ordinary_user(work: impl Future<Output = ()> + Send) {
     let thread = || {
         if is_root() {
@@ -444,7 +444,7 @@ async fn an_entry_that_hangs_costs_its_attributes_only() {
         .await
         .expect_err("it hangs");
     assert_eq!(below.kind, FailureKind::Unavailable);
-    // Four calls wait for their time-out and each listing for its own: 24 s.
+    // Four calls wait for their timeout, and each listing for its own: 24 s.
     assert!(begin.elapsed() < Duration::from_secs(60));
     drop(hanging);
     // Whoever hung is back: the name is an ordinary directory again.

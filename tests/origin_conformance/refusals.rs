@@ -177,8 +177,8 @@ async fn addresses_where_no_store_is() {
     assert!(text.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{text}");
 }
 
-/// Without credentials the clients ask the cloud's metadata service, and the store hears nothing: what is
-/// said names the credentials that are missing, and blames neither the network nor what they grant.
+/// Without credentials the clients ask the cloud's metadata service, and never the store. The error names
+/// the missing credentials, and blames neither the network nor the permissions.
 #[tokio::test]
 async fn missing_credentials_are_named() {
     let store = Server::start(|_| Reply::Answer(200, String::new(), Vec::new())).await;

@@ -361,8 +361,8 @@ fn origins_that_cannot_be_served_are_named() {
     );
 }
 
-/// Roots compare what they serve while it is in use: what is written to a file of the top does not make
-/// storage look like another one. A directory with the same names, contents and times does.
+/// Roots compare their storage while it is in use: a write to a file at the top must not make the storage
+/// look different. A directory with the same names, contents and times must.
 #[tokio::test]
 async fn a_fingerprint_stays_while_files_grow_and_tells_copies_apart() {
     let scratch = tempfile::tempdir().expect("a directory");
@@ -373,7 +373,7 @@ async fn a_fingerprint_stays_while_files_grow_and_tells_copies_apart() {
     let print = async |dir: &Path| {
         let origins = open(&[spec("data", dir)]);
         let prints = origins.fingerprints().await.expect("fingerprints");
-        // Of directories by the same name on two nodes: here they have two.
+        // As for directories with the same name on two nodes; here they have two names.
         (prints[0].prefix.clone(), prints[0].fingerprint)
     };
     let first = print(&one).await;
@@ -389,7 +389,7 @@ async fn a_fingerprint_stays_while_files_grow_and_tells_copies_apart() {
     std::fs::remove_file(one.join("second.log")).expect("removed");
     assert_eq!(print(&one).await, first);
 
-    // Another directory takes its place, under the same URI and with the same entries.
+    // Another directory replaces it, under the same URI and with the same entries.
     let copied = std::process::Command::new("cp")
         .arg("-a")
         .args([&one, &two])

@@ -107,7 +107,7 @@ async fn lists_names_types_and_attributes(backend: &dyn Backend) {
             .expect("attributes");
         let along = entry.attributes.as_ref().expect("attributes come along");
         assert_eq!(entry.kind, alone.kind);
-        // What is young when it is listed may have settled since.
+        // A version that was young in the listing may have settled since.
         assert!(along.version.is_state_of(&alone.version), "{name}");
         assert_eq!(
             (along.size, along.mtime, along.mode),

@@ -199,7 +199,8 @@ fn extended_attributes_are_passed_through() {
     xattr::set(&file, "user.binary", b"\0\xff\0").unwrap();
     xattr::set(&file, "user.empty", b"").unwrap();
     xattr::set(origin.path(), "user.top", b"of the mount").unwrap();
-    // For administrators alone: the daemon sees it, and every reader would.
+    // Only administrators may see it. The daemon runs as root and sees it, so without a filter all readers
+    // would.
     xattr::set(&file, "trusted.secret", b"1").unwrap();
     let mount = Mount::of(origin.path());
     let mounted = mount.path("file");

@@ -1,4 +1,4 @@
-//! `copperfs clear`: what a path names, how much goes, and what is said of it.
+//! `copperfs clear`: which path it resolves, how much it clears, and what it reports.
 
 use crate::skip;
 use crate::support::command::Finished;
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// `d/a`, `d/b` and `e/c` below the origin at `/t`.
+/// Creates `d/a`, `d/b` and `e/c` below the origin at `/t`.
 fn scene() -> (Scratch, Mount) {
     let origin = Scratch::new();
     for name in ["d/a", "d/b", "e/c"] {
@@ -29,8 +29,8 @@ fn says(finished: &Finished, words: &str) {
     assert!(finished.text().contains(words), "{finished:?}");
 }
 
-/// A path clears what it names in whatever form it is written: below the mount point or as the mount
-/// sees it, absolute or relative, through a link to the mount.
+/// A path is cleared in every form: below the mount point or as the mount sees it, absolute or relative,
+/// through a link to the mount.
 #[test]
 fn a_path_clears_what_it_names_in_whatever_form() {
     if !is_root() {
@@ -71,15 +71,14 @@ fn a_path_clears_what_it_names_in_whatever_form() {
         says(&finished, "cleared");
         assert_eq!(text(&below), content, "{form:?}");
     }
-    // As a variable names the mount.
+    // With the mount named by a variable.
     change("by variable");
     let mut clear = copperfs(["clear", "/t/d/a"]);
     says(&run(clear.env("COPPERFS_MOUNTPOINT", point)), "cleared");
     assert_eq!(text(&below), "by variable");
 }
 
-/// Neither a mount point as a path, as an older grammar had it, nor a path under no origin clears
-/// anything, and both say so.
+/// A mount point as a path (an earlier syntax) and a path under no origin are refused with an error.
 #[test]
 fn what_names_nothing_that_can_be_cleared_is_refused() {
     if !is_root() {
@@ -114,7 +113,7 @@ fn what_names_nothing_that_can_be_cleared_is_refused() {
     assert_eq!(mount.stats().get("cache.data.entries"), held);
 }
 
-/// One file that is cleared is read again, and no other one; everything is cleared on demand only.
+/// Clearing one file causes no other file to be read again; clearing everything needs its own option.
 #[test]
 fn clearing_one_file_leaves_the_others_cached() {
     if !is_root() {
@@ -150,7 +149,7 @@ fn clearing_one_file_leaves_the_others_cached() {
     assert_eq!(counted().0, opens + 4);
 }
 
-/// A path of which nothing is cached is told of, and is no failure.
+/// If nothing of a path was cached, that is reported, and is no failure.
 #[test]
 fn what_was_not_cached_is_told_of() {
     if !is_root() {
@@ -194,7 +193,7 @@ fn all_nodes_are_cleared_unless_one_is_asked_for() {
     assert!((0..3).all(|rank| read(rank) == "new and longer"));
 }
 
-/// A link within the mount is cleared together with what it leads to.
+/// A link within the mount is cleared together with its target.
 #[test]
 fn a_link_is_cleared_with_what_it_leads_to() {
     if !is_root() {

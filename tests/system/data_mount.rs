@@ -254,7 +254,8 @@ fn clear_reaches_both_mounts() {
     assert_eq!(pid(&both.data), pid(&both.node().point));
 }
 
-/// Either mount point names the daemon to `unmount`, and both mounts go. While either is in use, `--force` is needed.
+/// `unmount` accepts either mount point, and removes both mounts. If one of them is in use, it needs
+/// `--force`.
 #[test]
 fn unmount_of_either_takes_both_away() {
     if !is_root() {

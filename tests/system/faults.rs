@@ -227,8 +227,8 @@ fn a_killed_reader_goes_away_at_once() {
     assert!(fs::read(tree.path(1, "cold/f0")).unwrap() == noise(1000, 4000));
 }
 
-/// Two end by SIGTERM and by `unmount --force` while readers hang inside: the daemon is gone within its bound,
-/// the mount too, and the readers have an error.
+/// A daemon ends by SIGTERM and by `unmount --force` while readers hang in it: the daemon and the mount are
+/// gone within the bound, and the readers get an error.
 #[test]
 fn a_daemon_ends_with_readers_inside() {
     if !is_root() {
@@ -306,7 +306,7 @@ fn the_mount_of_a_killed_daemon_is_cleaned() {
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
 }
 
-/// `unmount --force` ends the daemon of a mount that is in use: by an open file, by a working directory, by a
+/// `unmount --force` ends the daemon of a mount that is in use by an open file, a working directory or a
 /// mapping.
 #[test]
 fn unmount_ends_a_daemon_whose_mount_is_in_use() {

@@ -197,7 +197,7 @@ assert pieces == {b'o'}, pieces";
     );
 }
 
-/// `clear` reaches all nodes: all four show the new file, and read it from the origin once.
+/// `clear` reaches all nodes: all four show the new file, and it is read from the origin once.
 #[test]
 fn clear_reaches_every_node() {
     if !is_root() {

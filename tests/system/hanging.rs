@@ -1,4 +1,4 @@
-//! Storage and disks that hang: how long readers wait, what they are told, and whom it leaves alone.
+//! Storage and disks that hang: how long readers wait, which errors they get, and who is not affected.
 
 use crate::object_store::{Server, rclone};
 use crate::origins::Hanging;
@@ -15,13 +15,13 @@ use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// What readers are made to wait in these tests …
+/// The request timeout in these tests …
 const TIMEOUT: &str = "6s";
-/// … and the most that they may take: a second wait would end after twelve seconds, and a busy machine
-/// needs some time of its own.
+/// … and the most that readers may wait: two timeouts would be twelve seconds, and a busy machine needs
+/// some time of its own.
 const ONCE: Duration = Duration::from_secs(10);
 
-/// What `work` fails with, which must not take longer than one wait.
+/// Returns the error of `work`, which must not take longer than one timeout.
 #[track_caller]
 fn fails_once<T: Send + std::fmt::Debug + 'static>(
     what: &str,
@@ -35,7 +35,7 @@ fn fails_once<T: Send + std::fmt::Debug + 'static>(
     assert!(took < ONCE, "{what}: EIO after {took:?}");
 }
 
-/// A directory with some files that are listed and read already, and others.
+/// Creates directories with some files that tests list and read first, and others.
 fn fill(storage: &Scratch) {
     for directory in ["known", "cold", "colder", "coldest"] {
         for number in 0..4 {
@@ -64,8 +64,8 @@ fn list(node: &Node, name: &str) -> impl FnOnce() -> std::io::Result<usize> + Se
     move || Ok(fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?.len())
 }
 
-/// A directory that hangs: a listing and a read fail after `--request-timeout`, once, on the root and on a
-/// leaf; the root's log names the storage, and so does the leaf's.
+/// A directory that hangs: a listing and a read fail after one `--request-timeout`, on the root and on a
+/// leaf. The root's log and the leaf's log name the storage.
 #[test]
 fn readers_of_a_directory_that_hangs_wait_once_and_learn_why() {
     if !is_root() {
@@ -81,7 +81,7 @@ fn readers_of_a_directory_that_hangs_wait_once_and_learn_why() {
     warm(&tree.leaf().point);
     storage.server.signal(Signal::STOP);
     fails_once("leaf, read", read(tree.leaf(), "known/f1"));
-    // Of a leaf only: the root itself asked nothing.
+    // Only the leaf has read so far; the root still logs the fault of its storage.
     let reason = "no answer within";
     let (root, leaf) = (tree.root().log(), tree.leaf().log());
     assert!(
@@ -104,7 +104,7 @@ fn readers_of_a_directory_that_hangs_wait_once_and_learn_why() {
     }
 }
 
-/// A root that is gone: readers on a leaf that waits for it wait once.
+/// A dead root: readers on a leaf that waits for it wait for one timeout.
 #[test]
 fn readers_of_a_dead_root_wait_once() {
     if !is_root() {
@@ -121,7 +121,7 @@ fn readers_of_a_dead_root_wait_once() {
     fails_once("a dead root, listing", list(tree.leaf(), "cold"));
 }
 
-/// A server of objects that hangs.
+/// An object store that hangs.
 #[test]
 fn readers_of_an_object_store_that_hangs_wait_once() {
     if !is_root() {
@@ -153,7 +153,7 @@ fn status(point: &std::path::Path) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// Has hanging READs answered when it goes.
+/// Answers pending READs on drop.
 struct Answered<'a>(&'a SilentFiles);
 
 impl Drop for Answered<'_> {
@@ -162,8 +162,8 @@ impl Drop for Answered<'_> {
     }
 }
 
-/// A thousand readers wait for files that hang, in as many directories; files beside them are read, and
-/// operators are told.
+/// A thousand readers wait for hanging files in as many directories. Other files stay readable, and
+/// operators can see the hanging calls.
 #[test]
 fn a_thousand_files_that_hang_leave_the_others_readable() {
     if !is_root() {
@@ -179,7 +179,7 @@ fn a_thousand_files_that_hang_leave_the_others_readable() {
     }
     origin.settle();
     let mount = Mount::with(origin.path(), &["--request-timeout", "10m"]);
-    // A daemon whose calls hang in a FUSE server could not end: it goes after they were answered.
+    // A daemon whose calls hang in a FUSE server cannot end, so the calls must be answered first.
     let _answered = Answered(&silent);
     let readers: Vec<_> = (0..FILES)
         .map(|number| {
@@ -194,7 +194,7 @@ fn a_thousand_files_that_hang_leave_the_others_readable() {
         let held = || mount.stats().get("origin.hanging") >= least;
         eventually(Duration::from_secs(120), format!("{least} hang"), held);
     };
-    // Besides the files themselves nothing hangs: names and attributes come.
+    // Only the reads of the files hang: names and attributes are answered.
     hanging(FILES);
     let begun = Instant::now();
     for number in 0..200 {
@@ -224,7 +224,7 @@ fn a_thousand_files_that_hang_leave_the_others_readable() {
     assert_eq!(status(&mount.node.point)["hanging"], serde_json::json!([]));
 }
 
-/// A disk below the store that hangs, and is back later.
+/// A store on a disk that hangs and later recovers.
 #[test]
 fn a_store_whose_disk_hangs_is_passed_by() {
     const LARGE: usize = 3 << 20;

@@ -49,7 +49,8 @@ impl Reader {
         let mut run = job
             .hosts
             .command(number, interpreter.get_program().to_str().unwrap());
-        // Not as a file: another reader that starts would write it anew while this one reads it.
+        // Passed as an argument: a file would be rewritten by the next reader that starts while this one
+        // reads it.
         run.arg("-c")
             .arg(READER)
             .arg(&job.point)
@@ -95,7 +96,7 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
     job.scratch.file("stop", "");
     for reader in readers {
         let number = reader.number;
-        // One who had to wait for more than the request time-out, 4 s, would have got an error.
+        // A reader that waits longer than the request timeout, 4 s, would have got an error.
         let (read, longest) = reader.finish();
         eprintln!("h{number} read {read} files, and waited {longest:?} at most");
     }
@@ -205,7 +206,7 @@ fn a_node_that_is_cut_off_waits_reads_storage_itself_or_says_so() {
     let one = "md5sum < \"$1/package_05/module_01.py\"";
     let native = sh(one, &[&packages().path]);
     for (orphan, served) in [("origin", true), ("error", false)] {
-        // Without bundles, so that storage is asked for one file.
+        // Without bundles, so that storage is asked for one file only.
         let job = Job::new(2, &["--orphan", orphan, "--bundles=false"]);
         job.mount_all(1..=2);
         assert!(
@@ -221,7 +222,7 @@ fn a_node_that_is_cut_off_waits_reads_storage_itself_or_says_so() {
             assert_eq!(job.stats(2).get("origin.opens"), 1);
         } else {
             assert!(read.refused().contains("Input/output error"), "{read:?}");
-            // It does not wait for the request time-out, which is 30 s.
+            // The read must not wait for the request timeout, which is 30 s.
             assert!(
                 start.elapsed() < Duration::from_secs(20),
                 "{:?}",

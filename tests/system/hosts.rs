@@ -120,7 +120,7 @@ fn launch_starts_and_unmount_ends_nodes_on_other_hosts() {
         let finished = crate::support::run(run.args(["-c", sum, "sh"]).arg(&point));
         assert_eq!(finished.text(), native, "{finished:?}");
     }
-    // One host that is in use keeps all of them.
+    // If one host is in use, all stay mounted.
     let mut hold = hosts.command(2, "bash");
     hold.args(["-c", "cd \"$1\"; echo in; read -r _", "hold"])
         .arg(&point);

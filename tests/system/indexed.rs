@@ -170,8 +170,8 @@ fn an_indexer_that_is_killed_goes_on() {
     assert!(show.contains("3031"), "{show}");
 }
 
-/// A finished index may have cost a read of all storage: only `--force` replaces it, and it is whole until
-/// the new one is.
+/// A finished index may have cost a read of all storage: only `--force` replaces it, and the old index
+/// stays complete until the new one is.
 #[test]
 fn a_finished_index_is_replaced_only_by_force_and_in_one_step() {
     let (origin, out) = (Scratch::new(), Scratch::new());
@@ -191,7 +191,7 @@ fn a_finished_index_is_replaced_only_by_force_and_in_one_step() {
     }
     let names = || fs::read_dir(out.path()).unwrap().count();
     assert_eq!(names(), 1, "nothing was begun");
-    // One that fails replaces nothing.
+    // A failed run replaces nothing.
     let missing = origin.path().join("none");
     again(&missing, &["--force"]).refused();
     assert!(fs::read(&file).unwrap() == first);

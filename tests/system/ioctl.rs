@@ -223,7 +223,7 @@ fn stats_and_clear_say_when_there_is_no_mount() {
         &["clear"],
         &["clear", "--everything"],
     ] {
-        // Not the only mount of this user, which another test may have.
+        // The default could otherwise be the mount of another test.
         let mut command = copperfs(arguments);
         command.env("COPPERFS_MOUNTPOINT", dir.path());
         let finished = crate::support::run(command.arg(dir.path()));

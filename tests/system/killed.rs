@@ -184,7 +184,7 @@ fn a_daemon_killed_under_load_dies() {
         let daemon = handle(&mount);
         mount.signal(Signal::KILL);
         assert!(ends_within(&daemon, DEATH_LIMIT), "round {round}: it hangs");
-        // Without a daemon the kernel goes on giving what it has cached: where all of it is, readers end
+        // Without a daemon the kernel still answers from its cache. Readers with everything cached end only
         // when the mount is gone.
         free(&mount.point);
         for waiting in &mut inside {

@@ -103,8 +103,8 @@ fn options_come_from_flags_environment_and_file() {
     assert_eq!(content(true, true), "flag");
 }
 
-/// With a node gone, the others are told of by `stats --cluster`, `clear` says whom it did
-/// not reach, both within a bound, and `unmount --all` takes the rest away.
+/// After a node is gone, `stats --cluster` reports the others and `clear` names the node that it did not
+/// reach, both within a bound. `unmount --all` then unmounts the rest.
 #[test]
 fn a_tree_with_a_dead_node_is_reported_cleared_and_unmounted() {
     if !is_root() {

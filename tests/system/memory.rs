@@ -1,4 +1,4 @@
-//! `--memory` holds, whatever is asked: names that the kernel knows count too.
+//! `--memory` bounds the names that the kernel holds, too.
 
 use crate::skip;
 use crate::support::{Mount, Scratch, is_root, sh};
@@ -6,7 +6,7 @@ use std::fs;
 
 const MIB: u64 = 1 << 20;
 
-/// More names than have room: the kernel is told to drop old ones, and what is in use stays.
+/// More names than there is room for: the kernel is told to drop old ones, and names in use stay.
 #[test]
 fn names_count_against_the_memory_and_old_ones_are_dropped() {
     if !is_root() {
@@ -25,7 +25,7 @@ fn names_count_against_the_memory_and_old_ones_are_dropped() {
         "cd \"$1\"; find . -printf '%s\\n' | wc -l",
         &[&origin.path()],
     );
-    // In a directory of the mount, which therefore stays.
+    // The working directory is in the mount, so it is in use and stays.
     let found = sh(
         "cd \"$1/first\"; find .. -printf '%s\\n' | wc -l; pwd -P > /dev/null",
         &[&mount.node.point],

@@ -1,4 +1,4 @@
-//! Daemons in pid namespaces of their own: told from every other process, whatever its number.
+//! Daemons in their own pid namespaces are identified independently of their numbers.
 
 use crate::skip;
 use crate::support::command::Background;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A daemon in the foreground in a pid namespace of its own.
+/// A daemon in the foreground in its own pid namespace.
 struct Contained {
     origin: Scratch,
     scratch: Scratch,
     point: PathBuf,
-    /// The program that made the namespaces; all in them end with it.
+    /// The process that made the namespaces; all processes in them end with it.
     holder: Background,
 }
 
 impl Contained {
-    /// Starts one whose number in its namespace is `number`, in new namespaces as `flags` of unshare(1)
-    /// say, and waits until it is mounted.
+    /// Starts a daemon with the number `number` in new namespaces made with `flags` of unshare(1), and
+    /// waits until it is mounted.
     fn start(number: u32, flags: &[&str]) -> Self {
         const RUN: &str = "echo $(($1 - 1)) > /proc/sys/kernel/ns_last_pid
             \"$2\" mount --foreground --memory 64MiB --origin \"$3\" \"$4\" & wait";
@@ -70,9 +70,9 @@ impl Contained {
         Path::new(&root).join(point).join("file")
     }
 
-    /// Whether its daemon answers there.
+    /// Whether its daemon answers.
     fn answers(&self) -> bool {
-        // A name that was never asked for: the kernel cannot answer for the daemon.
+        // A new name, which the kernel cannot answer from its cache.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.origin.file(&format!("new{number}/file"), "x");
@@ -106,8 +106,8 @@ fn bystander() -> Background {
     Background::spawn(Command::new("sleep").arg("600").stdin(Stdio::null()))
 }
 
-/// `unmount` ends the daemon of a container, and not the process of this host that has the number which
-/// the daemon has there. With a mount namespace of its own, and without one.
+/// `unmount` ends the daemon of a container, and not the process of this host that has the same number.
+/// With a separate mount namespace, and without.
 #[test]
 fn unmount_ends_the_daemon_and_not_the_process_with_its_number() {
     if !is_root() {
@@ -126,8 +126,8 @@ fn unmount_ends_the_daemon_and_not_the_process_with_its_number() {
     }
 }
 
-/// `mount` finds a living daemon of another pid namespace alive, though there is no process with its
-/// number here, and leaves its mount as it is.
+/// `mount` recognises a live daemon of another pid namespace, although no process has its number here, and
+/// leaves its mount alone.
 #[test]
 fn mount_leaves_a_daemon_of_another_pid_namespace_alone() {
     if !is_root() {
@@ -144,7 +144,8 @@ fn mount_leaves_a_daemon_of_another_pid_namespace_alone() {
     }
 }
 
-/// A daemon whose `/proc` shows another pid namespace than its own keeps its mount, and is ended as any.
+/// A daemon whose `/proc` shows another pid namespace than its own keeps its mount, and can be ended
+/// normally.
 #[test]
 fn a_daemon_without_a_proc_of_its_own_keeps_its_mount() {
     if !is_root() {
@@ -161,7 +162,7 @@ fn a_daemon_without_a_proc_of_its_own_keeps_its_mount() {
         })
     };
     eventually(Duration::from_secs(10), "it is attended", attended);
-    // An attendant that takes its daemon for dead cuts the mount as its first deed, and ends.
+    // An attendant that takes its daemon for dead aborts the mount at once, and ends.
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(50));
         assert!(contained.answers() && attended());
@@ -169,8 +170,8 @@ fn a_daemon_without_a_proc_of_its_own_keeps_its_mount() {
     check(copperfs(["unmount"]).arg(&contained.point));
 }
 
-/// From namespaces that do not see the daemon it cannot be signalled. Without force it runs on, which is
-/// said; with force its mount is cut, and it ends.
+/// A daemon that is not visible from here cannot be signalled. Without force it keeps running, and the
+/// error says so; with force its mount is aborted, and it ends.
 #[test]
 fn a_daemon_that_is_not_seen_ends_with_its_mount_or_runs_on() {
     if !is_root() {

@@ -76,7 +76,7 @@ impl Server {
         });
     }
 
-    /// Stops it without a word to its clients, or has it go on.
+    /// Stops it without notice to its clients, or continues it.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         self.process.as_ref().unwrap().signal(signal);
     }

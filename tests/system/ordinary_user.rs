@@ -240,22 +240,22 @@ fn what_an_ordinary_user_may_not() {
         refuse(&["--allow-other"], "user_allow_other");
     }
     refuse(&["--open", "passthrough"], "CAP_SYS_ADMIN");
-    // A directory of root's: the kernel is not to blame.
+    // A directory of root: the error must not blame the kernel.
     let closed = account.home.dir("closed");
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
     let origin = format!("--origin=/r={}", closed.display());
     refuse(&[&origin], "cannot open the directory: Permission denied");
 }
 
-/// A user whose place in `/tmp` another one has taken launches all the same, and later commands find
-/// what it has left, without being told where.
+/// If another user has taken the usual directory in `/tmp`, a user can still launch, and later commands
+/// find the launch without further options.
 #[test]
 fn a_squatted_runtime_directory_stops_no_launch() {
     let account = match Account::new() {
         Ok(account) => account,
         Err(reason) => skip!("{reason}"),
     };
-    // A /tmp of the namespace's own, in which root has been first.
+    // A separate /tmp for the namespace, in which root has created the directory first.
     const SQUAT: &str =
         "name=${1##*/}; mount -t tmpfs -o mode=1777 tmpfs /mnt && mkdir /mnt/$name &&
         mount --bind \"$1\" /mnt/$name && mount --rbind /mnt /tmp && mkdir -m 755 /tmp/copperfs-$2";

@@ -181,7 +181,7 @@ fn storage_that_hangs_costs_misses_only() {
         forget_pages(&file);
         let start = Instant::now();
         assert!(fs::read(&hit).unwrap() == noise(0, 10_000));
-        // A hit that waited for storage would wait for the request time-out.
+        // A hit that waited for storage would take as long as the request timeout.
         assert!(
             start.elapsed() < Duration::from_secs(3),
             "{:?}",
@@ -234,7 +234,7 @@ fn a_daemon_that_hangs_in_storage_can_be_unmounted() {
     assert!(within(Duration::from_secs(10), move || reader.join().unwrap()).is_err());
 }
 
-/// A log that grows while the job starts is no sign that two roots see different storage.
+/// If a log file grows while the job starts, two roots must not take their storage for different.
 #[test]
 fn roots_start_beside_a_file_that_grows() {
     if !is_root() {
@@ -253,7 +253,7 @@ fn roots_start_beside_a_file_that_grows() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
-        // Ends the writer also when a launch fails.
+        // Ends the writer even if a launch fails.
         let _stop = Stop(&stop);
         for _ in 0..3 {
             let tree = Tree::launch(3, 2, origin.path(), &["--roots", "2"]);

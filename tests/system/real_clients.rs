@@ -89,7 +89,7 @@ fn checksums_are_the_origins_in_every_open_mode() {
         skip!("needs root");
     }
     let origin = mixed_tree();
-    // What is younger may be read twice.
+    // Younger files may be read twice.
     origin.settle();
     let expected = checksums(origin.path());
     for mode in OPEN_MODES {

@@ -1,4 +1,4 @@
-//! Files that change within one step of storage's clock, or while it is not known how far that is off.
+//! Files that change within one step of storage's clock, or while the error of that clock is unknown.
 
 use crate::skip;
 use crate::support::fixture::noise;
@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// As a user has it: clocks may be apart, so no file of a test is old.
+/// The default for users: clocks may differ, so no file of a test counts as old.
 const SKEW: [&str; 2] = ["--clock-skew", "5m"];
-/// Files that are tried.
+/// Attempts with different files.
 const ATTEMPTS: usize = 20;
-/// When a file with whole seconds has settled.
+/// The time after which a file with whole-second times has settled.
 const SETTLED: Duration = Duration::from_millis(2_300);
 
-/// An ext4 whose inodes have room for whole seconds only.
+/// An ext4 filesystem whose inodes hold whole seconds only.
 struct Coarse {
     root: PathBuf,
     _scratch: Scratch,
@@ -52,9 +52,9 @@ impl Coarse {
         }
     }
 
-    /// Writes `first` to a new file, does `between` with its name, and writes `then` over it, all within one
-    /// second by storage's clock: the file looks the same. A machine too slow for that tries with another
-    /// file, in a directory that the mount has not listed. Returns the name.
+    /// Writes `first` to a new file, calls `between` with its name, and writes `then` over it, all within
+    /// one second of storage's clock, so that the file's times stay the same. If the machine is too slow,
+    /// tries again with another file, in a directory that the mount has not listed. Returns the name.
     fn rewritten_unseen(&self, first: &[u8], then: &[u8], between: impl Fn(&str)) -> String {
         for attempt in 0..ATTEMPTS {
             let name = format!("{attempt}/file");
@@ -82,7 +82,7 @@ impl Drop for Coarse {
     }
 }
 
-/// Until a little after it: the most that can be done before the one after that.
+/// Sleeps until shortly after the next second begins, which leaves the most time before the one after it.
 fn sleep_to_the_next_second() {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let left = Duration::from_nanos(1_020_000_000 - u64::from(since.subsec_nanos()));
@@ -93,7 +93,7 @@ fn stale(error: &std::io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::STALE)
 }
 
-/// On today's rule the bytes of the first look were kept under the version that the second one found.
+/// An earlier version kept the bytes of the first look under the version that the second look found.
 #[test]
 fn a_file_rewritten_within_a_second_of_its_clock_is_read_anew_once_it_settles() {
     if !is_root() {
@@ -120,7 +120,7 @@ fn a_file_rewritten_within_a_second_of_its_clock_is_read_anew_once_it_settles() 
     }
 }
 
-/// An open file of 80 MiB: its head is read, it is rewritten within the second, and then its tail is.
+/// An open file of 80 MiB: its head is read, it is rewritten within the second, and then its tail is read.
 #[test]
 fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
     if !is_root() {
@@ -152,7 +152,7 @@ fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
         let writer = fs::File::options().write(true).open(&path).unwrap();
         writer.write_all_at(&new, 0).unwrap();
         let tail = part(&file, LEN - PART);
-        // Empty: the reader was told.
+        // An empty part means that the reader got an error.
         let of = |part: &[u8], state: &[u8]| part.is_empty() || part == &state[..PART];
         let (is_old, is_new) = (
             of(&head, &old) && of(&tail, &old),
@@ -165,8 +165,8 @@ fn an_open_large_file_rewritten_within_a_second_of_its_clock_never_mixes() {
     }
 }
 
-/// Two roots look at storage on their own: the bytes that one of them has read of a file that was not
-/// settled are on no node taken for those of the settled one.
+/// Two roots look at storage independently: bytes that one of them read before a file had settled are used
+/// on no node as those of the settled file.
 #[test]
 fn two_roots_give_what_a_file_settled_to() {
     if !is_root() {
@@ -178,7 +178,7 @@ fn two_roots_give_what_a_file_settled_to() {
     let tree = Tree::launch(4, 1, &storage.root, &flags);
     let mut names = Vec::new();
     for _ in 0..4 {
-        // Every node reads it before it is rewritten, one of them under the other root's look.
+        // Every node reads the file before it is rewritten, one of them under the other root's look.
         names.push(storage.rewritten_unseen(&old, &new, |name| {
             for rank in 0..4 {
                 assert!(fs::read(tree.path(rank, name)).unwrap() == old);
@@ -194,8 +194,8 @@ fn two_roots_give_what_a_file_settled_to() {
     }
 }
 
-/// What an old tree costs storage, and what a young one costs on top: one look more at each file, in one
-/// batch, and at most a second read.
+/// The cost of an old tree to storage, and the additional cost of a young tree: one more look at each file,
+/// in one batch, and at most a second read.
 #[test]
 fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! Changes at the origin that change no byte: `ln`, `chmod`, `chown`, `cp -al`. Readers go on, in every
-//! state that a file can be in; and a file that was rewritten under its old times is never mixed.
+//! Changes at the origin that change no byte: `ln`, `chmod`, `chown`, `cp -al`. Readers continue, whatever
+//! the state of the file. A file that was rewritten with its old times is never mixed.
 
 use crate::skip;
 use crate::support::command::{Background, has_program};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// What users do at the origin, as shell over a directory: none of it changes a byte.
+/// Shell commands that users run on a directory at the origin; none of them changes a byte.
 const CHANGES: [&str; 4] = [
     "chmod -R a+rx,g-w \"$1\"",
     "chown -R 12:34 \"$1\"",
@@ -28,7 +28,7 @@ fn change(how: &str, directory: &Path) {
     sh(how, &[&directory]);
 }
 
-/// What a reader of `file` is told: its bytes, or that it is stale.
+/// Reads from `file`: its bytes, or `None` if it is stale.
 #[track_caller]
 fn bytes_or_stale(file: &File, offset: usize, len: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
@@ -41,8 +41,8 @@ fn bytes_or_stale(file: &File, offset: usize, len: usize) -> Option<Vec<u8>> {
     }
 }
 
-/// Names that the kernel knows, and of which nobody has read a byte: they read as if nothing had happened,
-/// under the same inode, with the attributes that they have now. One listing renews all of them.
+/// Files that the kernel knows and that were not read: they are read normally, under the same inode, with
+/// their current attributes. One listing renews all of them.
 #[test]
 fn known_and_unread_files_are_read_after_a_status_change() {
     if !is_root() {
@@ -87,7 +87,8 @@ fn known_and_unread_files_are_read_after_a_status_change() {
     }
 }
 
-/// Open files of which a head and scattered pages were read: the rest comes, and the file's number stays.
+/// Open files of which a head and scattered pages were read: the rest can be read, and the inode number
+/// stays.
 #[test]
 fn half_read_files_are_read_on_after_a_status_change() {
     if !is_root() {
@@ -135,7 +136,7 @@ assert mapping[:4096] == first
 print('same' if mapping[:] == content else 'other', flush=True)
 ";
 
-/// A process touches pages of its mapping that nobody has read before the change: it goes on.
+/// A process touches pages of its mapping that were not read before the change: it continues.
 #[test]
 fn untouched_pages_of_a_mapping_come_after_a_status_change() {
     if !is_root() {
@@ -164,7 +165,7 @@ fn untouched_pages_of_a_mapping_come_after_a_status_change() {
     assert_eq!(word.unwrap().unwrap(), "same");
 }
 
-/// Through the tree, with one root and with two, of which one has the names and another the bytes.
+/// Through the tree, with one root and with two, one of which serves the names and the other the bytes.
 #[test]
 fn readers_below_other_nodes_go_on_after_a_status_change() {
     if !is_root() {
@@ -199,7 +200,7 @@ fn readers_below_other_nodes_go_on_after_a_status_change() {
     }
 }
 
-/// A training job reads on: files that it knows, a large one that it is in the middle of, and pages of it
+/// A training job continues to read: files that it has read before, a large half-read file, and pages of it
 /// in no order.
 #[test]
 fn a_job_reads_on_after_a_status_change_of_its_dataset() {
@@ -224,7 +225,7 @@ fn a_job_reads_on_after_a_status_change_of_its_dataset() {
         }
         change(CHANGES[0], &origin.path().join("set"));
         change(CHANGES[0], &origin.path().join("large"));
-        // So that the next rank finds another state.
+        // Changes the state again for the next rank.
         change("chmod -R u+x \"$1\"", origin.path());
         for (number, file) in known.iter().enumerate() {
             let read = bytes_or_stale(file, 0, 20_000).expect("a known file");
@@ -236,7 +237,7 @@ fn a_job_reads_on_after_a_status_change_of_its_dataset() {
     }
 }
 
-/// An index tells the attributes of before the change: what it names is read all the same.
+/// An index has the attributes from before the change: its files can still be read.
 #[test]
 fn indexed_files_are_read_after_a_status_change() {
     if !is_root() {
@@ -268,7 +269,7 @@ fn rewrite(file: &Path, content: &[u8]) {
         .unwrap();
 }
 
-/// The same by `rsync`, where it is installed.
+/// The same by `rsync`, if it is installed.
 fn rsync(file: &Path, content: &[u8]) {
     let scratch = Scratch::new();
     let source = scratch.file("source", content);
@@ -285,7 +286,7 @@ fn rsync(file: &Path, content: &[u8]) {
 }
 
 /// A file that was rewritten in place under its old modification time: a reader that has bytes of the old
-/// one gets no byte of the new one, and one that has none gets the new one only.
+/// content gets none of the new content, and a reader that has none gets only the new content.
 #[test]
 fn a_file_rewritten_under_its_old_times_is_never_mixed() {
     if !is_root() {
@@ -344,8 +345,8 @@ fn a_file_rewritten_under_its_old_times_is_never_mixed() {
     }
 }
 
-/// A program is stripped in place under its old modification time, as packagers do: a reader that has
-/// bytes of it gets no byte of the stripped one, and a new reader gets the stripped one.
+/// A program is stripped in place and keeps its modification time, as packagers do: a reader that has bytes
+/// of it gets no byte of the stripped program, and a new reader gets only the stripped program.
 #[test]
 fn a_stripped_program_is_never_mixed() {
     if !is_root() {
@@ -385,7 +386,7 @@ fn a_stripped_program_is_never_mixed() {
     assert!(fs::read(mount.path("bin/program")).unwrap() == new);
 }
 
-/// Where only an unread part was rewritten, what was read and what comes are one file: the new one.
+/// If only an unread part was rewritten, the bytes before and after form one file: the new one.
 #[test]
 fn a_file_rewritten_where_nothing_was_read_is_the_new_one() {
     if !is_root() {
@@ -406,8 +407,8 @@ fn a_file_rewritten_where_nothing_was_read_is_the_new_one() {
     assert!(read == new);
 }
 
-/// Many readers of one file, half-read, at the moment of the change: all go on, and what was given out is
-/// compared once.
+/// Many readers of one half-read file at the moment of the change: all continue, and there is one
+/// comparison.
 #[test]
 fn readers_of_one_file_go_on_together() {
     if !is_root() {
@@ -441,7 +442,7 @@ fn readers_of_one_file_go_on_together() {
     );
 }
 
-/// After a restart over a store: what it keeps of the file is of another version, and not used.
+/// After a restart with a store: its bytes of the file belong to another version, and are not used.
 #[test]
 fn a_store_of_an_earlier_launch_is_not_used_after_a_status_change() {
     if !is_root() {
@@ -462,7 +463,8 @@ fn a_store_of_an_earlier_launch_is_not_used_after_a_status_change() {
     assert!(fs::read(mount.path("dir/file")).unwrap() == new);
 }
 
-/// Programs that run from the mount go on while their environment is linked elsewhere, as `conda` does.
+/// Programs that run from the mount continue while their environment is hard-linked elsewhere, as `conda`
+/// does.
 #[test]
 fn a_program_imports_on_while_its_environment_is_linked() {
     if !is_root() {

@@ -34,8 +34,8 @@ macro_rules! skip {
     }};
 }
 
-/// Runs `work` on a thread of its own and fails if it is not done within `limit`, which is meant for an
-/// idle machine as that of [`eventually`]: for work that may hang in the kernel.
+/// Runs `work` on another thread and fails if it is not done within `limit`, which is meant for an idle
+/// machine like that of [`eventually`]. For work that may hang in the kernel.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let worker = std::thread::spawn(move || drop(sender.send(work())));

@@ -1,5 +1,5 @@
-//! Another origin behind the same name: images and servers that are exchanged for others whose files have
-//! the same names, inode numbers, sizes and times. What was cached of one is never given for another.
+//! Another origin behind the same name: images and servers are replaced by others whose files have the same
+//! names, inode numbers, sizes and times. Cached bytes of one are never returned for another.
 
 use crate::skip;
 use crate::support::command::Background;
@@ -20,7 +20,7 @@ fn holds(file: &Path, fill: u8) {
     assert_eq!(wrong.copied().map(char::from), None, "{}", file.display());
 }
 
-/// Without what may read ahead of a test's own reads, and with a store.
+/// Flags with a store, and without read-ahead beyond a test's own reads.
 fn flags(disk: &Path) -> Vec<String> {
     let disk = format!("--disk={}:1GiB", disk.display());
     vec![disk, "--bundles=off".to_owned(), "--push=off".to_owned()]
@@ -34,7 +34,7 @@ fn launch(origin: &Path, disk: &Path) -> Mount {
     Mount::with(origin, &flags)
 }
 
-/// Inode numbers and times as `stat` tells them.
+/// Inode numbers and times as `stat` reports them.
 fn told(file: &Path) -> String {
     check(
         Command::new("stat")
@@ -43,7 +43,7 @@ fn told(file: &Path) -> String {
     )
 }
 
-/// `point` is where images are mounted, `origin` what is served, `file` where the file is in that.
+/// `point` is the mount point of the images, `origin` the served directory, and `file` a path in it.
 #[track_caller]
 fn swapped_live(kind: Kind, scratch: &Scratch, point: &Path, origin: &Path, file: &str) {
     let one = image(scratch, kind, "one.img", b'1');
@@ -57,7 +57,7 @@ fn swapped_live(kind: Kind, scratch: &Scratch, point: &Path, origin: &Path, file
     assert_eq!(told(&origin.join(file)), before, "nothing tells them apart");
     mount.clear("/");
     holds(&mount.path(file), b'2');
-    // The first one again: it is a third, as far as can be told.
+    // The first image again; it counts as a third one, because that cannot be distinguished.
     let mounted = mounted.replace(&one);
     mount.clear("/");
     holds(&mount.path(file), b'1');
@@ -87,14 +87,14 @@ fn an_image_that_replaces_its_like_at_an_origin_is_read_anew() {
         let scratch = Scratch::new();
         let origin = scratch.dir("origin");
         swapped_live(kind, &scratch, &origin, &origin, "dir/file");
-        // A directory of the image, too.
+        // Also with a directory of the image as the origin.
         let scratch = Scratch::new();
         let point = scratch.dir("image");
         swapped_live(kind, &scratch, &point, &point.join("dir"), "file");
     }
 }
 
-/// What has a UUID of its own is found in the store while it is there, and not when another one is.
+/// An image with a UUID is found in the store in a later launch, and another image is not.
 #[test]
 fn an_image_with_another_uuid_is_read_anew_by_the_next_launch() {
     if let Some(missing) = missing() {
@@ -124,7 +124,7 @@ fn an_image_with_another_uuid_is_read_anew_by_the_next_launch() {
     drop(mounted);
 }
 
-/// Nothing identifies such an image: nothing is kept of it for the next launch.
+/// Such an image has no identity, so nothing is kept of it for the next launch.
 #[test]
 fn an_image_without_an_identity_is_read_anew_by_the_next_launch() {
     if let Some(missing) = missing() {
@@ -146,7 +146,7 @@ fn an_image_without_an_identity_is_read_anew_by_the_next_launch() {
     drop(mounted);
 }
 
-/// A web server whose tags and times are the same for all that has the same size.
+/// A web server whose tags and times are the same for all files of the same size.
 struct Web {
     address: SocketAddr,
     _process: Background,
@@ -197,7 +197,7 @@ impl Web {
     }
 }
 
-/// A file of a server, with a time that says nothing.
+/// Puts a file on a server, always with the same time.
 fn put(scratch: &Scratch, name: &str, fill: u8) {
     let path = scratch.file(name, vec![fill; BYTES]);
     check(Command::new("touch").args(["-d", "@1704164645"]).arg(path));
@@ -218,7 +218,7 @@ fn another_prefix_of_a_server_is_another_origin() {
             holds(&mount.path("data/file"), fill);
             mount.unmount();
         }
-        // However it is written, it is the same one; without tags it is asked for all the same.
+        // Another form of the URI is the same origin; without tags the file is still requested again.
         let mount = web.launch(&scratch, "v1/");
         holds(&mount.path("data/file"), b'1');
         let again = u64::from(tags == "none");
@@ -242,7 +242,7 @@ fn a_server_without_tags_is_not_trusted_across_launches() {
     }
 }
 
-/// Two roots, each with an image of its own at `$image`.
+/// Two roots, each with its own image at `$image`.
 fn two_roots(scratch: &Scratch) -> (Job, String) {
     let point = scratch.dir("image").display().to_string();
     let origin = format!("/image=file://{point}");
@@ -261,7 +261,7 @@ fn roots_that_mount_one_filesystem_differently_agree() {
     let other = scratch.dir("elsewhere").display().to_string();
     let image = image.display();
     check(&mut job.shell(1, &format!("mount -o loop,ro {image} {point}")));
-    // By another device, another mount point, and bound to where it is wanted.
+    // Through another device and another mount point, and bound to the same path.
     let bound = format!("mount -o loop,ro {image} {other} && mount --bind {other} {point}");
     check(&mut job.shell(2, &bound));
     job.mount_all([1, 2]);

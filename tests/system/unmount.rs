@@ -1,4 +1,4 @@
-//! `copperfs unmount`: a mount in use stays, and a launch goes as a whole or not at all.
+//! `copperfs unmount`: a mount in use stays, and a launch is unmounted as a whole or not at all.
 
 use crate::skip;
 use crate::support::command::{Background, Finished};
@@ -30,7 +30,7 @@ fn origin() -> Scratch {
     origin
 }
 
-/// Starts a shell script that says a line when it uses the mount, whose path is `$1`.
+/// Starts a shell script that prints a line when it uses the mount, whose path is `$1`.
 fn user(script: &str, point: &Path) -> Background {
     let mut command = Command::new("bash");
     command
@@ -46,8 +46,8 @@ fn user(script: &str, point: &Path) -> Background {
     user
 }
 
-/// A mount that is in use stays, whatever it is used by, and each user is named with its number; when
-/// they have gone it goes without force.
+/// A mount in use stays, whatever uses it, and each user is named with its process id. After they have
+/// ended it is unmounted without force.
 #[test]
 fn a_mount_in_use_stays_and_its_users_are_named() {
     if !is_root() {
@@ -56,7 +56,7 @@ fn a_mount_in_use_stays_and_its_users_are_named() {
     let origin = origin();
     let mount = Mount::of(origin.path());
     let point = mount.node.point.clone();
-    // The library is mapped, and its file closed.
+    // The library is mapped, and its file is closed.
     const MAP: &str = "exec python3 -c \"import ctypes, sys
 held = ctypes.CDLL(sys.argv[1] + '/library')
 print('in', flush=True)
@@ -69,7 +69,7 @@ sys.stdin.read()\" \"$1\"";
     ];
     for (script, by) in scripts {
         let user = user(script, &point);
-        // Until the shell has become the program.
+        // Wait until the shell has executed the program.
         if by == "program" {
             eventually(Duration::from_secs(5), "it runs", || {
                 let exe = format!("/proc/{}/exe", user.pid().as_raw_nonzero());
@@ -90,7 +90,7 @@ sys.stdin.read()\" \"$1\"";
     assert!(!mount.is_mounted() && !mount.is_alive());
 }
 
-/// Ends what a script has left behind that still uses the mount.
+/// Ends remaining processes of a script that still use the mount.
 fn end_children_of(point: &Path) {
     let users = || -> Vec<u32> {
         let device = copperfs::daemon::busy::device_at(point, None).unwrap();
@@ -110,8 +110,7 @@ fn end_children_of(point: &Path) {
     });
 }
 
-/// As a user met it: a file that is open reads on after an `unmount` that was refused, and gets an error
-/// after one with force.
+/// An open file can be read after a refused `unmount`, and fails after one with force.
 #[test]
 fn an_open_file_reads_on_after_a_refused_unmount() {
     if !is_root() {
@@ -130,8 +129,7 @@ fn an_open_file_reads_on_after_a_refused_unmount() {
     assert!(!mount.is_mounted() && !mount.is_alive());
 }
 
-/// A process in a mount namespace and a pid namespace of its own is a user too, and is named by the
-/// number that it has here.
+/// A process in its own mount namespace and pid namespace is a user too, and is named by its number here.
 #[test]
 fn a_user_in_another_namespace_is_named() {
     if !is_root() {
@@ -153,7 +151,8 @@ fn a_user_in_another_namespace_is_named() {
     assert!(!mount.is_alive());
 }
 
-/// A root is not taken from nodes that read through it, but with force; a leaf and the last node are.
+/// A root that serves other nodes is unmounted only with force; a leaf and the last node are unmounted
+/// normally.
 #[test]
 fn a_root_alone_is_refused_while_others_read_through_it() {
     if !is_root() {
@@ -175,8 +174,8 @@ fn a_root_alone_is_refused_while_others_read_through_it() {
     assert!(!tree.root().is_alive() && tree.nodes[1].is_alive());
 }
 
-/// All nodes of a launch are asked before any goes: one that is in use keeps all of them. Any of its
-/// mounts names the launch.
+/// All nodes of a launch are asked before any is unmounted: if one is in use, all stay. Any of its mounts
+/// identifies the launch.
 #[test]
 fn a_launch_goes_as_a_whole_or_not_at_all() {
     if !is_root() {
@@ -188,7 +187,7 @@ fn a_launch_goes_as_a_whole_or_not_at_all() {
         let mut nodes = tree.nodes.iter();
         nodes.all(|node| node.is_alive() == up && node.is_mounted() == up)
     };
-    // The first that would go is the last node, and the one in use the first.
+    // The last node would be unmounted first, and the first one is in use.
     let open = File::open(tree.path(0, "dir/file")).unwrap();
     for named in [&tree.base(), &tree.nodes[1].point] {
         let refused = run(copperfs(["unmount", "--all"]).arg(named));
@@ -210,7 +209,7 @@ fn a_launch_goes_as_a_whole_or_not_at_all() {
     assert!(stand(false));
 }
 
-/// A launch in use goes with force, and a data mount of it names it too.
+/// A launch in use is unmounted with force, and its data mount identifies it too.
 #[test]
 fn a_launch_in_use_goes_with_force() {
     if !is_root() {
@@ -237,7 +236,7 @@ fn a_launch_in_use_goes_with_force() {
     drop(open);
 }
 
-/// Without a mount point the only mount of this user is meant, or the one that a variable names.
+/// Without a mount point, the default is the mount that a variable names, or the only mount of this user.
 #[test]
 fn a_variable_names_the_mount() {
     if !is_root() {
@@ -250,8 +249,8 @@ fn a_variable_names_the_mount() {
     assert!(!mount.is_mounted() && !mount.is_alive());
 }
 
-/// Asking whether a mount is in use takes nothing away, however often it is asked (the kernel's way to
-/// ask is the first half of an unmount), and tells the truth.
+/// Asking whether a mount is in use unmounts nothing, however often it is asked (the kernel's way to ask is
+/// the first half of an unmount), and the answer is correct.
 #[test]
 fn asking_whether_a_mount_is_in_use_leaves_it_there() {
     if !is_root() {

@@ -389,8 +389,8 @@ fn recording_passes_on_how_the_program_ends() {
     assert!(stop().refused().contains("nothing is being recorded"));
 }
 
-/// A recording belongs to its command: however that ends, nothing stays on and no file stays behind. One
-/// that was begun by `record start` can be forgotten.
+/// A recording belongs to its command: when the command ends, by any cause, the recording ends and no file
+/// is left. A recording begun by `record start` can be discarded.
 #[test]
 fn a_recording_ends_with_its_command() {
     if !is_root() {
@@ -441,7 +441,7 @@ fn a_recording_ends_with_its_command() {
     assert!(stop("--discard").refused().contains("nothing is being"));
     assert_eq!(files(), 0);
 
-    // A daemon that is unmounted meanwhile does not wait for it.
+    // A daemon that is unmounted meanwhile does not wait for the recorded program.
     let (mut long, sleep) = recording();
     check(copperfs(["unmount"]).arg(&mount.point));
     kill_process(sleep, Signal::KILL).unwrap();

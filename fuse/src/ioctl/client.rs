@@ -76,7 +76,7 @@ pub enum ClientError {
         /// Why.
         source: std::io::Error,
     },
-    /// The path to clear lies below no origin.
+    /// No origin covers the path to clear.
     #[error("no origin of {path} holds such a path")]
     NoOrigin {
         /// The mount.
@@ -103,8 +103,8 @@ pub fn cluster_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
     stats::<CLUSTER_STATS>(mountpoint)
 }
 
-/// Drops what is cached of `path` (relative to the mount; empty: everything) and below, on this node
-/// or on all. Returns whether anything of it was cached.
+/// Drops the cached state of `path` (relative to the mount; empty: everything) and below, on this node or
+/// on all nodes. Returns whether anything of it was cached.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -215,12 +215,12 @@ fn set<const COMMAND: Opcode, const BYTES: usize>(
     unsafe { rustix::ioctl::ioctl(fd, Valued::<COMMAND, BYTES>(argument)) }
 }
 
-/// As rustix's `Setter`, but the call's own value is kept.
+/// Like rustix's `Setter`, but it returns the value that ioctl(2) returned.
 struct Valued<const COMMAND: Opcode, const BYTES: usize>([u8; BYTES]);
 
 #[expect(unsafe_code, reason = "ioctl(2) has no safe form")]
-// SAFETY: nothing is written to the argument, whose size is that in the command's number, and the output
-// is not read through the pointer.
+// SAFETY: the kernel writes nothing to the argument, whose size matches the command's number, and the
+// output is not read through the pointer.
 unsafe impl<const COMMAND: Opcode, const BYTES: usize> rustix::ioctl::Ioctl
     for Valued<COMMAND, BYTES>
 {

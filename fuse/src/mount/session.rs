@@ -79,7 +79,7 @@ pub(super) struct Session {
     notifier: Notifier,
 }
 
-/// The device number of the mount at `mountpoint`, if it can be found.
+/// The device number of the mount at `mountpoint`, if the mount is found.
 fn connection_of(mountpoint: &Path) -> Option<(u32, u32)> {
     let mounts = mountinfo::read().ok()?;
     mountinfo::at(&mounts, mountpoint).map(|mount| mount.device)

@@ -88,7 +88,7 @@ pub fn detach(path: &Path) -> Result<(), UnmountError> {
     }
 }
 
-/// Takes the topmost mount at `path` (absolute, without symlinks) away if nothing uses it.
+/// Unmounts the topmost mount at `path` (absolute, without symlinks) if nothing uses it.
 ///
 /// # Errors
 /// See [`UnmountError`]; [`UnmountError::Busy`] if it is in use.
@@ -110,14 +110,15 @@ pub fn unmount_idle(path: &Path) -> Result<(), UnmountError> {
     }
 }
 
-/// Whether the topmost mount at `path` (absolute, without symlinks) is in use, by the kernel's own
-/// count; `None`: this user may not ask. Nothing is taken away, and the filesystem is not asked.
+/// Whether the topmost mount at `path` (absolute, without symlinks) is in use, by the kernel's own count.
+/// `None`: this user may not ask. Nothing is unmounted, and the filesystem itself is not asked.
 ///
 /// # Errors
 /// Nothing is mounted there.
 pub fn is_busy(path: &Path) -> Result<Option<bool>, UnmountError> {
-    // The first of the two calls that MNT_EXPIRE takes (umount(2)): it marks a mount that is not in
-    // use, and takes none away. A mount that was marked before, by another such question, must not go.
+    // The first of the two calls that MNT_EXPIRE needs (umount(2)) marks an idle mount and unmounts
+    // nothing. The second would unmount it, so a mark that another call of this function left is removed
+    // first.
     unmark(path);
     let asked = rustix::mount::unmount(path, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
     unmark(path);
@@ -129,12 +130,12 @@ pub fn is_busy(path: &Path) -> Result<Option<bool>, UnmountError> {
             path: path.to_owned(),
             source: errno.into(),
         }),
-        // Two asked at the same moment, and both found it idle.
+        // Two such calls at the same moment both found the mount idle.
         Ok(()) => Ok(Some(false)),
     }
 }
 
-/// Takes the mark of MNT_EXPIRE away: the end of any use does.
+/// Removes the mark of MNT_EXPIRE: the kernel clears it whenever a use of the mount ends.
 fn unmark(path: &Path) {
     let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
     drop(rustix::fs::open(path, flags, rustix::fs::Mode::empty()));

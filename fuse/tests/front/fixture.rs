@@ -103,8 +103,8 @@ pub(crate) fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// What takes so long hangs: without the rule under test it would take for ever, and a busy machine may be
-/// slow.
+/// An operation that takes longer than this hangs. The tested operations would otherwise take for ever; the
+/// limit is generous because the machine may be busy.
 pub(crate) const HUNG: Duration = Duration::from_secs(60);
 
 /// An idle machine does in this time what a test waits for.

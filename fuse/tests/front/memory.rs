@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub(crate) direct: bool,
     pub(crate) cleared: Vec<(Bytes, bool)>,
     pub(crate) push: bool,
-    /// To be dropped by the kernel.
+    /// Inodes that the kernel is to drop.
     pub(crate) prunable: Vec<Ino>,
     /// Requests that were let hang.
     pub(crate) hung: u64,

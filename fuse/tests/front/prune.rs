@@ -1,11 +1,12 @@
-//! Inodes that the backend has no room for are dropped by the kernel; those in use stay.
+//! The kernel drops inodes that the backend has no room for; inodes in use stay.
 
 use crate::fixture::{Fixture, SOON};
 use crate::waiting::eventually;
 use copperfs_fuse::{Ino, Op};
 use std::fs;
 
-/// Looks up `names` of a directory of the mount, and has the backend ask for them to be dropped.
+/// Looks up the names of a directory of the mount, and then makes the backend ask for all of them to be
+/// dropped.
 fn prune_all(by_name: bool) {
     let fixture = Fixture::with(|options| options.prune_by_name = by_name, |_| {});
     let memory = &fixture.memory;

@@ -147,7 +147,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
             readers.push(reader.spawn(move || std::fs::read(path).is_err()).unwrap());
         }
     }
-    eventually(SOON, "everybody hangs", || {
+    eventually(SOON, "all readers hang", || {
         fixture.requests(Op::Lookup) >= 1000 && fixture.requests(Op::Read) >= 500
     });
     let mut times = Vec::new();

@@ -1,22 +1,23 @@
-//! The places for those who have not said hello yet: few, and shared out so that nobody takes them all.
+//! Limits the connections that have not sent their hello, and shares them between addresses.
 //!
-//! A first packet costs its sender nothing: it may be a recording, and its source address made up. So
-//! those whose address is not proven get half of the places, and a few for each address; others have to
-//! prove theirs first (QUIC's Retry: a round trip, and nothing here is remembered for it). A recording
-//! cannot, since the proof is bound to address and time. Proven addresses may take up to half of the
-//! places each. As long as places are plenty nobody is asked for a proof. Pure: no I/O, no clock.
+//! A first packet costs its sender nothing: it may be a recording, and its source address may be forged. So
+//! addresses that are not proven get at most half of the places, and each of them only a few. Beyond that,
+//! an address has to be proven first by QUIC's Retry, which costs a round trip and no state here. The
+//! sender of a recording cannot prove its address, because the proof is bound to the address and the time.
+//! A proven address may take up to half of the places. While there are enough places, no proof is
+//! requested. Pure: no I/O, no clock.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Connections in handshake or before their hello; further ones are refused unheard.
+/// Connections in handshake or before their hello; further connections are refused.
 const PLACES: usize = 64;
-/// Of these, for addresses that are not proven; all the others that come must prove theirs.
+/// Places for addresses that are not proven; further ones must prove their address.
 const UNPROVEN_MAX: usize = 32;
-/// Of these, for one address.
+/// Places for a single address that is not proven.
 const UNPROVEN_OF_ADDRESS: usize = 8;
-/// Places of one address, proven or not; further connections from it are refused unheard.
+/// Places for a single address, proven or not; further connections from it are refused.
 const OF_ADDRESS: usize = 32;
 
 /// See the module.
@@ -48,19 +49,19 @@ impl Count {
     }
 }
 
-/// What is done about one who knocks.
+/// The decision on a new connection.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Comes in.
+    /// Accept it; it holds this place.
     Enter(Place),
-    /// Must prove its address first.
+    /// Request a proof of its address first.
     Prove,
-    /// There is no place.
+    /// Refuse it: there is no place.
     Refuse,
 }
 
 impl Door {
-    /// A connection from `address` begins, which is `proven` or not.
+    /// Decides on a new connection from `address`, which is `proven` or not.
     pub(super) fn knock(self: &Arc<Self>, address: IpAddr, proven: bool) -> Verdict {
         let address = network_of(address);
         let mut state = self.lock();
@@ -92,7 +93,7 @@ impl State {
     }
 }
 
-/// One address in IPv4; in IPv6 a host has a network of 64 bits to choose from.
+/// The part of an address that stands for one host: a /64 network in IPv6, the whole address in IPv4.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -103,7 +104,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A place inside, until it is dropped.
+/// One place, freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     door: Arc<Door>,
@@ -112,7 +113,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The address is proven now: the handshake went through.
+    /// Marks the address as proven, because the handshake succeeded.
     pub(super) fn prove(&mut self) {
         if !std::mem::replace(&mut self.proven, true) {
             let mut state = self.door.lock();
@@ -172,10 +173,10 @@ mod tests {
             .map(|_| entered(door.knock(host(1), false)))
             .collect();
         assert!(matches!(door.knock(host(1), false), Verdict::Prove));
-        // Others notice nothing, and it may still prove itself.
+        // Other addresses are not affected, and this address may still prove itself.
         drop(entered(door.knock(host(2), false)));
         drop(entered(door.knock(host(1), true)));
-        // One whose handshake went through counts as proven.
+        // A connection counts as proven after its handshake.
         inside[0].prove();
         inside[0].prove();
         drop(entered(door.knock(host(1), false)));

@@ -63,7 +63,7 @@ pub enum Request {
         parent: ItemPath,
         /// Names in it; the empty one is the directory itself.
         names: Vec<Bytes>,
-        /// Of one name: [`crate::Files::stat_again`], a version that storage has denied.
+        /// With exactly one name: the version that storage has denied ([`crate::Files::stat_again`]).
         denied: Option<Version>,
     },
     /// [`crate::Files::read`]: answered by data and end frames.
@@ -235,7 +235,7 @@ pub struct Reported {
 pub struct Cleared {
     /// Which node.
     pub node: NodeId,
-    /// Whether there was anything to clear.
+    /// Whether anything was cached, or why the node could not clear it.
     pub result: Result<bool, Failure>,
 }
 
@@ -291,7 +291,7 @@ impl Request {
             }
             Self::Stat { names, denied, .. } => match (denied, names.len()) {
                 (Some(_), 0 | 2..) => Err(WireError::Impossible(
-                    "a version denied of no name, or of several",
+                    "a denied version without a name, or with several names",
                 )),
                 _ => check_names(names),
             },

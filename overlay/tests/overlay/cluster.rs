@@ -118,11 +118,36 @@ async fn a_node_that_hangs_is_named_and_its_children_are_asked_all_the_same() {
     }
     let start = Instant::now();
     let done = within(30, tree.node(3).clear_cluster(path(""))).await;
-    // The node that hangs costs the time-out once.
+    // The hanging node costs one timeout.
     assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
     assert_eq!((done.cleared, done.missing.len()), (6, 0));
     assert_eq!(done.failed[0].0, "node2");
     assert_eq!(done.failed[0].1.kind, FailureKind::Unavailable);
+}
+
+/// Only what the children depend on is done before they are asked: an application that waits for storage
+/// on one node does not delay the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_clear_while_their_parent_withdraws() {
+    let (tell, told) = tokio::sync::watch::channel(false);
+    let mut tree = TestTree::plan(7, 2, Duration::from_secs(60));
+    for rank in 0..7 {
+        let waits = (rank < 3).then(|| told.clone());
+        tree.start_node_as(rank, |service| service.withdraw_waits = waits);
+    }
+    for rank in 1..7 {
+        tree.connected(rank).await;
+    }
+    let clearing = tree.node(3).clear_cluster(path(""));
+    let releasing = async {
+        until(|| tree.cleared().len() == 7).await;
+        tell.send_replace(true);
+    };
+    let (done, ()) = within(30, async { tokio::join!(clearing, releasing) }).await;
+    assert_eq!(
+        (done.cleared, done.failed.len(), done.missing.len()),
+        (7, 0, 0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

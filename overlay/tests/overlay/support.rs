@@ -107,6 +107,8 @@ pub(crate) struct TestService {
     pub(crate) seen: Arc<Seen>,
     pub(crate) report: Bytes,
     pub(crate) clear_hangs: bool,
+    /// Withdrawing waits for this.
+    pub(crate) withdraw_waits: Option<tokio::sync::watch::Receiver<bool>>,
     pub(crate) finds: Finds,
     pub(crate) desk: Desk,
 }
@@ -408,6 +410,13 @@ impl Service for TestService {
         self.seen.cleared.lock().unwrap().push(self.rank);
         ready(Ok(true))
     }
+
+    fn withdraw(&self, _path: ItemPath) -> BoxFuture<'static, ()> {
+        match self.withdraw_waits.clone() {
+            Some(mut told) => Box::pin(async move { drop(told.wait_for(|told| *told).await) }),
+            None => ready(()),
+        }
+    }
 }
 
 /// A tree of nodes in this process. Dropping it ends them all.
@@ -518,6 +527,7 @@ impl TestTree {
                 seen,
                 report,
                 clear_hangs: false,
+                withdraw_waits: None,
                 finds: Finds::Nothing,
                 desk: Desk::default(),
             };

@@ -165,7 +165,7 @@ impl RegistryError {
             Self::Reserved(_) => "Choose another name".into(),
             Self::DatasetTaken { name, .. } => {
                 format!(
-                    "Choose another name, declare it anew with --replace, or take it back: copperfs \
+                    "Choose another name, replace it with --replace, or take it back: copperfs \
                      dataset rm {name}"
                 )
             }

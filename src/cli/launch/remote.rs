@@ -48,7 +48,7 @@ pub(super) fn start(record: &Record, rank: usize, bundle: &Bundle) -> anyhow::Re
         .with_context(|| format!("its answer is not understood: {}", shown(&output)))
 }
 
-/// Runs `unmount` with `flags` for one node; what it says.
+/// Runs `unmount` with `flags` for one node. Returns its output.
 fn unmount(record: &Record, node: &Node, flags: &[&str]) -> anyhow::Result<String> {
     let mount = node.mountpoint.display().to_string();
     let args = [&["unmount"], flags, &["--", &mount]].concat();
@@ -63,7 +63,8 @@ pub(super) fn unmount_own(record: &Record, node: &Node) -> anyhow::Result<()> {
     run(record, &node.host, &args, &[]).map(drop)
 }
 
-/// Runs `unmount` with `flags` for every node of a launch, leaves first; what each says, by its name.
+/// Runs `unmount` with `flags` for every node of a launch, leaves first. Returns each node's name and
+/// output.
 pub(in crate::cli) fn each(
     record: &Record,
     flags: &[&str],

@@ -10,7 +10,7 @@
 //! | `nodes`, `guests` | members and the guests that answered; how many of them are guests |
 //! | `missing`, `moved`, `connecting`, `stranded` | names of the nodes in such a state in any tree |
 //! | `data_mounts_lost` | names of the nodes whose data mount was taken away alone |
-//! | `hanging[].{node,calls,action,path,since_ms}` | nodes on which calls into storage hang: how many; what the oldest does, on what path, for how long |
+//! | `hanging[].{node,calls,action,path,since_ms}` | nodes on which calls into storage hang: the number of calls; the oldest call's action, path and age |
 //! | `roots` | names of the roots, tree by tree |
 //! | `depth` | of the deepest tree as it is, in edges |
 //! | `connections_max` | most connections to other nodes that one node has |
@@ -127,7 +127,7 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) stranded: Vec<String>,
     /// Their data mount was taken away alone.
     pub(in crate::cli) data_mounts_lost: Vec<String>,
-    /// Calls into storage hang on them.
+    /// Nodes on which calls into storage hang.
     pub(in crate::cli) hanging: Vec<HangingAt>,
     /// Names of the roots, tree by tree.
     pub(in crate::cli) roots: Vec<String>,
@@ -341,7 +341,7 @@ fn summary(nodes: &[Node<'_>], trees: &[TreeView]) -> Summary {
     }
 }
 
-/// What it says of its storage comes from another node, and goes to a terminal.
+/// Cleans the texts, because they come from another node and are printed to a terminal.
 fn hanging_at(node: &Node<'_>) -> Option<HangingAt> {
     let hanging = node.standing.hanging.as_ref()?;
     Some(HangingAt {
@@ -354,7 +354,7 @@ fn hanging_at(node: &Node<'_>) -> Option<HangingAt> {
     })
 }
 
-/// Longest text of another node that is shown of what hangs, in bytes.
+/// Maximum length of another node's text that is shown, in bytes.
 const SAID_BYTES_MAX: usize = 200;
 
 /// Trees in which one node hangs from another share a connection.

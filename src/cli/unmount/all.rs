@@ -1,4 +1,5 @@
-//! A whole launch, in two phases: every node says whether it is in use, and only if none is, they go.
+//! Unmounts a whole launch in two phases: every node reports whether it is in use, and they are unmounted
+//! only if none is.
 
 use super::super::launch::{remote, together};
 use super::super::record::{Kind, Record};
@@ -12,14 +13,14 @@ use anyhow::bail;
 use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
 
-/// What each node says, by its name.
+/// The name of each node and its report.
 type Said = Vec<(String, anyhow::Result<String>)>;
 
-/// Takes down the launch that `path` is the directory or a mount of, or all mounts below `path`.
+/// Unmounts the launch whose directory or mount is `path`, or all mounts below `path`.
 ///
 /// # Errors
-/// A node is in use or does not say, and `force` is not given: none has gone. Or some could not be taken
-/// down: which are said.
+/// Without `force`: a node is in use or does not report; then nothing was unmounted. Or some nodes could
+/// not be unmounted; they are listed.
 pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Result<()> {
     let record = launch_of(path, machine)?;
     let launch = Launch::of(record.as_ref(), path, machine)?;
@@ -46,7 +47,7 @@ pub(super) fn unmount(path: &Path, force: bool, machine: &Machine) -> anyhow::Re
     Ok(())
 }
 
-/// The launch at `path`, or with a node there.
+/// The record of the launch at `path`, or of the launch that has a node there.
 fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     if let Some(record) = Record::load(path, machine)? {
         return Ok(Some(record));
@@ -54,7 +55,7 @@ fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     if !mountpoint::is_copperfs(path) {
         return Record::of_node(path, None, machine);
     }
-    // A data mount is in no record; its daemon knows which launch started it.
+    // Records do not list data mounts; the daemon knows its launch.
     let asked = path.to_owned();
     let socket = within(ASK_TIMEOUT, move || client::control_socket(&asked));
     let socket = socket.ok().and_then(Result::ok);
@@ -62,13 +63,13 @@ fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     Record::of_node(path, id.as_deref(), machine)
 }
 
-/// The nodes to take down.
+/// The nodes to unmount.
 enum Launch<'a> {
     /// On this machine; these mount points, in the order of the tree.
     Here(Vec<PathBuf>, &'a Machine),
-    /// By ssh, one by one.
+    /// Over ssh, one command for each node.
     Remote(&'a Record),
-    /// By one command for all.
+    /// By one command for all nodes.
     Together(&'a Record, &'a Machine),
 }
 
@@ -91,7 +92,7 @@ impl<'a> Launch<'a> {
         })
     }
 
-    /// Fails unless every node says that it is not in use; none is touched.
+    /// Fails unless every node reports that it is not in use. Does not change anything.
     fn is_idle(&self) -> anyhow::Result<()> {
         let said: Said = match self {
             Self::Here(mounts, machine) => {
@@ -114,7 +115,7 @@ impl<'a> Launch<'a> {
         }
         if busy > 0 {
             bail!(
-                "{busy} of {} nodes are in use or do not say: none has been taken down. --force takes \
+                "{busy} of {} nodes are in use or do not answer: none has been taken down. --force takes \
                  all down",
                 said.len()
             );
@@ -126,7 +127,7 @@ impl<'a> Launch<'a> {
         let mut flags = vec!["--with-others"];
         flags.extend(force.then_some("--force"));
         Ok(match self {
-            // Leaves first: a parent that goes early would only cost its children retries.
+            // Leaves first: a parent that ends early would only make its children retry.
             Self::Here(mounts, machine) => {
                 let take = |mount: &PathBuf| {
                     let done = Target::find(mount, machine)?.take_away(force);

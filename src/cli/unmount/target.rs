@@ -1,8 +1,8 @@
-//! A daemon and its mounts, found by any of its mount points, and how they are taken away.
+//! Finds a daemon and its mounts by any of its mount points, and unmounts them.
 //!
-//! The daemon is the process that holds the lock of the mount's runtime directory, and is known by what
-//! it has written there ([`runtime_dir::Holder`]): nothing else is ever signalled. One in a pid namespace
-//! that is not seen from here is ended by taking its mount away.
+//! The daemon is the process that holds the lock of the mount's runtime directory. It is identified by the
+//! contents of its pid file ([`runtime_dir::Holder`]), and no other process is ever signalled. A daemon in
+//! a pid namespace that is not visible from here ends when its mount is taken away.
 
 use crate::config::{Machine, resolve::instance_name};
 use crate::daemon::busy::{self, Device, User};
@@ -20,28 +20,28 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long looking through all processes may take.
+/// How long a scan of all processes may take.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a helper of the daemon may have a directory of the mount open.
+/// How long a helper of the daemon may keep a directory of the mount open.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a daemon may take for an orderly end.
+/// How long the orderly end of a daemon may take.
 const END_TIMEOUT: Duration = Duration::from_secs(SHUTDOWN_TIMEOUT.as_secs() + 4);
 
-/// Between two looks at what cannot be waited for.
+/// Interval between two checks of a condition that sends no event.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What was done at a mount point.
+/// The outcome at one mount point.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Done {
-    /// The daemon was told to end, and did.
+    /// The daemon was signalled, and ended.
     Ended(u32),
-    /// Its mount was taken away from a daemon in another pid namespace, and it ended.
+    /// The daemon is in another pid namespace; its mount was taken away, and it ended.
     EndedElsewhere,
     /// The daemon had to be killed.
     Killed(u32),
-    /// There was only the mount of a daemon long gone.
+    /// Only the mount of a dead daemon was left.
     Cleaned,
 }
 
@@ -60,16 +60,16 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// A daemon as it is seen from here.
+/// The state of a daemon, as seen from here.
 #[derive(Debug)]
 enum Daemon {
     /// It runs, and can be signalled.
     Here(Process),
-    /// It was killed, and a thread of it hangs in the kernel.
+    /// It was killed, but one of its threads hangs in the kernel.
     Killed,
-    /// It runs in a pid namespace that is not seen from here.
+    /// It runs in a pid namespace that is not visible from here.
     Elsewhere(Holder),
-    /// There is none.
+    /// There is no daemon.
     Gone,
 }
 
@@ -77,19 +77,20 @@ enum Daemon {
 #[derive(Debug)]
 pub(super) struct Target {
     path: PathBuf,
-    /// The software mount and the data mount, as far as they are known.
+    /// The paths of the data mount and the software mount, as far as they are known.
     points: Vec<PathBuf>,
-    /// Those that are there, in the order in which they go: the data mount first.
+    /// Paths with a mount, in the order of unmounting: the data mount first.
     mounts: Vec<PathBuf>,
     runtime_dir: Option<PathBuf>,
     daemon: Daemon,
-    /// A question to the mount was not answered. The thread that asked it is left behind and uses the
-    /// mount itself, so that the kernel's count says nothing any more.
+    /// The mount did not answer a question. The thread that asked still waits and uses the mount itself, so
+    /// the kernel's use count is not meaningful any more.
     hangs: bool,
 }
 
 impl Target {
-    /// What is at `path` ([`mountpoint::canonical`]); `None`: neither a mount nor a daemon.
+    /// Finds the mount or the daemon at `path` ([`mountpoint::canonical`]). Returns `None` if there is
+    /// neither.
     pub(super) fn find(path: &Path, machine: &Machine) -> Option<Self> {
         let owner = owner_at(path);
         let mut hangs = false;
@@ -114,7 +115,8 @@ impl Target {
             points.extend(runtime_dir::noted_data_mount(dir));
             points.extend(runtime_dir::noted_mount(dir));
         }
-        // A directory of another user may name any mount: only those of the same user go with this one.
+        // A runtime directory of another user may name any mount, so only mounts of the same user are
+        // included.
         points
             .retain(|point| point == path || owner_at(point) == Some(owner.unwrap_or(machine.uid)));
         if !points.iter().any(|point| point == path) {
@@ -138,18 +140,18 @@ impl Target {
         })
     }
 
-    /// A question to the mount was not answered in time.
+    /// Notes that the mount did not answer a question in time.
     pub(super) fn does_not_answer(&mut self) {
         self.hangs = true;
     }
 
-    /// One of its mounts that is there.
+    /// One of the existing mounts.
     pub(super) fn mounted(&self) -> Option<&PathBuf> {
         self.mounts.last()
     }
 
-    /// Fails if anything but copperfs itself uses one of the mounts, and says what does. A mount whose
-    /// daemon is dead serves nothing any more: it is not in use.
+    /// Fails if a process other than copperfs uses one of the mounts, and names the users. The mount of a
+    /// dead daemon counts as idle, because nothing can use it any more.
     pub(super) fn is_idle(&self) -> anyhow::Result<()> {
         if self.is_dead() {
             return Ok(());
@@ -172,9 +174,9 @@ impl Target {
         matches!(self.daemon, Daemon::Gone | Daemon::Killed)
     }
 
-    /// What uses the mounts, as far as it can be told in time.
+    /// The users of the mounts, as far as they can be found in time.
     fn users(&self) -> Vec<User> {
-        // As the daemon sees them where it has a mount namespace of its own.
+        // The paths as the daemon sees them, if it has its own mount namespace.
         let shown = match &self.daemon {
             Daemon::Here(process) => process.shown_as(),
             _ => None,
@@ -196,22 +198,22 @@ impl Target {
 
     fn refusal(&self, users: &[User]) -> anyhow::Error {
         let by = if users.is_empty() {
-            "something that is not seen from here: a process of another user or namespace, or the \
+            "a process that is not visible from here (of another user or namespace), or by the \
              kernel itself (a loop device)"
                 .to_owned()
         } else {
             busy::named(users)
         };
         anyhow::anyhow!(
-            "{} is in use by {by}. End that first, or take it away all the same with --force",
+            "{} is in use by {by}. End the program first, or unmount anyway with --force",
             self.path.display()
         )
     }
 
-    /// Takes the mounts away and ends the daemon; with `force` also if they are in use.
+    /// Unmounts and ends the daemon; with `force` even if the mounts are in use.
     ///
     /// # Errors
-    /// It is in use, another user's, or the kernel refuses.
+    /// A mount is in use or belongs to another user, or the kernel refuses.
     pub(super) fn take_away(self, force: bool) -> anyhow::Result<Done> {
         if !force && !self.is_dead() && !self.hangs {
             self.unmount_idle()?;
@@ -232,7 +234,7 @@ impl Target {
             Daemon::Here(process) => self.end(process)?,
             Daemon::Elsewhere(holder) => self.end_elsewhere(holder, force)?,
         };
-        // Not the mount of another daemon, which may have come to the data mount's place since.
+        // A mount of another daemon may be at the path of the data mount by now; it must not be detached.
         for point in &self.points {
             if *point != self.path && point != software {
                 mountpoint::take_away_stale(point);
@@ -247,7 +249,7 @@ impl Target {
         Ok(done)
     }
 
-    /// Unmounts without force: from here on the kernel's own word decides.
+    /// Unmounts without force. The kernel decides whether a mount is in use.
     fn unmount_idle(&self) -> anyhow::Result<()> {
         for mount in &self.mounts {
             let unmounted = || match unmount_idle(mount) {
@@ -273,7 +275,7 @@ impl Target {
         if process.wait(END_TIMEOUT)? {
             return Ok(Done::Ended(pid));
         }
-        // It hangs, and so may whatever would take its mounts away: first what holds it.
+        // The daemon hangs, and unmounting could hang too, so its connections are aborted first.
         for point in &self.points {
             mountpoint::cut_off(point);
         }
@@ -284,7 +286,7 @@ impl Target {
         Ok(Done::Killed(pid))
     }
 
-    /// Ends a daemon that cannot be signalled: it ends when its mount does.
+    /// Ends a daemon that cannot be signalled, by unmounting: it ends with its mount.
     fn end_elsewhere(&self, holder: &Holder, force: bool) -> anyhow::Result<Done> {
         if force {
             for mount in &self.mounts {
@@ -310,7 +312,7 @@ impl Target {
     }
 }
 
-/// The user whose copperfs is mounted at `path`, if one is.
+/// The user that owns the copperfs mount at `path`, if there is one.
 fn owner_at(path: &Path) -> Option<u32> {
     let mounts = mountinfo::read().ok()?;
     let mount = mountinfo::at(&mounts, path)?;
@@ -319,8 +321,8 @@ fn owner_at(path: &Path) -> Option<u32> {
         .flatten()
 }
 
-/// The runtime directory of the daemon with a mount at `path`: by its name, by the data mount that it
-/// notes, or, where neither is of one that lives, as `say` has it.
+/// The runtime directory of the daemon with a mount at `path`: found by its name, or by the data mount that
+/// it records. If no daemon is alive in either, `say` supplies it.
 fn runtime_dir_of(
     path: &Path,
     machine: &Machine,
@@ -337,8 +339,7 @@ fn runtime_dir_of(
         .or_else(|| known.into_iter().next())
 }
 
-/// Where the daemon of the mount at `path` says that its runtime directory is; an error if it does not
-/// answer in time.
+/// Asks the daemon of the mount at `path` for its runtime directory. Fails if it does not answer in time.
 fn control_socket(path: &Path) -> io::Result<Option<PathBuf>> {
     let asked = path.to_owned();
     let said = within(super::ASK_TIMEOUT, move || client::control_socket(&asked))?;
@@ -347,7 +348,7 @@ fn control_socket(path: &Path) -> io::Result<Option<PathBuf>> {
         .and_then(|socket| socket.parent().map(Path::to_owned)))
 }
 
-/// Tries until it is so, at most `limit`; whether it is.
+/// Polls `is_so` until it returns `true`, for at most `limit`. Returns its last result.
 fn until<E>(limit: Duration, mut is_so: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     let (_never, pause) = mpsc::sync_channel::<()>(0);
     let deadline = Instant::now() + limit;

@@ -1,14 +1,14 @@
-//! What tells a process from every other one, in whatever pid namespace it is looked at from.
+//! The identity of a process, independent of the pid namespace of the observer.
 
 use super::Process;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// A process as one daemon writes itself down, and as any other program finds it.
+/// A process's identity, which a daemon writes to its pid file and other programs search for.
 ///
-/// The start time counts from the boot, in clock ticks. It differs in a time namespace with an offset:
-/// from there the process is not found, and so not signalled.
+/// The start time is in clock ticks since the boot. It differs in a time namespace with an offset; there
+/// the process is not found, and so is not signalled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Inode of its pid namespace.
@@ -20,7 +20,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// This process's own; `None` where `/proc` does not show it.
+    /// The identity of this process; `None` if `/proc` does not show it.
     #[must_use]
     pub fn own() -> Option<Self> {
         Some(Self {
@@ -30,7 +30,7 @@ impl Identity {
         })
     }
 
-    /// From its [`fmt::Display`] form.
+    /// Parses its [`fmt::Display`] form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
@@ -44,7 +44,7 @@ impl Identity {
         })
     }
 
-    /// Of the process that `/proc` shows as `shown`.
+    /// The identity of the process that `/proc` shows as `shown`.
     fn of(shown: u32) -> Option<Self> {
         Some(Self {
             namespace: namespace(&shown.to_string())?,
@@ -60,10 +60,11 @@ impl fmt::Display for Identity {
     }
 }
 
-/// The process that `identity` names, if it runs, is user `owner`'s, and can be seen and signalled from
-/// here: it is in this process's pid namespace or in one below.
+/// Finds the process that `identity` names, if it runs, belongs to user `owner`, and is visible from here:
+/// it is in this process's pid namespace or in a nested one.
 ///
-/// The owner keeps a file that another user has written from naming a process that is not that user's.
+/// The check of the owner prevents a file written by another user from naming a process that is not that
+/// user's.
 #[must_use]
 pub fn find(identity: &Identity, owner: u32) -> Option<Process> {
     let fits = |shown: u32| {
@@ -72,14 +73,14 @@ pub fn find(identity: &Identity, owner: u32) -> Option<Process> {
             && Identity::of(shown).as_ref() == Some(identity)
     };
     let found = shown().find(|&shown| fits(shown))?;
-    // Looked at again through the handle: the number may have been given away meanwhile.
+    // Checked again through the pidfd, because the number may have been reused since.
     open_shown(found).filter(|_| fits(found))
 }
 
-/// Takes hold of the process that `/proc` shows as `shown`.
+/// Opens the process that `/proc` shows as `shown`.
 pub(super) fn open_shown(shown: u32) -> Option<Process> {
-    // A pidfd is opened by the number in this process's own namespace, which is so many levels below
-    // the one that `/proc` shows.
+    // pidfd_open(2) takes the number in this process's own namespace, which is `level` levels below the one
+    // that `/proc` shows.
     let level = numbers("self")?.len().checked_sub(1)?;
     let pid = *numbers(&shown.to_string())?.get(level)?;
     let process = Process::open(pid).ok()??;
@@ -99,7 +100,7 @@ pub(super) fn owner(shown: u32) -> Option<u32> {
     words.next()?.parse().ok()
 }
 
-/// The numbers of a process, from the pid namespace that `/proc` shows down to its own.
+/// The numbers of a process, from the pid namespace that `/proc` shows to the process's own.
 fn numbers(process: &str) -> Option<Vec<u32>> {
     let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let words = field(&text, "NSpid:")?.split_whitespace();
@@ -113,7 +114,7 @@ fn namespace(process: &str) -> Option<u64> {
     text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// What stands behind `name` at the beginning of a line.
+/// The trimmed rest of the first line that begins with `name`.
 pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     lines
@@ -121,7 +122,7 @@ pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
-/// What `/proc/PID/stat` says, as far as it is of use here.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stat {
     state: char,
@@ -140,13 +141,13 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name of the program stands in parentheses and may hold anything.
+        // The program's name is in parentheses and may contain any characters.
         let (_, rest) = text.rsplit_once(") ")?;
         let mut words = rest.split(' ');
         Some(Self {
             state: words.next()?.chars().next()?,
             parent: words.next()?.parse().ok()?,
-            // Field 22 of proc_pid_stat(5), and the state is the third.
+            // The start time is field 22 of proc_pid_stat(5); the state was field 3.
             started: words.nth(17)?.parse().ok()?,
         })
     }

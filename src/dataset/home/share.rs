@@ -186,7 +186,7 @@ impl Share {
         {
             return Next::Held(Arc::clone(shelf));
         }
-        // Bytes of a version that has not settled are nobody's a moment later.
+        // An item of an unsettled version is not kept: no later request can ask for it.
         let settled = wanted.file.version.is_settled();
         let room = settled.then(|| state.admit(item, wanted.len)).flatten();
         let extent = if room.is_some() {

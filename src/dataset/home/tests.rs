@@ -158,7 +158,7 @@ async fn storage_is_read_when_it_is_paid_for_and_once() {
 }
 
 /// A reader's promise that a file of several blocks has the content of another one cannot be checked
-/// against one stripe: the file's bytes are not given to readers that ask for that content.
+/// against one stripe, so the file's bytes are not returned to readers of that content.
 #[tokio::test]
 async fn a_false_promise_of_a_content_gives_no_reader_wrong_bytes() {
     let storage = Storage::of(&[("data/a/x", 2 * MIB)]);

@@ -64,7 +64,7 @@ struct Held {
     version: Version,
     stripe: u64,
     bytes: Bytes,
-    /// Of all the bytes.
+    /// The part that all the bytes belong to, with its hash.
     part: Part,
     /// Its room.
     _room: OwnedSemaphorePermit,
@@ -90,7 +90,7 @@ struct Run {
 }
 
 impl Run {
-    /// It, with the hash of its bytes; the block of a file that has no other is called so.
+    /// The run as a part with the hash of its bytes. A run that is a whole file of one block is block 0.
     fn part(self, file: &FileRef, hash: ContentHash) -> Part {
         let Self { offset, len, .. } = self;
         let place = match file.size <= BLOCK_BYTES && len == file.size {
@@ -118,8 +118,8 @@ impl OpenDatasetFile {
         }))
     }
 
-    /// Bytes from `offset`, `size` of them or up to the file's end, if the item was brought here whole.
-    /// `file` is the one that was opened, in the version that is wanted.
+    /// Bytes from `offset`, `size` of them or up to the file's end, if the whole item is in memory. `file`
+    /// is the open file, in the requested version.
     #[must_use]
     pub fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let mut runs = self.0.runs(offset, size);
@@ -130,13 +130,13 @@ impl OpenDatasetFile {
         self.0.held(file, run)
     }
 
-    /// Bytes from `offset`, `size` of them or up to the file's end, of the version that `file` names.
-    /// Waits for tokens where storage has to be read and the job has none; that time does not count
-    /// against the request's time limit. May be cancelled.
+    /// Bytes from `offset`, `size` of them or up to the file's end, of the version in `file`. Waits for
+    /// tokens if storage has to be read and the job has none; that time does not count against the request's
+    /// time limit. May be cancelled.
     ///
     /// # Errors
-    /// `Stale` when the file is no longer of that version; `Io` at the time limit; the failure of its home,
-    /// or of this node itself when no home can be reached.
+    /// `Stale` if the file no longer has that version; `Io` at the time limit; the failure of its home, or of
+    /// this node itself if no home can be reached.
     pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
         let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
@@ -148,11 +148,11 @@ impl OpenDatasetFile {
         Ok(Cut::joined(cuts))
     }
 
-    /// The hash of `len` bytes of `file` from `offset`, a run that [`OpenDatasetFile::read`] has given
-    /// out under another version: asked of its home, and paid, like any other.
+    /// The hash of `len` bytes of `file` from `offset`, a run that [`OpenDatasetFile::read`] has returned
+    /// under another version. The bytes are requested from the home and charged like any other read.
     ///
     /// # Errors
-    /// As [`OpenDatasetFile::read`].
+    /// Like [`OpenDatasetFile::read`].
     pub async fn hash(
         &self,
         file: &FileRef,
@@ -175,7 +175,7 @@ struct Patience {
 }
 
 impl Patience {
-    /// Waits for tokens, at the expense of nothing else.
+    /// Waits for tokens, without using up the time limit.
     async fn take(&mut self, tokens: &Arc<Tokens>, bytes: u64) -> Permit {
         let begun = tokio::time::Instant::now();
         let permit = tokens.take(bytes).await;
@@ -241,7 +241,7 @@ impl Open {
         if self.goes_on(run) {
             let begun = tokio::time::Instant::now();
             let _turn = self.turn.lock().await;
-            // The reader that had the turn may have waited for tokens, and had a patience of its own.
+            // The reader that had the turn may have waited for tokens, and has a separate time limit.
             patience.until += begun.elapsed();
             if let Some(cut) = self.held(file, run) {
                 return Ok(cut);
@@ -294,8 +294,8 @@ impl Open {
         Ok(true)
     }
 
-    /// Reads `run` and nothing else but what aligns it. A file of one block comes whole: what was given
-    /// out of it is then one hash.
+    /// Reads `run`, extended only to its alignment. A file of one block is read whole, so that a single
+    /// hash covers it.
     async fn read_alone(
         &self,
         file: &FileRef,
@@ -321,7 +321,7 @@ impl Open {
         Ok(Cut::of(bytes, wanted.part(file, hash)))
     }
 
-    /// Asks for `run`, and notes what it cost. Gives the bytes and their hash.
+    /// Requests `run`, and records its cost. Returns the bytes and their hash.
     async fn ask(
         &self,
         file: &FileRef,
@@ -405,7 +405,8 @@ impl Drop for Open {
     }
 }
 
-/// What an item is called among the jobs of this node: the same after a change of its status.
+/// The identity of an item for the jobs of this node; it does not change with the file's status or
+/// standing.
 pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
     let version = file
         .version
@@ -428,7 +429,7 @@ struct Cost {
 type Fetched = (Bytes, ContentHash, Cost);
 
 impl Opened {
-    /// Asks for `run` of `file`: its home first, then who comes after it, then this node itself.
+    /// Requests `run` of `file` from its home, then from the next home, then reads it on this node itself.
     async fn fetch(
         &self,
         file: &FileRef,

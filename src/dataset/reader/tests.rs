@@ -20,7 +20,7 @@ struct Fake {
     kept: Mutex<HashSet<(String, u64)>>,
     gone: Mutex<HashSet<u32>>,
     greedy: bool,
-    /// They never answer a request that pays.
+    /// They never answer a request with a payment.
     silent: bool,
 }
 
@@ -238,7 +238,7 @@ async fn misses_wait_for_tokens_and_hits_do_not() {
     assert_eq!(counted(&reader).charged_bytes, 1_000_000);
 }
 
-/// The time limit of a request is for its homes. Tokens are waited for beyond it.
+/// The time limit of a request applies to its homes; waiting for tokens does not count.
 #[tokio::test(start_paused = true)]
 async fn a_read_has_a_time_limit_in_which_waiting_for_tokens_does_not_count() {
     let homes = Arc::new(Fake::default());
@@ -318,7 +318,7 @@ async fn a_dataset_read_without_a_job_is_counted() {
     assert!(!reader.0.view().warn_once(0), "it has been said");
 }
 
-/// Whose a declared job is comes with the decision.
+/// A decision includes the owners of declared jobs.
 #[test]
 fn a_decision_tells_whose_the_declared_jobs_are() {
     let mut decided = Arc::unwrap_or_clone(decision(None));
@@ -330,8 +330,8 @@ fn a_decision_tells_whose_the_declared_jobs_are() {
     assert_eq!(owners(&decided), wanted);
 }
 
-/// A file whose status changed is read on under its new version, and what was held of the old one is not
-/// taken for it. To a job it is the same item.
+/// A file whose status changed is read under its new version, and cached bytes of the old version are not
+/// used for it. For a job it is the same item.
 #[tokio::test]
 async fn an_open_file_is_read_under_the_version_that_is_asked_for() {
     let homes = Arc::new(Fake::default());

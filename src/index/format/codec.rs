@@ -226,7 +226,7 @@ fn put_attributes(
 ) {
     let number = KINDS.iter().position(|known| *known == kind);
     let mut flags = u8::try_from(number.unwrap_or(0)).unwrap_or(0);
-    // What was read under an unsettled version is never found again, so the index does not tell it.
+    // Unsettled versions never match later ones, so the index leaves out such attributes.
     let Some(attributes) = attributes.filter(|known| known.version.is_settled()) else {
         out.push(flags);
         return;
@@ -452,9 +452,9 @@ fn unsigned(value: i64) -> u64 {
     u64::from_le_bytes(value.to_le_bytes())
 }
 
-/// [`put_version`]'s flag: what is kept under the version does not outlive a launch.
+/// [`put_version`]'s flag: the version is valid in one launch only.
 const ONE_LAUNCH: u8 = 1;
-/// [`put_version`]'s flag: the part that tells status changes apart follows.
+/// [`put_version`]'s flag: the change part follows.
 const HAS_CHANGE: u8 = 2;
 
 /// Writes a settled version.

@@ -1,9 +1,9 @@
-//! Whose a job is: which user's processes may name it. Pure.
+//! Decides which user's processes may name a job. Pure.
 //!
-//! An environment is written by the user whose process it is, so it can name any job, and would spend that
-//! job's share of remote IO. A name in an environment is therefore believed only of the user whose job it
-//! is: the one who declared it, else the one whose process was first seen to be of it. The administrator
-//! may name any job. What a cgroup says needs no belief: only a scheduler puts processes there.
+//! A process's environment is written by its user, so it can name any job, and would then use that job's
+//! share of remote IO. A name in an environment is therefore believed only for processes of the job's
+//! owner: the user that declared it, or else the user whose process was first seen in it. Root may name any
+//! job. A cgroup is always believed, because only a scheduler puts processes there.
 
 use super::proc::Process;
 use crate::job::activity::ENDED_AFTER;
@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-/// Jobs whose users are remembered: as many as are kept on a node with room for those that ended. Of more,
-/// the one that was seen the longest ago is forgotten, and belongs to the next user who names it.
+/// Jobs whose users are remembered: the jobs that a node keeps, and room for some that ended. Beyond it the
+/// job that was seen longest ago is forgotten, and the next user that names it owns it.
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
 /// The administrator.
@@ -23,16 +23,16 @@ const ROOT: u32 = 0;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Owners {
-    /// The users who declared jobs.
+    /// The users that declared jobs.
     declared: HashMap<JobName, u32>,
-    /// The users who were first seen to run them.
+    /// The users that were first seen to run jobs.
     seen: LruCache<JobName, Seen>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     user: u32,
-    /// The outermost process of the job, as it was seen last.
+    /// The outermost process of the job, when last seen.
     anchor: Process,
     at: Instant,
 }
@@ -45,15 +45,15 @@ impl Owners {
         }
     }
 
-    /// Jobs belong to the users in `declared` from now on; gives whether that is another list.
+    /// Sets the owners of declared jobs to `declared`. Returns whether they changed.
     pub(super) fn declare(&mut self, declared: HashMap<JobName, u32>) -> bool {
         let differs = self.declared != declared;
         self.declared = declared;
         differs
     }
 
-    /// Whether a process of `user` may name `job` in its environment. `runs` tells whether a process is
-    /// still there: the name of a job that is over is free.
+    /// Whether a process of `user` may name `job` in its environment. `runs` tells whether a process still
+    /// exists: the name of a job that is over is free.
     pub(super) fn may_name(
         &self,
         job: &JobName,
@@ -73,7 +73,7 @@ impl Owners {
         })
     }
 
-    /// A process of `user` is of `job`; `surely`: a cgroup says so.
+    /// Records that a process of `user` belongs to `job`; `surely` if a cgroup says so.
     pub(super) fn saw(
         &mut self,
         job: &JobName,
@@ -83,7 +83,7 @@ impl Owners {
         now: Instant,
     ) {
         let known = self.seen.peek(job).map(|seen| seen.user);
-        // The administrator's processes in a job, its prologue say, do not make it the administrator's.
+        // Processes of root in a user's job, such as its prologue, do not make root the owner.
         if user == ROOT && (surely || known.is_some_and(|known| known != ROOT)) {
             return;
         }

@@ -65,8 +65,8 @@ impl Proc {
         line.trim().parse().ok()
     }
 
-    /// The user whose process it is: the one who started it, also of a program that runs with another
-    /// user's rights, since that user writes its environment.
+    /// The real user of a process, which started it. It counts even if the program runs with another user's
+    /// rights, because this user writes the environment.
     pub(super) fn user(&self, pid: u32) -> Option<u32> {
         let status = self.text(pid, "status");
         let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;

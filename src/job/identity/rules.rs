@@ -3,29 +3,29 @@
 //! In this order: `copperfs job run`, Slurm, PBS, Kubernetes, torchrun. Whoever said it on purpose
 //! goes first; a scheduler knows better than what runs inside its jobs.
 //!
-//! An environment is written by the process's own user, a cgroup by the scheduler alone. So where Slurm or
-//! PBS keep cgroups, the cgroup says which job of theirs it is, and no variable: a variable that
-//! contradicts it is not looked at. (A pod's cgroup contradicts neither: schedulers run in pods.)
+//! A process's environment is written by its user, its cgroup by the scheduler alone. So if Slurm or PBS
+//! keep cgroups, the cgroup names their job, and variables that contradict it are ignored. (A pod's cgroup
+//! contradicts neither: schedulers may run in pods.)
 //!
 //! - Slurm: each task of an array is a job (each trains by itself), and so is what its cgroup says; all
 //!   components of a heterogeneous job are one, named by the first (`SLURM_HET_JOB_ID`), which only
-//!   the environment knows: it goes before the cgroup, if the rest of the environment agrees with that.
+//!   the environment has: it precedes the cgroup, if the rest of the environment agrees with the cgroup.
 //! - PBS: the number without the server, since cgroups and variables write that in different ways;
 //!   `77[3]` for a task of an array.
 //! - Kubernetes: the pod's uid. A job of several pods says `COPPERFS_JOB` in their template.
 
 use crate::job::name::JobName;
 
-/// A job that a process is said to be of.
+/// A job that a process is claimed to belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) job: JobName,
-    /// The cgroup says it, which no user can write. Otherwise the environment does.
+    /// The claim comes from the cgroup, which no user can write; otherwise from the environment.
     pub(super) by_cgroup: bool,
 }
 
-/// The jobs that they name, the one to be preferred first. `environment`: variables with zero bytes
-/// behind them; `cgroup`: the text of `/proc/PID/cgroup`. Either may be empty.
+/// The claims in both, in order of preference. `environment`: variables, each followed by a zero byte;
+/// `cgroup`: the text of `/proc/PID/cgroup`. Either may be empty.
 pub(super) fn claims(environment: &[u8], cgroup: &str) -> Vec<Claim> {
     let variable = |name| variable(environment, name);
     let said = |kind, id: Option<&str>| claim(kind, id, false);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(named("COPPERFS_JOB=a", cgroup).as_deref(), Some("run:a"));
     }
 
-    /// Only the scheduler writes a cgroup: a variable that says otherwise names nothing.
+    /// Only the scheduler writes a cgroup, so a variable that contradicts it is ignored.
     #[test]
     fn no_variable_contradicts_a_schedulers_cgroup() {
         let slurm = "0::/system.slice/slurmstepd.scope/job_9/step_0";

@@ -38,7 +38,7 @@ impl MadeUp {
         fs::write(path.join("cgroup"), "0::/user.slice\n").unwrap();
     }
 
-    /// A program that runs with root's rights is the user's who started it.
+    /// Sets the real user of a process; its program may run with root's rights.
     fn user(&self, pid: u32, user: u32) {
         let path = self.path(pid).join("status");
         let status = fs::read_to_string(&path).unwrap();
@@ -190,7 +190,7 @@ fn no_more_than_the_bound_is_remembered() {
     assert_eq!(lock(&readers.own).len(), 8);
 }
 
-/// A process cannot spend another user's job's tokens by naming it, and keeps its own job.
+/// A process that names another user's job cannot spend that job's tokens, and keeps its own job.
 #[test]
 fn a_name_is_believed_of_the_user_whose_job_it_is() {
     let proc = MadeUp::new();
@@ -207,7 +207,7 @@ fn a_name_is_believed_of_the_user_whose_job_it_is() {
     assert_eq!(of(30), None);
 }
 
-/// The user who declared a job has it, whoever named it first; so has root.
+/// The user who declared a job owns it, even if another user named it first. Root may name it, too.
 #[test]
 fn a_declared_job_is_its_owners() {
     let proc = MadeUp::new();
@@ -227,7 +227,7 @@ fn a_declared_job_is_its_owners() {
     assert_eq!(of(30).as_deref(), Some("run:train"), "root");
 }
 
-/// A program that a job's owner has started as another user has the job from there.
+/// If a job's owner starts a program as another user, the program belongs to the job.
 #[test]
 fn a_job_is_inherited_from_the_owners_process() {
     let proc = MadeUp::new();
@@ -246,12 +246,12 @@ fn a_job_is_inherited_from_the_owners_process() {
     assert_eq!(
         of(12).as_deref(),
         Some("run:train"),
-        "what it may not name is passed over"
+        "names that it may not use are ignored"
     );
     assert_eq!(of(20), None);
 }
 
-/// The name of a job that nobody declared is free again when the job is over.
+/// The name of an undeclared job is free again after the job has ended.
 #[test]
 fn a_name_is_free_after_the_job() {
     let proc = MadeUp::new();
@@ -267,8 +267,8 @@ fn a_name_is_free_after_the_job() {
     assert_eq!(named(&readers, 20, still).as_deref(), Some("run:train"));
 }
 
-/// A process that forks holds its memory map, and whoever reads its environment waits: an open waits no
-/// longer than the limit, and finds out later.
+/// A forking process holds its memory map, so reading its environment waits. An open waits for at most the
+/// limit, and the result is used later.
 #[tokio::test]
 async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
     let proc = MadeUp::new();
@@ -276,7 +276,7 @@ async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
     proc.process(11, 1, "COPPERFS_JOB=b");
     let environ = proc.path(10).join("environ");
     fs::remove_file(&environ).unwrap();
-    // Opening a FIFO waits until somebody writes.
+    // Opening a FIFO waits for a writer.
     rustix::fs::mknodat(
         rustix::fs::CWD,
         &environ,

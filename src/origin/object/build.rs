@@ -1,4 +1,4 @@
-//! From a URI, options and the environment to a store's client, and to what the store is called in
+//! Builds a store's client from a URI, options and the environment, and the store's canonical name for
 //! versions.
 //!
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
@@ -101,7 +101,7 @@ pub(super) fn connect(
     Ok(origin.asking(service))
 }
 
-/// Settings that say which server and account a URI without them is about.
+/// Settings that select the server and the account if the URI does not.
 const ADDRESSES: [&str; 7] = [
     "aws_endpoint",
     "aws_endpoint_url_s3",
@@ -112,7 +112,7 @@ const ADDRESSES: [&str; 7] = [
     "google_base_url",
 ];
 
-/// Those of `settings`, the last of each, in the order of their names.
+/// The entries of `settings` that are addresses, sorted by name. The last value of each name counts.
 fn addresses<K: AsRef<str>>(settings: &[(K, String)]) -> Vec<String> {
     let known: BTreeMap<&str, &str> = settings
         .iter()
@@ -125,8 +125,8 @@ fn addresses<K: AsRef<str>>(settings: &[(K, String)]) -> Vec<String> {
         .collect()
 }
 
-/// The one form of a URI without credentials: the host in small letters, no port that the scheme implies,
-/// no slash twice or at the end. What is no URI stays as it is.
+/// The canonical form of a URI, without credentials: lower case host, no default port, no repeated or
+/// trailing slashes. A text that is no URI keeps its form, except for trailing slashes.
 fn place(uri: &str) -> String {
     let Ok(url) = uri.parse::<url::Url>() else {
         return uri.trim_end_matches('/').to_owned();

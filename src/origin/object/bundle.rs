@@ -1,7 +1,7 @@
 //! Many small objects: as many GETs at a time as the store can take.
 //!
-//! Files of a bundle are fetched ahead of their readers, each in its turn: one that a reader asks for
-//! meanwhile is the reader's to fetch, ahead of the bundle.
+//! A bundle's files are fetched ahead of their readers, each in its turn: a file that a reader requests
+//! first is fetched for the reader, and left out of the bundle.
 
 use super::Inner;
 use super::gate::Turn as Place;
@@ -11,13 +11,13 @@ use copperfs_overlay::{BundleItem, BundleRequest};
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
 
-/// Bytes of one bundle that are under way.
+/// Bytes of one bundle that are requested at the same time.
 const BYTES_AT_ONCE: u64 = 8 << 20;
 /// Files of one bundle that are under way, at most.
 const FILES_AT_ONCE: u64 = 128;
 
 impl Inner {
-    /// The files of `request`, as they come.
+    /// The files of `request`, in the order in which their reads complete.
     pub(super) fn bundle(
         self: Arc<Self>,
         request: BundleRequest,

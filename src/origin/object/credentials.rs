@@ -1,35 +1,35 @@
-//! The service of the cloud that a store's client asks for credentials when none are configured, and the
-//! words for a user when it gives none.
+//! The cloud service that a store's client asks for credentials if none are configured, and the error texts
+//! for the case that it supplies none.
 //!
-//! Such a request fails like any other request of the client: with a connection that is refused, or with
-//! a status. Only the address in the error's text tells that the store itself was never asked. The
-//! clients have no other sign; the conformance suite holds the texts (`refusals`).
+//! Such a request fails like any other request of the client: with a refused connection, or with a status.
+//! Only the address in the error's text shows that the request never reached the store. The clients offer
+//! no other sign; the conformance suite checks the texts (`refusals`).
 
 use object_store::aws::AmazonS3ConfigKey;
 use object_store::azure::AzureConfigKey;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The service of virtual machines at all three clouds.
+/// The metadata service of virtual machines at all three clouds.
 const METADATA: &str = "http://169.254.169.254";
-/// The service of tasks in Amazon's containers.
+/// The service for tasks in Amazon's containers.
 const TASKS: &str = "http://169.254.170.2";
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct CredentialService {
-    /// The beginning of its addresses, or a part of them that no store's address has. Empty: the store
-    /// needs no credentials.
+    /// The beginning of the service's addresses, or a part of them that no store's address contains. Empty:
+    /// the store needs no credentials.
     address: String,
-    /// The configured credentials that the client looked for in vain.
+    /// Describes the configured credentials that the client did not find.
     pub(super) missing: &'static str,
-    /// What the user can do.
+    /// The hint for the user.
     pub(super) advice: String,
 }
 
 impl CredentialService {
-    /// The service that S3's client asks with the settings `keys`. `environment` tells of credentials
-    /// that Amazon's own tools would find and this client does not read.
+    /// The service that the S3 client asks with the settings `keys`. `environment` shows credentials that
+    /// Amazon's own tools would find and this client does not read.
     pub(super) fn aws(
         keys: &[(AmazonS3ConfigKey, String)],
         environment: &BTreeMap<String, String>,
@@ -56,19 +56,19 @@ impl CredentialService {
         }
     }
 
-    /// The service that the client of Google Cloud Storage asks.
+    /// The service that the Google Cloud Storage client asks.
     pub(super) fn google() -> Self {
         Self {
             address: "/computeMetadata/v1/".to_owned(),
             missing: "no Google credentials: neither GOOGLE_SERVICE_ACCOUNT nor \
-                      GOOGLE_APPLICATION_CREDENTIALS is set, gcloud has left none",
+                      GOOGLE_APPLICATION_CREDENTIALS is set, and gcloud has stored none",
             advice: "set one of them to a file with a key, run gcloud auth application-default login, or \
                      set GOOGLE_SKIP_SIGNATURE=true for a public bucket"
                 .to_owned(),
         }
     }
 
-    /// The service that the client of Azure asks with the settings `keys`.
+    /// The service that the Azure client asks with the settings `keys`.
     pub(super) fn azure(keys: &[(AzureConfigKey, String)]) -> Self {
         let mut named = keys.iter().rev();
         let named = named.find(|(key, _)| *key == AzureConfigKey::MsiEndpoint);
@@ -92,8 +92,8 @@ impl CredentialService {
     }
 }
 
-/// Credentials that are there and not read. Which they are is said where it is known: a user whose other
-/// tools work would look for the fault anywhere else.
+/// Describes AWS credentials that exist but are not read, and names them if they are found. A user whose
+/// other tools work would otherwise search for the fault elsewhere.
 fn unread(environment: &BTreeMap<String, String>) -> String {
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
     let file = set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
@@ -114,7 +114,7 @@ fn unread(environment: &BTreeMap<String, String>) -> String {
 mod tests {
     use super::*;
 
-    /// Credentials that other tools find and copperfs does not are named.
+    /// Existing credentials that copperfs does not read are named in the error.
     #[test]
     fn credentials_that_are_there_and_not_read_are_named() {
         let home = tempfile::tempdir().unwrap();

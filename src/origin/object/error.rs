@@ -11,8 +11,8 @@ use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
 use std::fmt::Display;
 
-/// The failure for `error`, which answered `action` on `path` at `origin` after all retries. An error of
-/// `service` never reached the store.
+/// The failure for `error`, the result of `action` on `path` at `origin` after all retries. If `error` is
+/// about a request to `service`, the store was never asked.
 pub(super) fn failure(
     origin: &str,
     action: &str,
@@ -50,7 +50,7 @@ pub(super) fn failure(
     }
 }
 
-/// The failure for `error`, which `service` answered in place of credentials.
+/// The failure for `error`, the answer of `service` to a request for credentials.
 fn no_credentials(
     origin: &str,
     action: &str,
@@ -59,7 +59,7 @@ fn no_credentials(
     service: &CredentialService,
 ) -> Failure {
     let (kind, answer) = match status(error) {
-        // It is there, and has nothing for this machine: asking again does not help.
+        // The service exists, but has no credentials for this machine. A retry does not help.
         Some(status @ 400..500) => (FailureKind::PermissionDenied, format!("answered {status}")),
         Some(status) => (FailureKind::Unavailable, format!("answered {status}")),
         None => {

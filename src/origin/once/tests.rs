@@ -1,5 +1,5 @@
-//! Every way in which the same bytes may be asked for twice, forced: storage answers one read at a time,
-//! when the test says so.
+//! Forces every situation in which the same bytes may be requested twice: storage answers reads one at a
+//! time, as the test permits.
 
 use super::*;
 use crate::cache::EvictionPolicy;
@@ -15,10 +15,10 @@ use tokio::sync::Semaphore;
 
 const SIZE: usize = 3 * 1024 * 1024 + 5;
 
-/// Files of which each read of a block, a range or a file of a bundle waits for its permit and is counted.
+/// Files for which each read of a block, a range or a bundle's file is counted and waits for a permit.
 struct Slow {
     files: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// What was begun, in order: name, and where.
+    /// The reads begun, in order: name, start and end.
     begun: Mutex<Vec<(Vec<u8>, u64, u64)>>,
     ended: AtomicU64,
     permits: Semaphore,
@@ -49,7 +49,7 @@ impl Slow {
         attributes(kind, size, 7)
     }
 
-    /// Reads so many bytes once it may.
+    /// Reads the bytes from `start` to `end` after a permit.
     async fn slowly(&self, name: &[u8], start: u64, end: u64) -> Result<Bytes, Failure> {
         self.begun.lock().unwrap().push((name.to_vec(), start, end));
         self.permits.acquire().await.unwrap().forget();
@@ -73,7 +73,7 @@ impl Slow {
         self.begun.lock().unwrap().len()
     }
 
-    /// Fails if two reads had bytes in common.
+    /// Fails if two reads overlapped.
     #[track_caller]
     fn read_nothing_twice(&self) {
         let begun = self.begun.lock().unwrap().clone();
@@ -88,7 +88,7 @@ impl Slow {
 
 struct Shared(Arc<Slow>);
 
-/// Listings tell all attributes, and these tests ask for nothing else.
+/// Listings contain all attributes, so other questions are not expected.
 impl Files for Shared {
     fn list(
         &self,
@@ -147,7 +147,7 @@ impl Files for Shared {
 }
 
 impl Storage for Shared {
-    /// One file at a time.
+    /// Reads one file at a time.
     fn bundle_in_turn(
         &self,
         request: BundleRequest,
@@ -188,7 +188,7 @@ impl Kept for Here {
     }
 }
 
-/// A root: read paths for two positions over storage that is slow.
+/// A root with slow storage, and read paths for two positions.
 struct Root {
     slow: Arc<Slow>,
     views: Vec<ReadPath>,
@@ -218,12 +218,12 @@ impl Root {
         Self { slow, views }
     }
 
-    /// `count` small files `f00`, `f01` …
+    /// A root with `count` small files `f00`, `f01` …
     fn small(count: usize) -> Self {
         Self::new((0..count).map(|i| (format!("f{i:02}"), 1000)), 8 << 20)
     }
 
-    /// A file of three blocks and five bytes.
+    /// A root with one file of three blocks and five bytes.
     fn large(whole_file_max: u64) -> Self {
         Self::new([("large".to_owned(), SIZE)], whole_file_max)
     }
@@ -232,7 +232,7 @@ impl Root {
         FileRef::of(path(name), &self.slow.attributes(name.as_bytes()))
     }
 
-    /// Reads through one of the views, as a reader that goes on by itself and checks what it gets.
+    /// Reads through one of the views in a task that checks the result.
     fn reader(
         &self,
         view: usize,
@@ -252,7 +252,7 @@ impl Root {
         })
     }
 
-    /// A child's question for all of a file, as a stream that the test drives.
+    /// A child's request for a whole file, as a stream that the test polls.
     async fn child(&self, view: usize, name: &str) -> ReadStream {
         let file = self.file(name);
         let request = ReadRequest {
@@ -267,7 +267,7 @@ impl Root {
         Files::read(&self.views[view], request).await.unwrap()
     }
 
-    /// Has the small files of the directory brought, in the order of their names.
+    /// Starts a bundle with the small files of the directory, in the order of their names.
     async fn bring(&self, view: usize) {
         let names = self.slow.files.keys().cloned().map(Bytes::from);
         let names: Vec<Bytes> = names.collect();
@@ -275,7 +275,7 @@ impl Root {
         brought.unwrap();
     }
 
-    /// Waits until storage has begun `count` reads and nothing moves any more.
+    /// Waits until storage has begun `count` reads, and checks that it begins no more.
     async fn has_begun(&self, count: usize) {
         let what = format!("{count} reads have begun");
         until(SOON, what, || self.slow.begun() >= count).await;
@@ -283,8 +283,8 @@ impl Root {
         assert_eq!(self.slow.begun(), count);
     }
 
-    /// Long enough, on a clock that only moves when nothing else does, for every moment after which
-    /// somebody asks for more.
+    /// Waits longer than all delays after which a request is repeated. The paused clock advances only while
+    /// all tasks are idle.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_secs(3)).await;
     }
@@ -317,7 +317,7 @@ impl Root {
     }
 }
 
-/// What a reader wants now and a bundle is just reading is read for both.
+/// A file that a reader requests while a bundle reads it is read once for both.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
     let root = Root::small(8);
@@ -326,7 +326,7 @@ async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
     let readers: Vec<_> = (0..2)
         .map(|view| root.reader(view, "f00", 0, 1000))
         .collect();
-    // They have lost patience with the bundle by now, and ask by themselves.
+    // By now the readers' delay for the bundle has passed, and they request the files separately.
     root.has_begun(1).await;
     root.release(1);
     for reader in readers {
@@ -336,7 +336,7 @@ async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
     root.has_read_each_once(8).await;
 }
 
-/// What a bundle has not begun is read for the reader, and the bundle leaves it out.
+/// A file that a bundle has not begun is read for the reader, and the bundle leaves it out.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
     let root = Root::small(8);
@@ -345,7 +345,7 @@ async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
     let readers: Vec<_> = (0..2)
         .map(|view| root.reader(view, "f05", 0, 1000))
         .collect();
-    // The bundle hangs in its first file, the reader's own read is the second.
+    // The bundle hangs in its first file; the reader's separate read is the second.
     root.has_begun(2).await;
     assert_eq!(root.slow.begun.lock().unwrap()[1].0, b"f05");
     root.release_all();
@@ -355,7 +355,7 @@ async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
     root.has_read_each_once(8).await;
 }
 
-/// A bundle that hangs for long is not given up: what it reads is not read again beside it.
+/// A bundle that hangs for long is not cancelled, and its file is not read a second time meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_a_bundle_reads_for_long_is_not_read_again() {
     let root = Root::small(4);
@@ -371,7 +371,7 @@ async fn what_a_bundle_reads_for_long_is_not_read_again() {
     root.has_read_each_once(4).await;
 }
 
-/// Two bundles for the same files, as two children of two trees ask for them.
+/// Two bundles with the same files, as two children of two trees request them.
 #[tokio::test(start_paused = true)]
 async fn two_bundles_share_their_files() {
     let root = Root::small(8);
@@ -390,13 +390,13 @@ async fn two_bundles_share_their_files() {
     root.has_read_each_once(8).await;
 }
 
-/// Several positions of the root order, readers and children: each block once.
+/// Several positions of the root order, with readers and children: each block is read once.
 #[tokio::test(start_paused = true)]
 async fn a_block_is_read_once_for_all_positions() {
     let root = Root::large(8 << 20);
     let mut readers = vec![root.reader(0, "large", 0, 1000)];
     root.has_begun(1).await;
-    // From its end, too, where the first has not come yet.
+    // A reader of the file's end, before the first block has arrived.
     readers.push(root.reader(1, "large", 3 << 20, 5));
     let mut child = root.child(1, "large").await;
     let streaming = tokio::spawn(async move {
@@ -418,7 +418,7 @@ async fn a_block_is_read_once_for_all_positions() {
     root.slow.read_nothing_twice();
 }
 
-/// Parts that two positions read of one block, and a part of a block that is being read.
+/// Ranges of one block read from two positions, and a range of a block that is being read.
 #[tokio::test(start_paused = true)]
 async fn a_range_is_read_once_for_all_positions() {
     let root = Root::large(0);
@@ -434,7 +434,7 @@ async fn a_range_is_read_once_for_all_positions() {
     }
     assert_eq!(root.slow.begun(), 1);
 
-    // A whole block, and then a part of it.
+    // A whole block, and then a range of it.
     let block = root.reader(0, "large", 1 << 20, 1 << 20);
     root.has_begun(2).await;
     let within = root.reader(1, "large", (1 << 20) + 8192, part);
@@ -446,7 +446,7 @@ async fn a_range_is_read_once_for_all_positions() {
     root.slow.read_nothing_twice();
 }
 
-/// Readers and children that go away stop nothing: the next ones find what was read.
+/// When readers and children disconnect, later ones find the bytes that were read for them.
 #[tokio::test(start_paused = true)]
 async fn what_was_begun_for_one_who_left_is_there_for_the_next() {
     let root = Root::large(8 << 20);
@@ -467,7 +467,7 @@ async fn what_was_begun_for_one_who_left_is_there_for_the_next() {
     root.slow.read_nothing_twice();
 }
 
-/// A read that fails keeps nobody else from reading: one failure, one read for it.
+/// A failed read does not prevent other requests from reading: each failure costs one read.
 #[tokio::test(start_paused = true)]
 async fn after_a_failure_the_next_one_reads() {
     let root = Root::small(1);
@@ -483,7 +483,7 @@ async fn after_a_failure_the_next_one_reads() {
     root.read_all_again().await;
 }
 
-/// Who waits for another's read of storage that hangs gets an error in time.
+/// A request that waits for another's read of hanging storage gets an error in time.
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_a_turn_without_end() {
     let root = Root::small(1);
@@ -498,7 +498,7 @@ async fn nobody_waits_for_a_turn_without_end() {
     leader.await.unwrap().unwrap();
 }
 
-/// Turns are taken and given back; nothing is left of them.
+/// Turns are taken and released, and leave no state behind.
 #[tokio::test]
 async fn nothing_is_left_of_a_turn() {
     let under_way = Arc::new(UnderWay::default());
@@ -511,7 +511,7 @@ async fn nothing_is_left_of_a_turn() {
     let held = under_way.take(&unit, Some(&part)).unwrap();
     assert!(under_way.take(&unit, Some(&(4095..5000))).is_none());
     let beside = under_way.take(&unit, Some(&(4096..5000))).unwrap();
-    // What is read here and there is read again with the block.
+    // Bytes that were read as ranges are read again with the block.
     let block = under_way.take(&unit, None).unwrap();
     assert!(under_way.take(&unit, None).is_none());
     assert!(under_way.take(&unit, Some(&(8192..9000))).is_none());

@@ -1,4 +1,4 @@
-//! What is being read from storage now.
+//! The reads from storage that are in progress.
 
 use copperfs_overlay::{ItemPath, Version};
 use dashmap::DashMap;
@@ -17,11 +17,11 @@ pub(super) struct Unit {
     pub(super) index: u64,
 }
 
-/// What is read of one block.
+/// The reads of one block that are in progress.
 #[derive(Debug, Default)]
 struct Busy {
     whole: bool,
-    /// Offsets in the file, none of which overlap. Bounded by the readers that the read path lets ask.
+    /// Offsets in the file; they do not overlap. Bounded by the concurrent reads of the read path.
     ranges: Vec<Range<u64>>,
 }
 
@@ -30,7 +30,8 @@ impl Busy {
         !self.whole && self.ranges.is_empty()
     }
 
-    /// A block waits for a block; a range for a block and for ranges that it has bytes in common with.
+    /// A block waits for another read of the whole block; a range waits for that and for overlapping
+    /// ranges.
     fn is_free(&self, range: Option<&Range<u64>>) -> bool {
         let overlaps = |range: &Range<u64>| {
             let apart = |other: &Range<u64>| other.end <= range.start || range.end <= other.start;
@@ -43,14 +44,14 @@ impl Busy {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
-    /// An entry is there only while something is read. Guards itself, never held across an await.
+    /// Contains an entry only while a read is in progress. Locked briefly, never across an await.
     units: DashMap<Unit, Busy>,
-    /// Told whenever a turn ends.
+    /// Notified whenever a turn ends.
     freed: Notify,
 }
 
 impl UnderWay {
-    /// The turn to read all of `unit`, or `range` of it, if it is free.
+    /// Takes the turn to read all of `unit`, or `range` of it, if it is free.
     pub(super) fn take(self: &Arc<Self>, unit: &Unit, range: Option<&Range<u64>>) -> Option<Held> {
         let mut busy = self.units.entry(unit.clone()).or_default();
         if !busy.is_free(range) {
@@ -67,11 +68,11 @@ impl UnderWay {
         })
     }
 
-    /// As [`UnderWay::take`], waited for.
+    /// Like [`UnderWay::take`], but waits until the turn is free.
     pub(super) async fn wait(self: &Arc<Self>, unit: &Unit, range: Option<&Range<u64>>) -> Held {
         loop {
             let mut freed = pin!(self.freed.notified());
-            // From here on no end of a turn is missed.
+            // Registered before the check, so that no end of a turn is missed.
             freed.as_mut().enable();
             if let Some(held) = self.take(unit, range) {
                 return held;
@@ -81,7 +82,7 @@ impl UnderWay {
     }
 }
 
-/// A turn that was taken, until it is dropped.
+/// A turn, until it is dropped.
 pub struct Held {
     under_way: Arc<UnderWay>,
     unit: Unit,

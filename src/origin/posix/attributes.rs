@@ -6,8 +6,9 @@
 //! | symlink | target, ctime | the target is the content |
 //! | other | size, mtime ns, ctime ns, inode | the design's rule |
 //!
-//! Each of them holds the filesystem as well ([`super::filesystem`]). A ctime before 1980 is none: files of
-//! such a filesystem, or of an image that was made without times, have versions of [`Standing::Launch`].
+//! Each version also includes the filesystem ([`super::filesystem`]). A ctime before 1980 is not a real
+//! time: files of such a filesystem, or of an image that was made without times, have versions of
+//! [`Standing::Launch`].
 
 use super::Shared;
 use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
@@ -23,26 +24,26 @@ use rustix::fs::{
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// Everything an application sees, birth time for a directory's version, and the mount.
+/// All fields that applications see, the birth time for a directory's version, and the mount.
 const MASK: StatxFlags = StatxFlags::BASIC_STATS
     .union(StatxFlags::BTIME)
     .union(MOUNT_MASK);
 
-/// 1980-01-01. A status change that is older than the filesystem's own kind is no time at all: images
-/// without times say 0, and FAT counts from here.
+/// 1980-01-01. An older ctime is not a real time: images without times have 0, and FAT counts from this
+/// date.
 const FIRST_CTIME_SECONDS: i64 = 315_532_800;
 
-/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Others tell their own truth anyway, at
-/// no cost.
+/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Other filesystems are always accurate and
+/// ignore it.
 const FORCE_SYNC: AtFlags = AtFlags::from_bits_retain(0x2000);
 
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
-/// `dir` itself. The answer may be what a network filesystem's client has kept for some time.
+/// `dir` itself. A network filesystem's client may answer from its cache.
 pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
     status_with(dir, name, AtFlags::empty())
 }
 
-/// As [`status`], as the filesystem's servers tell it now: evidence that nothing has changed.
+/// Like [`status`], but from the filesystem's servers: the result proves that nothing has changed since.
 pub(super) fn status_now(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
     status_with(dir, name, FORCE_SYNC)
 }
@@ -55,7 +56,7 @@ fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno
     statx(dir, name, flags, MASK)
 }
 
-/// The filesystem that holds `name` in `dir`, whose `status` was just taken.
+/// The filesystem that holds `name` in `dir`, whose status is `status_of_name`.
 pub(super) fn filesystem_of(
     filesystems: &Filesystems,
     dir: impl AsFd,
@@ -63,8 +64,8 @@ pub(super) fn filesystem_of(
     status_of_name: &Statx,
 ) -> Result<Filesystem, Errno> {
     filesystems.of(status_of_name, || {
-        // The directory tells as well, unless `name` is a mount point. It can be asked for more than a
-        // file that may not be opened.
+        // The directory is on the same filesystem, unless `name` is a mount point. It can be opened in more
+        // cases than a file that this process may not open.
         let same = name.is_empty() || {
             let mount = MountKey::of(&status(&dir, b"")?);
             mount == MountKey::of(status_of_name)
@@ -77,7 +78,7 @@ pub(super) fn filesystem_of(
     })
 }
 
-/// A look at `path`, which is `name` in `dir`.
+/// The result of a look at `path`, which is `name` in `dir`.
 struct Look {
     status: Statx,
     filesystem: Filesystem,
@@ -85,7 +86,7 @@ struct Look {
     standing: Standing,
 }
 
-/// A file that is old by its times costs one `statx`.
+/// Looks at a file. If its times show that it is old, this costs one `statx`.
 fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result<Look, Errno> {
     let (sightings, filesystems) = (&shared.sightings, &shared.filesystems);
     let status = status(&dir, name)?;
@@ -116,7 +117,7 @@ fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result
     })
 }
 
-/// How old a file is.
+/// The times that show a file's age.
 pub(super) fn times(status: &Statx) -> Times {
     Times {
         newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
@@ -128,7 +129,7 @@ pub(super) fn granularity_of(status: &Statx) -> Duration {
     granularity(status.stx_ctime.tv_nsec)
 }
 
-/// Attributes of `path`, which is `name` in `dir`, with the target of a link.
+/// Attributes of `path`, which is `name` in `dir`, including the target of a link.
 pub(super) fn attributes(
     shared: &Shared,
     path: &ItemPath,
@@ -166,7 +167,7 @@ pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
     })
 }
 
-/// Version of anything but a symlink, whatever its standing.
+/// The version of any file except a symlink; the caller sets its standing.
 pub(super) fn version(status: &Statx, filesystem: &Filesystem) -> Version {
     let mut identity = Vec::with_capacity(64);
     identity.extend_from_slice(&filesystem.seed);
@@ -193,9 +194,9 @@ fn link_version(status: &Statx, target: &[u8], filesystem: &Filesystem) -> Versi
     Version::of(&identity)
 }
 
-/// How far the origin's records can be trusted: no further than the filesystem is known, and not across
-/// launches without a time that every change moves. (A file's mtime can be set to any
-/// value; a directory's version has no time.)
+/// How far the origin's records can be trusted: at most as far as the filesystem is identified, and only
+/// for this launch if there is no usable ctime, which every change moves. (A file's mtime can be set to any
+/// value; a directory's version includes no time.)
 fn standing(status: &Statx, filesystem: &Filesystem) -> Standing {
     let is_directory = kind(status) == Some(FileKind::Directory);
     if !is_directory && status.stx_ctime.tv_sec < FIRST_CTIME_SECONDS {

@@ -2,9 +2,9 @@
 //!
 //! A call and a wake-up for each would cost more than the files. Each file is found, checked, opened
 //! and read by the same rules as a single one (see [`super::read`]); what does not pass is left out.
-//! Two batches at most are being read for one request, and none before somebody takes them. Each file is
-//! given as soon as it is read, so that one that hangs keeps none of those before it; and each is read
-//! in its turn only: what a reader has asked for by itself is the reader's.
+//! At most two batches of a request are read at a time, and none before the stream is polled. Each file is
+//! returned as soon as it is read, so that a hanging file does not delay those before it. Each file is read
+//! in its turn: a file that a reader has requested separately is left to that request.
 
 use super::Shared;
 use super::read::{ACTION, Reading};
@@ -23,7 +23,7 @@ use tokio::time::Instant;
 const FIRST_BATCH_BYTES: u64 = 128 << 10;
 /// … and the others large enough to be worth a thread's while.
 const BATCH_BYTES: u64 = 512 << 10;
-/// Files of a batch: a slow file system must not keep the last of them back for long.
+/// Files of a batch: limits the delay of its last file on a slow file system.
 const BATCH_FILES: usize = 64;
 /// How long a batch may take: what it has not read by then is left out.
 const BATCH_TIME: Duration = Duration::from_millis(200);
@@ -44,7 +44,7 @@ pub(super) fn stream(
     stream::iter(batches)
         .map(move |batch| {
             let turns = Arc::clone(&turns);
-            // Room for all files of a batch: nothing of it is lost, and its thread never waits.
+            // The channel has room for all files of a batch, so its thread never waits.
             let (sender, items) = channel(BATCH_FILES);
             let shared = Arc::clone(&shared);
             let work = move |shared: &Arc<Shared>, _: &ItemPath| {
@@ -62,9 +62,9 @@ pub(super) fn stream(
         .boxed()
 }
 
-/// A batch that is being read.
+/// A batch in progress.
 struct Batch {
-    /// `None`: it is over, or hangs. A file that hangs is left out, and those behind it.
+    /// `None` once the batch has ended or hangs. A hanging file and the files after it are left out.
     reading: Option<BoxFuture<'static, Result<(), Failure>>>,
     items: Receiver<Read>,
 }
@@ -77,7 +77,7 @@ impl Batch {
                 item = self.items.recv() => return item,
                 _over = reading => {
                     self.reading = None;
-                    // What a thread that hangs reads later is nobody's.
+                    // Discard the files that a hanging thread reads later.
                     self.items.close();
                 }
             }
@@ -106,7 +106,7 @@ fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
 fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &Sender<Read>) {
     let begun = Instant::now();
     for (index, file) in batch {
-        // Nobody takes what is read from here on.
+        // After that time, or without a receiver, the bytes would be discarded.
         if begun.elapsed() > BATCH_TIME || read.is_closed() {
             return;
         }

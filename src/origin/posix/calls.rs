@@ -1,12 +1,12 @@
-//! Blocking calls: so many at a time, each within its asker's patience, and none able to keep the others
-//! waiting by hanging.
+//! Runs blocking calls: a limited number at a time, each with a deadline, and without delays by calls that
+//! hang.
 //!
-//! A call takes one of `posix_concurrency` places, and a thread. It gives its place back when it returns,
-//! or when it takes so long that it counts as hanging ([`super::hanging`]). How long that is follows from
-//! how long calls of this origin take: storage that is slow with everything is not asked more at a time
-//! for it, and storage of which a part hangs keeps its places for the other parts. The more calls hang
-//! already, the sooner the next one counts: a thousand that begin to hang at once give their places up
-//! within a second.
+//! A call takes one of `posix_concurrency` places, and a thread. It releases its place when it returns, or
+//! when it takes so long that it counts as hanging ([`super::hanging`]). That time depends on how long
+//! calls of this origin usually take. So storage that is slow for every call does not get more concurrent
+//! calls for it, and if only a part of the storage hangs, the places serve the other parts. The more calls
+//! hang already, the sooner the next one counts as hanging: a thousand calls that begin to hang at once
+//! release their places within a second.
 
 use super::Shared;
 use crate::origin::failure::{STORAGE_HANGS, too_slow, worded};
@@ -17,23 +17,23 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-/// A call hangs when it takes so many times as long as calls usually do …
+/// A call counts as hanging when it takes this multiple of the usual time …
 const USUAL_TIMES: u32 = 10;
-/// … but no call does before this: storage may be quick, and a machine busy.
+/// … but not before this time, because storage may be fast and the machine busy …
 const PATIENCE_MIN: Duration = Duration::from_millis(100);
-/// … and every call does after this.
+/// … and always after this time.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
-/// While others hang, patience shrinks to this, or to twice the usual time.
+/// While other calls hang, this time may shrink to this minimum, or to twice the usual time.
 const PATIENCE_FLOOR: Duration = Duration::from_millis(10);
-/// Each call moves the usual time by one part in so many of the difference.
+/// The usual time moves by one part in this many of the difference to each new call.
 const USUAL_WEIGHT: u64 = 16;
 
-/// How long calls take, averaged over the last of them.
+/// A moving average of the duration of calls, in nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Usual(AtomicU64);
 
 impl Usual {
-    /// Relaxed, and not atomic as a whole: an estimate that misses a call is as good.
+    /// Not atomic as a whole: an estimate may miss a call.
     fn add(&self, took: Duration) {
         let took = took.min(PATIENCE_MAX);
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
@@ -47,8 +47,8 @@ impl Usual {
     }
 }
 
-/// How long a call may take before it counts as hanging, where calls usually take `usual` and `hanging`
-/// of them hang, of a number that could be carried out at a time.
+/// How long a call may take before it counts as hanging. `usual` is the usual duration of calls, `hanging`
+/// the number of hanging ones, and `at_a_time` the number of places.
 fn patience(usual: Duration, hanging: usize, at_a_time: usize) -> Duration {
     let alone = (usual * USUAL_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX);
     let rounds = u32::try_from(hanging / at_a_time.max(1)).unwrap_or(u32::MAX);
@@ -62,7 +62,7 @@ impl Shared {
         patience(self.usual.get(), self.hanging.count(), self.at_a_time)
     }
 
-    /// When an asker that begins now gives up.
+    /// The deadline of a request that begins now.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.hang_timeout
     }
@@ -77,7 +77,7 @@ impl Shared {
             &self.label,
             action,
             path,
-            &format_args!("{calls} calls into this filesystem hang, and no more are begun")
+            &format_args!("{calls} calls into this filesystem hang, and no more are started")
                 .to_string(),
             STORAGE_HANGS,
         )
@@ -91,14 +91,14 @@ impl Shared {
     ) -> Failure {
         let hint = "raise the limit of processes (ulimit -u, or pids.max of the cgroup)";
         let kind = FailureKind::Unavailable;
-        let cause = format!("no thread for it: {error}");
+        let cause = format!("cannot start a thread for it: {error}");
         worded(kind, &self.label, action, path, &cause, hint)
     }
 
-    /// Waits, without a thread, until no call hangs on `path`, and then for a place among the calls.
+    /// Waits, without a thread, until no call hangs on `path`, and then for a place.
     ///
     /// # Errors
-    /// `Unavailable` at `deadline`, and at once where too many calls hang in the path's filesystem.
+    /// `Unavailable` at `deadline`, and at once if too many calls hang in the path's filesystem.
     pub(super) async fn admit(
         &self,
         action: &str,
@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Carries out `call` about `path` on a thread of its own.
+    /// Runs `call` about `path` on another thread.
     pub(super) async fn run<T: Send + 'static>(
         self: Arc<Self>,
         action: &'static str,
@@ -135,7 +135,7 @@ impl Shared {
         self.run_for(Duration::ZERO, action, path, call).await
     }
 
-    /// As [`Shared::run`], of a call that takes `longer` than others do before it counts as hanging.
+    /// Like [`Shared::run`], for a call that may take `longer` than others before it counts as hanging.
     pub(super) async fn run_for<T: Send + 'static>(
         self: Arc<Self>,
         longer: Duration,
@@ -153,7 +153,7 @@ impl Shared {
             state: Mutex::new(State::Running { _place: place }),
         });
         let patience = call.begun + longer + self.patience();
-        // Dropped at the deadline, and also when the asker goes away.
+        // Dropped at the deadline, or when the caller is cancelled.
         let _abandon = Abandon(&call);
         let (answer, mut answered) = oneshot::channel();
         let returning = Returning(Arc::clone(&call));
@@ -161,7 +161,7 @@ impl Shared {
             let call = &returning.0;
             let result = work(&call.shared, &call.path);
             drop(returning);
-            // An asker that is gone needs no answer.
+            // The caller may be gone.
             drop(answer.send(result));
         });
         let path = &call.path;
@@ -177,18 +177,18 @@ impl Shared {
     }
 
     fn broken(&self, action: &str, path: &ItemPath) -> Failure {
-        let cause = "the thread that did it has panicked";
+        let cause = "its thread has panicked";
         worded(FailureKind::Io, &self.label, action, path, &cause, "")
     }
 }
 
-/// One call under way.
+/// A call in progress.
 struct Call {
     shared: Arc<Shared>,
     action: &'static str,
     path: ItemPath,
     begun: Instant,
-    /// Guards itself; held for a change of state. Taken before the lock of what hangs.
+    /// Locked briefly for a change of state. Taken before the lock of the hanging calls.
     state: Mutex<State>,
 }
 
@@ -197,7 +197,7 @@ enum State {
     Running {
         _place: OwnedSemaphorePermit,
     },
-    /// It has given its place back, and counts among what hangs.
+    /// It has released its place, and counts as hanging.
     Hanging(u64),
     Returned,
 }
@@ -207,7 +207,7 @@ impl Call {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts it as hanging, unless it has returned.
+    /// Counts the call as hanging, unless it has returned.
     fn hangs(&self) {
         let mut state = self.lock();
         if matches!(*state, State::Running { .. }) {
@@ -217,7 +217,7 @@ impl Call {
     }
 }
 
-/// Dropped on the call's thread when it has returned.
+/// Dropped on the call's thread when the call has returned.
 struct Returning(Arc<Call>);
 
 impl Drop for Returning {
@@ -231,7 +231,7 @@ impl Drop for Returning {
     }
 }
 
-/// Leaves a call to itself: while its thread is busy, it counts as hanging.
+/// Abandons a call on drop: if it has not returned, it counts as hanging.
 struct Abandon<'a>(&'a Call);
 
 impl Drop for Abandon<'_> {
@@ -252,11 +252,11 @@ mod tests {
         assert_eq!(patience(ms(900), 0, 16), ms(2000));
         assert_eq!(patience(ms(1), 16, 16), ms(50));
         assert_eq!(patience(ms(1), 1000, 16), ms(10));
-        // Storage that is slow with everything: what takes twice as long is no sign of hanging.
+        // If all of the storage is slow, a call of twice the usual duration does not hang.
         assert_eq!(patience(ms(200), 1000, 16), ms(400));
     }
 
-    /// So much patience all of a thousand calls take that begin to hang together.
+    /// The total time after which a thousand calls that hang together have released their places.
     #[test]
     fn a_thousand_calls_that_hang_at_once_give_their_places_up_within_a_second() {
         let rounds = (0..1000).step_by(16);

@@ -1,20 +1,21 @@
-//! Which filesystem holds a file: the part of a version that tells equal inode numbers, sizes and times
-//! of two filesystems apart.
+//! Identifies the filesystem that holds a file. This part of a version distinguishes two filesystems with
+//! equal inode numbers, sizes and times.
 //!
-//! Mounts lie below an origin, so the question is asked of each file and not of the origin. Every `statx`
-//! brings the id of the mount at no further cost; the table here says what is known of that mount, and is
-//! filled when an id is seen for the first time (`identity` has the rules, some system calls each).
+//! Mounts may be below an origin, so the filesystem is determined for each file and not for the origin.
+//! Every `statx` returns the id of the mount at no further cost. The table here maps it to a filesystem,
+//! and is filled when an id is seen for the first time (`identity` has the rules; it takes a few system
+//! calls).
 //!
-//! A local filesystem (a disk, an image, FUSE) that replaces another one at the same mount point counts a
-//! *generation* up, even where both say that they are the same: two copies of one image have one UUID.
-//! A filesystem of a server is known by the server, and stays the same when it is mounted again.
-//! Generation 0 adds nothing to a version, so that roots with mounts of their own agree.
+//! If a local filesystem (a disk, an image, FUSE) replaces another one at the same mount point, the
+//! *generation* of the mount point increases, even if both report the same identity: two copies of one
+//! image have one UUID. A filesystem on a server is identified by the server, and stays the same when it is
+//! mounted again. Generation 0 adds nothing to a version, so that roots with separate mounts agree.
 //!
-//! A filesystem without an identity, and one that replaced another, gives versions of
-//! [`Standing::Launch`]: nothing is kept under them for a later launch.
+//! A filesystem without an identity, and one that replaced another, has versions of [`Standing::Launch`]:
+//! data cached under them is not used in a later launch.
 //!
-//! On kernels before 6.8 the id of a mount that is gone is given to a later one. A filesystem that
-//! replaces another one under the same id and device number is taken for the same there.
+//! Kernels before 6.8 reuse the ids of mounts. There, a filesystem that replaces another one with the same
+//! id and device number is not noticed.
 
 mod identity;
 mod uuid;
@@ -30,30 +31,30 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-/// `STATX_MNT_ID_UNIQUE` (Linux 6.8): an id that no later mount gets.
+/// `STATX_MNT_ID_UNIQUE` (Linux 6.8): an id that is never reused.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// What `statx` is asked for beside attributes. A kernel that lacks one of them leaves it out.
+/// Fields that `statx` is asked for in addition to attributes. A kernel without one of them omits it.
 pub(super) const MOUNT_MASK: StatxFlags = StatxFlags::MNT_ID.union(MNT_ID_UNIQUE);
 
-/// Mounts that are remembered. When there are more, all are forgotten and looked at again; mount points
-/// and their generations stay.
+/// Remembered mounts. Beyond it all are forgotten and looked up again; mount points and their generations
+/// stay.
 const MOUNTS_MAX: usize = 4096;
-/// Mount points whose generation is remembered. When there are more, all are forgotten, and each begins
-/// with a generation above every earlier one: what is cached of local filesystems is read again.
+/// Mount points with a remembered generation. Beyond it all are forgotten, and each starts with a
+/// generation above all earlier ones, so cached data of local filesystems is read again.
 const POINTS_MAX: usize = 4096;
 
-/// What a version takes from the filesystem that holds the file. Two are equal only if the filesystem's
-/// identity and its generation are. The origin's URI is no part of it: within one filesystem the inode number
-/// names the file, by whatever path the origin was given, and an index of a subdirectory holds for it.
+/// The part of a version that stands for the filesystem. Two are equal only if the filesystems' identities
+/// and generations are. The origin's URI is not included: within one filesystem the inode number names the
+/// file, by whatever path the origin was given, and an index of a subdirectory stays valid for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Filesystem {
     pub(super) seed: [u8; 16],
     pub(super) standing: Standing,
 }
 
-/// The mount that a file was reached through, as far as the kernel tells. The device number tells the
-/// subvolumes of one btrfs mount apart; it never leaves this table.
+/// The mount through which a file was reached, as far as the kernel reports it. The device number
+/// distinguishes the subvolumes of one btrfs mount; it is used only within this table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct MountKey {
     id: MountId,
@@ -62,11 +63,11 @@ pub(super) struct MountKey {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum MountId {
-    /// Never given twice, and counting up.
+    /// Increasing, and never reused.
     Unique(u64),
-    /// Given again once the mount is gone (Linux 5.8 to 6.7).
+    /// Reused after the mount is gone (Linux 5.8 to 6.7).
     Reused(u64),
-    /// Not told (before Linux 5.8).
+    /// Not reported (before Linux 5.8).
     Untold,
 }
 
@@ -93,12 +94,12 @@ impl MountKey {
         }
     }
 
-    /// Whether this mount was certainly made after the other one.
+    /// Whether this mount was certainly made after `other`.
     pub(super) fn is_later_than(self, other: Self) -> bool {
         matches!((self.id, other.id), (MountId::Unique(one), MountId::Unique(another)) if one > another)
     }
 
-    /// Whether [`MountKey::is_later_than`] can tell at all.
+    /// Whether [`MountKey::is_later_than`] is meaningful.
     pub(super) fn has_order(self) -> bool {
         matches!(self.id, MountId::Unique(_))
     }
@@ -109,7 +110,7 @@ impl MountKey {
 pub(super) struct Filesystems {
     /// Names the origin in the log.
     uri: String,
-    /// Guards itself; held for look-ups and insertions, never for a system call.
+    /// Held for look-ups and insertions, never during a system call.
     table: RwLock<Table>,
 }
 
@@ -117,22 +118,22 @@ pub(super) struct Filesystems {
 struct Table {
     mounts: HashMap<MountKey, Filesystem>,
     points: HashMap<PathBuf, Point>,
-    /// The generation of mount points that are not known: 0, until some were forgotten.
+    /// The generation of unknown mount points: 0, until known ones were forgotten.
     first_generation: u64,
 }
 
-/// What is mounted at a mount point, and how many local filesystems were there before it.
+/// The mount at a mount point, and the number of local filesystems that it has replaced there.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     mount: MountKey,
     generation: u64,
 }
 
-/// What is found out about a mount that is seen for the first time.
+/// The facts about a mount that is seen for the first time.
 struct Sighting {
     identity: Option<String>,
     is_local: bool,
-    /// Where it is mounted; `None` if it is mounted nowhere any more.
+    /// Its mount point; `None` if it is no longer mounted anywhere.
     point: Option<PathBuf>,
 }
 
@@ -144,11 +145,11 @@ impl Filesystems {
         }
     }
 
-    /// The filesystem that holds the file of `status`. `open` gives a descriptor of that file, if only
-    /// with `O_PATH`; it is called the first time that this mount is seen.
+    /// The filesystem that holds the file of `status`. `open` returns a descriptor of that file, which may
+    /// be `O_PATH`; it is called only the first time that this mount is seen.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The errors of `open`.
     pub(super) fn of(
         &self,
         status: &Statx,
@@ -189,7 +190,8 @@ impl Table {
                 .update(&generation.to_le_bytes());
         }
         if detached {
-            // What it replaces, or is replaced by, cannot be told: it is like no other.
+            // Without a mount point, replacements cannot be detected, so it is distinct from all other
+            // mounts.
             let only = format!("\0{mount:?}");
             hasher.update(only.as_bytes());
         }
@@ -239,7 +241,7 @@ impl Table {
     }
 }
 
-/// Finds out about the mount that `file` was opened through.
+/// Collects the facts about the mount through which `file` was opened.
 fn look(file: &OwnedFd, mount: MountKey) -> Sighting {
     let Some(entry) = mount_of(file) else {
         return Sighting {
@@ -261,8 +263,8 @@ fn look(file: &OwnedFd, mount: MountKey) -> Sighting {
     }
 }
 
-/// The line of the mount table for the mount that `file` was opened through; `None` if it is mounted
-/// nowhere any more.
+/// The entry of the mount table for the mount through which `file` was opened; `None` if it is no longer
+/// mounted anywhere.
 pub(super) fn mount_of(file: &OwnedFd) -> Option<MountEntry> {
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
     let id: u64 = about

@@ -1,12 +1,12 @@
-//! The calls of an origin that hang: how many, on which paths, on which filesystems.
+//! The hanging calls of an origin: their number, their paths, and their filesystems.
 //!
-//! A call hangs when it takes longer than calls of this origin usually do, or when its asker has gone
-//! away meanwhile. From then on it counts here and no longer among the calls that are carried out at a
-//! time, so that it keeps nobody else waiting. Its thread stays with it. Two rules bound the threads:
-//! - A further question about the same path waits without a thread until the call returns. So does one
-//!   about anything below a path whose `stat` hangs.
-//! - While [`HANGING_MAX`] calls hang, a filesystem that some of them hang in is not asked anything more:
-//!   its questions fail at once. Other filesystems are asked as ever.
+//! A call hangs when it takes longer than calls of this origin usually do, or when its caller was cancelled
+//! before it returned. From then on it counts here and no longer among the concurrent calls, so that it
+//! delays no other call. It still keeps its thread. Two rules bound these threads:
+//! - A further request about the same path waits without a thread until the call returns. So does a request
+//!   about any path below one whose `stat` hangs.
+//! - While [`HANGING_MAX`] calls hang, requests to the filesystems in which they hang fail at once. Other
+//!   filesystems are not affected.
 
 use super::threads::THREAD_BYTES;
 use copperfs_fuse::mountinfo::{self, MountEntry};
@@ -22,19 +22,19 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-/// Calls of one process that may hang, all origins together. With more, the filesystems that they hang in
-/// fail fast. A filesystem that begins to hang only then adds its calls that are under way, which are
-/// `posix_concurrency` at most.
+/// Hanging calls of one process, in all origins together. Beyond it requests to the filesystems in which
+/// calls hang fail at once. A filesystem that begins to hang after that adds at most its running calls,
+/// which are `posix_concurrency` at most.
 pub(super) const HANGING_MAX: usize = 2048;
-/// Calls that hang may take one part in so many of a node's memory.
+/// Hanging calls may take one part in this many of a node's memory.
 const MEMORY_SHARE: u64 = 8;
-/// How long the mount table is used after it was read.
+/// The maximum age of the cached mount table.
 const MOUNTS_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The action whose hanging means that nothing below the path can be reached either.
 pub(super) const STAT: &str = "stat";
 
-/// How many calls of all origins hang, and how many may.
+/// The number of hanging calls of all origins, and its bound.
 #[derive(Debug)]
 pub struct HangingBound {
     max: usize,
@@ -42,7 +42,7 @@ pub struct HangingBound {
 }
 
 impl HangingBound {
-    /// None hang, and `max` may; those of the default are `HANGING_MAX`.
+    /// A bound of `max` hanging calls; the default is `HANGING_MAX`.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
@@ -53,8 +53,8 @@ impl HangingBound {
 }
 
 impl HangingBound {
-    /// The bound of a node that is given `memory_bytes`, and the memory that so many calls take, which is
-    /// to be left free for them.
+    /// The bound for a node with `memory_bytes`, and the memory that this many hanging calls take, which
+    /// must be reserved for them.
     #[must_use]
     pub fn of_memory(memory_bytes: u64) -> (usize, u64) {
         let fits = usize::try_from(memory_bytes / MEMORY_SHARE / THREAD_BYTES);
@@ -69,31 +69,31 @@ impl Default for HangingBound {
     }
 }
 
-/// What hangs in an origin, for people.
+/// The hanging calls of an origin, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HangingCalls {
-    /// How many calls.
+    /// The number of calls.
     pub calls: usize,
-    /// What the oldest of them is about.
+    /// The path of the oldest one.
     pub path: ItemPath,
-    /// What it does, a verb.
+    /// Its action, a verb.
     pub action: &'static str,
     /// How long it has taken so far.
     pub since: Duration,
 }
 
-/// A filesystem, as the mount table tells it from others.
+/// The device number of a filesystem, as in the mount table.
 type Device = (u32, u32);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Hanging {
     bound: Arc<HangingBound>,
-    /// As many as `table` has: read without its lock.
+    /// The number of calls in `table`, readable without its lock.
     count: AtomicUsize,
-    /// Guards itself; held for map operations. Taken after the lock of a call or a batch.
+    /// Locked for map operations. Taken after the lock of a call or a batch.
     table: Mutex<Table>,
-    /// Told whenever a call returns.
+    /// Notified whenever a call returns.
     released: Notify,
     mounts: Mounts,
 }
@@ -101,7 +101,7 @@ pub(super) struct Hanging {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    /// In the order in which they began to count.
+    /// In the order in which they were added.
     calls: BTreeMap<u64, Hung>,
     /// By path: the actions that hang on it.
     paths: HashMap<ItemPathBytes, Vec<&'static str>>,
@@ -119,7 +119,7 @@ struct Hung {
 }
 
 impl Hanging {
-    /// None yet, below the host directory `root`.
+    /// Creates an empty table for the origin at the host directory `root`.
     pub(super) fn new(bound: Arc<HangingBound>, root: PathBuf) -> Self {
         Self {
             bound,
@@ -134,7 +134,7 @@ impl Hanging {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Adds a call that has been under way since `begun`; gives what [`Hanging::remove`] takes.
+    /// Adds a call that has been running since `begun`. Returns its id for [`Hanging::remove`].
     pub(super) fn add(&self, action: &'static str, path: &ItemPath, begun: Instant) -> u64 {
         let device = self.mounts.device(path);
         let mut table = self.lock();
@@ -160,7 +160,7 @@ impl Hanging {
         id
     }
 
-    /// That call has returned.
+    /// Removes a call that has returned.
     pub(super) fn remove(&self, id: u64) {
         let mut table = self.lock();
         let Some(hung) = table.calls.remove(&id) else {
@@ -186,13 +186,13 @@ impl Hanging {
         self.released.notify_waiters();
     }
 
-    /// Resolves when a call has returned after this was made.
+    /// Resolves when a call returns after this future was created.
     pub(super) fn released(&self) -> Notified<'_> {
         self.released.notified()
     }
 
-    /// Whether a call hangs in `action` on `path`, or in `stat` on a directory on the way to it. Costs a
-    /// look for each component, however many hang.
+    /// Whether a call hangs in `action` on `path`, or in `stat` on one of its parent directories. Costs one
+    /// look-up per component, however many calls hang.
     pub(super) fn holds(&self, action: &str, path: &ItemPath) -> bool {
         if self.count() == 0 {
             return false;
@@ -209,7 +209,7 @@ impl Hanging {
         hangs(whole, action) || way.into_iter().any(|path| hangs(path, STAT))
     }
 
-    /// Where so many calls hang that no more may: how many hang in the filesystem of `path`, if any does.
+    /// If no further calls may hang and some hang in the filesystem of `path`, returns their number.
     pub(super) fn full(&self, path: &ItemPath) -> Option<usize> {
         if self.bound.now.load(Ordering::Acquire) < self.bound.max {
             return None;
@@ -218,7 +218,7 @@ impl Hanging {
         self.lock().filesystems.get(&device).copied()
     }
 
-    /// What hangs, if anything does.
+    /// The hanging calls, if there are any.
     pub(super) fn report(&self) -> Option<HangingCalls> {
         let table = self.lock();
         let (_, oldest) = table.calls.first_key_value()?;
@@ -235,11 +235,11 @@ impl Hanging {
     }
 }
 
-/// The mounts of this host, read when something hangs: no filesystem is asked.
+/// The mounts of this host, read when a call hangs. No filesystem is asked.
 #[derive(Debug)]
 struct Mounts {
     root: PathBuf,
-    /// When it was read, and what was there. Held for a read of `/proc/self/mountinfo` at most.
+    /// When the table was read, and its entries. Locked at most for a read of `/proc/self/mountinfo`.
     table: Mutex<Option<(Instant, Vec<MountEntry>)>>,
 }
 
@@ -249,7 +249,8 @@ impl Mounts {
         Self { root, table }
     }
 
-    /// The filesystem that holds `path`. Where the mount table does not tell, all paths are of one.
+    /// The filesystem that holds `path`. If the mount table cannot be read, all paths count as one
+    /// filesystem.
     fn device(&self, path: &ItemPath) -> Device {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = |read: &Instant| read.elapsed() < MOUNTS_AGE_MAX;
@@ -263,7 +264,7 @@ impl Mounts {
     }
 }
 
-/// The device of the mount below which `path` is: of the deepest one, and of the last one there.
+/// The device of the deepest mount above `path`; of several at one point, the last one.
 fn device_of<'a>(mounts: impl Iterator<Item = &'a MountEntry>, path: &Path) -> Device {
     let holding = mounts.filter(|mount| path.starts_with(&mount.mountpoint));
     holding

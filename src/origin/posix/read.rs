@@ -2,13 +2,13 @@
 //!
 //! The file is found (`O_PATH`), checked to be a regular file of the version wanted, and only then
 //! opened for reading, by its descriptor: the path is not walked twice and a device or pipe is never
-//! opened. After each piece that was read, the version is checked again before the piece is handed on,
-//! as the filesystem's servers tell it at that moment; so a change at any moment, growth and truncation
-//! included, ends the stream with `Stale`.
+//! opened. After each piece was read, the version is checked again with the filesystem's servers before the
+//! piece is returned; so a change at any moment, growth and truncation included, ends the stream with
+//! `Stale`.
 //!
-//! A change may not show yet in the times of a file whose version has not settled. It is read whole, by
-//! one call, and twice: what is handed on are the bytes of the second time, as far as they are those of
-//! the first. So they are the file's bytes at the moment between the two.
+//! The times of a file with an unsettled version may not show a further change yet. So the file is read
+//! whole, in one call, and twice. The bytes of the second read are returned as far as they equal those of
+//! the first, so they are the file's bytes at the moment between the two.
 
 use super::Shared;
 use super::attributes::{filesystem_of, granularity_of, kind, status, status_now, times, version};
@@ -39,12 +39,12 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 pub(super) struct Reading {
     file: OwnedFd,
-    /// Of the file, which an open descriptor never leaves.
+    /// The filesystem of the file; it does not change for an open descriptor.
     filesystem: Filesystem,
     range: ByteRange,
     /// Bytes handed on so far.
     done: u64,
-    /// Of a version that has not settled: the hashes of all blocks as they were read first.
+    /// For an unsettled version: the hashes of all blocks from the first read.
     before: Option<Vec<ContentHash>>,
 }
 
@@ -152,7 +152,7 @@ impl Reading {
         Ok(bytes)
     }
 
-    /// Whether `bytes`, which begin with a block, are those that were read first.
+    /// Whether `bytes`, which begin at a block, equal those of the first read.
     fn is_as_before(&self, offset: u64, bytes: &[u8]) -> bool {
         let Some(before) = &self.before else {
             return true;
@@ -165,7 +165,7 @@ impl Reading {
                 .all(|(before, now)| before.is_some_and(|before| before.0 == *now.as_bytes()))
     }
 
-    /// Reads all of a file whose version has not settled for the first time.
+    /// Does the first read of a whole file with an unsettled version.
     fn read_before(&mut self, shared: &Shared) -> Result<(), Failure> {
         let mut before = Vec::new();
         let mut at = 0;
@@ -197,7 +197,7 @@ impl Reading {
             version.is_state_of(&range.version) && status.stx_size == range.size
         };
         if !is_wanted(&status) || !range.version.is_settled() {
-            // What a client's cache says may be older than what the asker has seen.
+            // A cached status may be older than the one that the caller has seen.
             status = status_now(&found, b"").map_err(failed)?;
         }
         match kind(&status) {
@@ -257,7 +257,7 @@ impl Reading {
 }
 
 impl Shared {
-    /// Whether `range` of the file with this status may be read under a version that has not settled.
+    /// Whether `range` of the file with this status may be read under an unsettled version.
     fn admits(&self, range: &ByteRange, status: &Statx) -> bool {
         let whole = range.offset == 0 && range.length == range.size;
         let old = self.sightings.is_old(times(status), now_ns());

@@ -1,11 +1,12 @@
-//! The directory at the top of an origin, and what becomes of it when another filesystem is mounted there.
+//! The top directory of an origin, and its replacement when another filesystem is mounted there.
 //!
-//! A descriptor keeps the filesystem that it was opened on, even after `umount -l`. So the mount table is
-//! watched (one `poll`, which asks no storage), and when it has changed, the path is opened again: if it
-//! leads to a mount that was made later than the one at hand, that one is served from then on.
+//! A descriptor keeps the filesystem on which it was opened, even after `umount -l`. So the mount table is
+//! watched (with one `poll`, which asks no storage). After a change the path is opened again. If it leads
+//! to a mount that was made later than the current one, the origin switches to it.
 //!
-//! A path that leads to an *earlier* mount shows what was covered, such as an empty mount point: storage
-//! is being unmounted, and may come back. The origin goes on with the filesystem that it has.
+//! A path that leads to an *earlier* mount shows a directory that was covered before, such as an empty
+//! mount point: the storage was unmounted, and may come back. The origin then stays with its current
+//! filesystem.
 
 use super::attributes::status;
 use super::filesystem::{MountKey, mount_of};
@@ -21,17 +22,17 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
-    /// Guards the assignment only.
+    /// Locked for the assignment only.
     top: RwLock<Top>,
-    /// The mount table, and the right to look at the path. A request that finds it taken goes on with the
-    /// root at hand, because a look may hang with storage. Taken before `top`.
+    /// The mount table, and the right to open the path. A request that finds it locked uses the current
+    /// root, because opening may hang with the storage. Taken before `top`.
     watch: Mutex<Watch>,
 }
 
 #[derive(Debug)]
 struct Watch {
     mounts: Option<File>,
-    /// The log says already that the path does not lead to the filesystem that is served.
+    /// The log already has a line that the path does not lead to the filesystem that is served.
     said: bool,
 }
 
@@ -39,7 +40,7 @@ struct Watch {
 struct Top {
     dir: Arc<OwnedFd>,
     mount: MountKey,
-    /// Where that is mounted, if the mount table told.
+    /// The mount point, if the mount table has it.
     point: Option<PathBuf>,
 }
 
@@ -64,7 +65,7 @@ impl Top {
     }
 }
 
-/// Opens the top of an origin. Links in its own path are the administrator's business.
+/// Opens the top directory of an origin. Links in the origin's own path are followed.
 pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
@@ -73,7 +74,7 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
 impl Root {
     /// The root at `path`, which is open as `dir`.
     pub(super) fn new(path: &Path, dir: OwnedFd) -> Result<Self, Errno> {
-        // Opened before the look: what changes after it is noticed.
+        // Opened before the directory, so that later changes are noticed.
         let mounts = File::open("/proc/self/mountinfo").ok();
         Ok(Self {
             path: path.to_owned(),
@@ -85,14 +86,14 @@ impl Root {
         })
     }
 
-    /// The directory as it stands.
+    /// The current directory.
     pub(super) fn now(&self) -> Arc<OwnedFd> {
         let top = self.top.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&top.dir)
     }
 
-    /// Goes on with what is mounted at the path now, if that is another filesystem. Blocks, if storage
-    /// does.
+    /// Switches to the filesystem that is mounted at the path now, if it replaces the current one. Blocks
+    /// if the storage blocks.
     pub(super) fn follow(&self, label: &str) {
         let Ok(mut watch) = self.watch.try_lock() else {
             return;
@@ -121,7 +122,7 @@ impl Root {
                 tracing::warn!(
                     origin = label,
                     trouble,
-                    "its path does not lead to it any more; it is served until another filesystem is \
+                    "the origin's path no longer leads to this filesystem; it is served until another one is \
                      mounted there"
                 );
             }
@@ -142,7 +143,7 @@ impl Watch {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // A poll that fails tells nothing: look, to be safe.
+        // If the poll fails, assume a change.
         poll(&mut changed, Some(&timeout)) != Ok(0)
     }
 }

@@ -59,8 +59,7 @@ pub(super) async fn entries(
 struct Batch {
     parent: ItemPath,
     names: Vec<Bytes>,
-    /// Guards the progress; held for an assignment, never for a system call. Taken before the lock of
-    /// what hangs.
+    /// Locked for an assignment, never during a system call. Taken before the lock of the hanging calls.
     state: Mutex<State>,
     finished: Notify,
 }
@@ -81,18 +80,18 @@ struct State {
 /// A thread that works for the batch.
 #[derive(Debug)]
 struct Worker {
-    /// Its place among the calls; given back when what it is busy with hangs.
+    /// Its place among the calls; released when its current call hangs.
     place: Option<OwnedSemaphorePermit>,
     busy: Option<Busy>,
 }
 
-/// A system call under way.
+/// A running system call.
 #[derive(Debug)]
 struct Busy {
-    /// About which name; `None`: the directory is being opened.
+    /// The index of its name; `None` if it opens the directory.
     index: Option<usize>,
     begun: Instant,
-    /// It counts as hanging.
+    /// Its id among the hanging calls, if it hangs.
     hanging: Option<u64>,
 }
 
@@ -162,12 +161,13 @@ impl Batch {
         }
     }
 
-    /// The next name for a worker that has done what it was busy with. `None`: it ends, and its place is
-    /// free.
+    /// The next name for a worker whose call has returned. Returns `None` if the worker must end; its place
+    /// is then free.
     fn next(&self, shared: &Shared, worker: usize) -> Option<usize> {
         let mut state = self.state();
         returned(shared, &mut state.workers[worker]);
-        // Before the worker's own call about a name may count as hanging.
+        // Checked before the worker takes the name, because its own call about it may later count as
+        // hanging.
         while !state.given_up && state.next < self.names.len() {
             let index = state.next;
             let path = self.path(Some(index));
@@ -180,7 +180,7 @@ impl Batch {
         let index = state.next;
         let over = state.given_up || state.failure.is_some() || index >= self.names.len();
         let of = &mut state.workers[worker];
-        // It has hung, and its place went to others: it goes on only where there is another one.
+        // Its call hung, and its place was released: it continues only if another place is free.
         if !over && of.place.is_none() {
             of.place = Arc::clone(&shared.places).try_acquire_owned().ok();
         }
@@ -234,8 +234,8 @@ impl Batch {
         attributes(shared, &path, dir, name).map_err(|errno| shared.failure(ACTION, &path, errno))
     }
 
-    /// Counts the calls as hanging that have begun before `since`; `None`: all that are under way.
-    /// Their workers give their places back.
+    /// Counts the calls that began before `since` as hanging, or all running ones if it is `None`. Their
+    /// workers release their places.
     fn overdue(&self, shared: &Shared, since: Option<Instant>) {
         for worker in &mut self.state().workers {
             let late = |busy: &&mut Busy| since.is_none_or(|since| busy.begun <= since);
@@ -249,7 +249,7 @@ impl Batch {
         }
     }
 
-    /// How far it is, after [`Batch::overdue`]. Before any call can be late, `since` is `None`.
+    /// The progress of the batch, after [`Batch::overdue`]. `since` is `None` if no call can be late yet.
     fn stands(&self, shared: &Shared, since: Option<Instant>) -> Stands {
         if since.is_some() {
             self.overdue(shared, since);
@@ -270,18 +270,18 @@ impl Batch {
     }
 }
 
-/// How far a batch is.
+/// The progress of a batch.
 struct Stands {
     over: bool,
     /// Names that no worker has begun.
     names_left: bool,
-    /// Workers that have their places.
+    /// Workers that have a place.
     going_on: usize,
-    /// A call is under way that does not hang yet.
+    /// A call is running that does not hang yet.
     waits: bool,
 }
 
-/// Takes note that a worker's system call has returned.
+/// Records that a worker's system call has returned.
 fn returned(shared: &Shared, worker: &mut Worker) {
     if let Some(hanging) = worker.busy.take().and_then(|busy| busy.hanging) {
         shared.hanging.remove(hanging);
@@ -325,7 +325,7 @@ async fn gather(
             break;
         }
         if stands.names_left && stands.going_on == 0 {
-            // Each worker hangs: the other names need another one, when its turn has come.
+            // All workers hang: the remaining names need another worker, which waits for its place.
             place = shared.admit(ACTION, &batch.parent, deadline).await.ok();
             if place.is_some() {
                 continue;
@@ -361,7 +361,7 @@ async fn gather(
     Ok(state.answers.clone())
 }
 
-/// Has another thread work for `batch`.
+/// Starts another worker for `batch`.
 fn start(
     shared: &Arc<Shared>,
     batch: &Arc<Batch>,
@@ -390,8 +390,8 @@ mod tests {
     use super::*;
     use crate::origin::OriginOptions;
 
-    /// On a busy machine a worker may begin its system call long after it was given a name: by then the
-    /// name counts as hanging, on that worker's own account.
+    /// On a busy machine a worker may begin its system call long after it took the name. By then the name
+    /// may count as hanging because of this worker's own call.
     #[test]
     fn a_late_call_is_not_taken_for_another_one_that_hangs() {
         let dir = tempfile::tempdir().unwrap();

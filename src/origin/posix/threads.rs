@@ -1,21 +1,20 @@
-//! Threads for calls that may never come back.
+//! Threads for calls that may never return.
 //!
-//! A call into storage that hangs cannot be cancelled: its thread stays with it. So these threads are not
-//! those of the runtime, of which there are few: one is started whenever a call finds none idle, and ends
-//! after it was idle for some time. Their stacks are small, and how many of them may hang is bounded
-//! ([`super::hanging`]).
+//! A hanging call into storage cannot be cancelled, so it keeps its thread. The runtime's threads are too
+//! few for such calls. A thread is started here whenever a call finds none idle, and ends after some idle
+//! time. The threads' stacks are small, and the number of hanging calls is bounded ([`super::hanging`]).
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Stack of a thread, in bytes of address space. Memory is taken for the pages that a call touches: some
-/// 16 KiB, and as much for the kernel's own stack.
+/// Stack of a thread, in bytes of address space. Only the pages that a call touches take memory: some 16
+/// KiB, and as much for the kernel's own stack.
 const STACK_BYTES: usize = 256 << 10;
-/// Memory that a thread with a call that hangs takes, in bytes, as it is charged to `--memory`.
+/// Memory of a thread with a hanging call, in bytes, as charged to `--memory`.
 pub(super) const THREAD_BYTES: u64 = 32 << 10;
-/// How long a thread without work waits for some.
+/// How long an idle thread waits for a job before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -26,15 +25,15 @@ pub(super) struct Threads(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Guards the queue and the count; held for a list operation.
+    /// Locked for an operation on the queue and the count.
     work: Mutex<Work>,
-    /// Told of each job.
+    /// Notified of each job.
     arrived: Condvar,
 }
 
 #[derive(Default)]
 struct Work {
-    /// Jobs that an idle thread is about to take: never more than there are idle threads.
+    /// Jobs that idle threads are about to take: at most one for each idle thread.
     jobs: VecDeque<Job>,
     idle: usize,
 }
@@ -46,7 +45,7 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// Carries out `job` on a thread of its own, at once.
+    /// Runs `job` at once on a thread that it does not share.
     ///
     /// # Errors
     /// The kernel grants no further thread. The job is dropped.
@@ -77,7 +76,7 @@ impl Inner {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes job after job until none has come for [`IDLE`].
+    /// Runs jobs until none has arrived for [`IDLE`].
     fn serve(&self) {
         loop {
             let mut work = self.lock();
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// A thousand jobs that hang need a thousand threads, and leave the next job its own.
+    /// A thousand hanging jobs take a thousand threads, and the next job still gets its own.
     #[test]
     fn a_job_never_waits_for_those_that_hang() {
         let threads = Threads::default();
@@ -125,7 +124,7 @@ mod tests {
         drop(release);
     }
 
-    /// A thread that has nothing to do takes the next job.
+    /// An idle thread takes the next job.
     #[test]
     fn idle_threads_are_used_again() {
         let threads = Threads::default();
@@ -135,7 +134,7 @@ mod tests {
             let run = move || done.send(std::thread::current().id()).unwrap();
             threads.run(run).unwrap();
             names.insert(seen.recv_timeout(Duration::from_secs(60)).unwrap());
-            // The thread tells of itself just before it is idle.
+            // The thread reports itself just before it becomes idle.
             while threads.0.lock().idle == 0 {
                 std::thread::yield_now();
             }

@@ -23,10 +23,10 @@ const ADMINISTRATORS: &[u8] = b"trusted.";
 /// Returns true if every user who may look at a file may also see that it has the attribute `name`.
 ///
 /// The list is made once, with the daemon's rights, and is then shown to every reader on every node. A
-/// kernel hides `trusted.*` from all but the administrator; nothing on the way to the reader does. So
-/// these names and their values never leave the origin. The other name spaces need no filter: the
-/// reader's kernel asks for the right to read the file before it gives out a value of `user.*`, and
-/// `security.*` and `system.*` are shown to all.
+/// kernel hides `trusted.*` from ordinary users, but no node on the way to the reader does. So these names
+/// and their values never leave the origin. The other name spaces need no filter: before the reader's
+/// kernel returns a value of `user.*`, it checks the right to read the file, and `security.*` and
+/// `system.*` are visible to all.
 fn is_for_everyone(name: &[u8]) -> bool {
     !name.starts_with(ADMINISTRATORS)
 }

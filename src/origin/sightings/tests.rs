@@ -34,7 +34,7 @@ fn a_state_settles_by_a_second_look_beyond_the_granularity() {
     assert_eq!(first, Some(8), "another state begins anew");
 }
 
-/// The time that counts is what lies between the answer to the first look and the question of the second.
+/// The time that counts is from the answer to the first look to the request of the second.
 #[test]
 fn looks_that_took_long_are_no_further_apart() {
     let (sightings, begun) = (Sightings::with(SKEW, 1, 8), Instant::now());
@@ -49,7 +49,7 @@ fn looks_that_took_long_are_no_further_apart() {
     assert_eq!(look(slow(601, 700)), None);
 }
 
-/// Storage whose clock is two seconds, or four minutes, ahead or behind.
+/// Storage with a clock that is two seconds, or four minutes, ahead or behind.
 #[test]
 fn a_clock_within_the_skew_makes_no_file_old() {
     let sightings = Sightings::new(Duration::from_secs(300));
@@ -81,11 +81,11 @@ fn a_state_is_read_once_before_it_settles_and_not_after() {
     assert!(!sightings.admits(b"f", &unsettled, FINE, now(60)));
     assert_eq!(sightings.look(b"g", &state, FINE, at(begun, 0)), Some(2));
     assert!(!sightings.admits(b"g", &unsettled, FINE, now(101)));
-    // Another root's look: a window of this one's own, and once.
+    // Another root's look: it admits one read, within its own window.
     let foreign = state.standing_as(Standing::Unsettled(1 << 40));
     assert!(sightings.admits(b"h", &foreign, FINE, now(500)));
     assert!(!sightings.admits(b"h", &foreign, FINE, now(510)));
-    // It counts as a look.
+    // The read counts as a look.
     assert_eq!(sightings.look(b"h", &state, FINE, at(begun, 601)), None);
 }
 
@@ -95,7 +95,7 @@ fn the_table_is_bounded_and_forgets_the_oldest() {
     let state = Version::of(b"a");
     for n in 0..100_u8 {
         sightings.look(&[n], &state, FINE, at(begun, 0));
-        // One that is looked at all the time is not forgotten.
+        // A path that is looked at constantly is not forgotten.
         sightings.look(b"kept", &state, FINE, at(begun, 1));
         let table = sightings.lock();
         assert!(table.newer.len() <= 4 && table.older.len() <= 4);
@@ -105,7 +105,7 @@ fn the_table_is_bounded_and_forgets_the_oldest() {
     assert!(forgotten.is_some());
 }
 
-/// A reader that goes round all paths has each of them remembered anew.
+/// A reader that visits all paths in turn renews each of them.
 #[test]
 fn looks_that_are_remembered_anew_do_not_make_the_table_grow() {
     let (sightings, begun) = (Sightings::with(SKEW, 1, 4), Instant::now());
@@ -119,13 +119,13 @@ fn looks_that_are_remembered_anew_do_not_make_the_table_grow() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// So many milliseconds pass.
+    /// Time passes, in milliseconds.
     Pass(u64),
     /// The file is written in place, at its size.
     Write(u8),
     /// The reader looks at it.
     Look(u8),
-    /// The reader reads it, under the version that it saw last.
+    /// The reader reads it, under the version that it last saw.
     Read(u8),
 }
 
@@ -140,7 +140,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One file: the time of its last change, as storage keeps it, and what is in it.
+/// One file: the time of its last change, as storage keeps it, and its content.
 #[derive(Clone, Copy, Debug, Default)]
 struct File {
     time_ms: u64,
@@ -151,14 +151,14 @@ fn version_of(file: &File) -> Version {
     Version::of(b"file").changed_at(&file.time_ms.to_le_bytes())
 }
 
-/// What one version was found to hold.
+/// The content that was read under each version.
 type Known = BTreeMap<(u8, [u8; Version::BYTES]), u64>;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever the writer does within a tick of its clock, and however far that clock is off within the
-    /// skew: bytes that are read under one version are always the same.
+    /// Bytes that are read under one version are always the same, whatever the writer does within a tick of
+    /// its clock, and however far that clock is off within the skew.
     #[test]
     fn bytes_under_one_version_never_differ(
         steps in prop::collection::vec(step(), 1..120),

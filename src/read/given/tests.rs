@@ -39,7 +39,7 @@ fn a_block_never_has_two_hashes() {
     }
 }
 
-/// A second read of a one-block file finds its hash in place; the lock is never made.
+/// A second read of a one-block file finds its hash without a lock; the lock is never created.
 #[test]
 fn a_one_block_file_takes_no_lock() {
     let given = new(true);
@@ -144,7 +144,7 @@ fn pieces_that_change_places_are_noticed() {
     assert_eq!(row.pieces().collect::<Vec<_>>(), [1, 2]);
 }
 
-/// What readers may be given, block by block and piece by piece.
+/// Places that readers may be given, by block and by piece.
 fn places() -> impl Strategy<Value = Vec<Place>> {
     let pieces = BLOCK_PIECES as u64;
     let run = (0..6_u64, 1..4_u64).prop_map(move |(at, pieces)| Place::Run {
@@ -159,7 +159,7 @@ fn places() -> impl Strategy<Value = Vec<Place>> {
     prop::collection::vec(place, 0..40)
 }
 
-/// A file whose bytes at each place have one hash.
+/// The hash of the bytes at `place`, which differs if it is `changed`.
 fn content(place: Place, changed: Option<Place>) -> ContentHash {
     let seed = match place {
         Place::Block(index) => index,
@@ -184,8 +184,8 @@ fn has_all(account: &Account, changed: Option<Place>) -> bool {
 }
 
 proptest! {
-    /// A file has all that was given out exactly if it differs nowhere where something was given out,
-    /// whatever the order and however often.
+    /// A file agrees with an account exactly if it differs at none of the returned places, whatever their
+    /// order and repetitions.
     #[test]
     fn an_account_agrees_with_a_file_that_has_all_of_it(
         given_out in places(),

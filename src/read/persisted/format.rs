@@ -129,7 +129,7 @@ impl Record {
     }
 }
 
-/// Entries without the attributes of versions that have not settled: these are of one look, and no later
+/// Entries without the attributes of unsettled versions. Each of these belongs to one look, so no later
 /// listing has them.
 fn settled(entries: &[Entry]) -> Cow<'_, [Entry]> {
     let is_settled = |entry: &Entry| {

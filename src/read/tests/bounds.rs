@@ -1,5 +1,5 @@
-//! What is under way has a bound, whoever asks; and what was asked for before a `clear` is not found after
-//! it.
+//! The bound of pending bytes holds for all requests, and answers to questions from before a `clear` are
+//! not found after it.
 
 use super::*;
 
@@ -11,8 +11,8 @@ fn small_node() -> ReadOptions {
     }
 }
 
-/// Children that touch many files at once: each file is fetched whole, and no more of them at a time
-/// than have room.
+/// Children that request many files at once: each file is fetched whole, and the number of concurrent
+/// fetches is limited by the room.
 #[tokio::test]
 async fn fetches_for_greedy_children_wait_for_room() {
     let names: Vec<String> = (0..24).map(|i| format!("f{i:02}")).collect();
@@ -32,14 +32,14 @@ async fn fetches_for_greedy_children_wait_for_room() {
     for child in children {
         assert_eq!(child.await.unwrap(), 2 << 20);
     }
-    // An eighth of the bytes for data, two blocks a fetch.
+    // An eighth of the memory for data; each fetch takes two blocks.
     let most = source.begun_most.load(Ordering::Relaxed);
     assert!((1..=2).contains(&most), "{most} fetches at a time");
     assert_eq!(source.reads.lock().unwrap().len(), names.len(), "each once");
 }
 
-/// Children that take nothing pin no more than has room; what they are sent then is a little at a time,
-/// and all of it in the end.
+/// Children that do not read what they are sent pin only as much as there is room for. They then get small
+/// copies, and eventually everything.
 #[tokio::test]
 async fn children_that_take_their_time_pin_little_and_get_everything() {
     let (path, source) = read_path(Source::new(&[("f", 6 << 20)]), small_node());
@@ -78,8 +78,8 @@ async fn children_that_take_their_time_pin_little_and_get_everything() {
     }
 }
 
-/// Storage with coarse times: the same version, other bytes. `clear` is the remedy, for those who asked
-/// afterwards, also while a read from before is under way.
+/// Storage with coarse times: the same version with other bytes. After a `clear` new readers get the new
+/// bytes, even if an earlier read is still in progress.
 #[tokio::test]
 async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
     for bundled in [false, true] {
@@ -121,7 +121,7 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
     }
 }
 
-/// A clear of something else leaves what is under way alone: it is read once.
+/// A clear of another path does not affect pending reads: the file is read once.
 #[tokio::test]
 async fn a_clear_elsewhere_voids_nothing() {
     let (path, source) = read_path(Source::new(&[("f", 50_000)]), options());

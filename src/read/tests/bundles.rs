@@ -159,7 +159,7 @@ async fn a_reader_overtakes_a_slow_bundle() {
         before.elapsed()
     );
     assert_eq!(requests(&source), (2, 1));
-    // The bundle is not given up, since its source may be reading for it; it only makes way for others.
+    // The bundle is not cancelled, since its source may be reading for it; other bundles may start.
     let account = &path.0.bundles;
     until(SOON, "the bundle makes way", || {
         account.stalled.load(Ordering::Relaxed) > 0

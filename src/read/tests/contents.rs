@@ -33,7 +33,7 @@ async fn equal_files_are_fetched_once_whoever_asks() {
         let c = file(&path, "c1").await;
         let child = Files::read(&path, whole(&c)).await.unwrap();
         assert_eq!(collect(child).await.unwrap().0, content);
-        // What a child promises of many blocks is not believed.
+        // The content hash in a child's request is not used for a file of several blocks.
         let read: &[&str] = if size == 1000 {
             &["/a1"]
         } else {
@@ -56,8 +56,8 @@ async fn a_file_that_is_not_what_its_index_says_is_stale() {
     assert!(read_all(&path, &a).await.is_ok());
 }
 
-/// A child asks for one file by the name of another's content: what it gets, and has cached here, is
-/// never given to those who ask for that content.
+/// A child requests one file with the content hash of another: the bytes that it gets, and that are cached
+/// here, are never returned to readers of that content.
 #[tokio::test]
 async fn a_childs_promise_puts_no_bytes_under_another_files_content() {
     for size in [1000, 2_500_000] {
@@ -88,7 +88,7 @@ async fn a_childs_promise_puts_no_bytes_under_another_files_content() {
         assert_eq!(read_all(&path, &a).await.unwrap(), source.content("a1"));
         let child = Files::read(&path, whole(&a)).await.unwrap();
         assert_eq!(collect(child).await.unwrap().0, source.content("a1"));
-        // A file of one block is refused outright.
+        // For a file of one block the request fails.
         assert_eq!(lied.is_err(), size == 1000);
     }
 }

@@ -1,8 +1,8 @@
-//! Files of which storage has denied the version.
+//! Files with a version that storage has denied.
 
 use super::*;
 
-/// A child's read path, its parent's, and storage.
+/// A child's read path above its parent's and storage.
 fn chain(files: &[(&str, usize)]) -> (ReadPath, Arc<Source>) {
     let (parent, source) = read_path(Source::new(files), options());
     (alone(&options(), Arc::new(parent)), source)
@@ -20,7 +20,8 @@ async fn no_cache_on_the_way_answers_with_a_version_that_was_denied() {
     let again = child.attributes_unlike(&a.path, a.version).await.unwrap();
     assert_eq!(again.value, now.value);
     assert_eq!(source.stats.lock().unwrap().len(), 1, "it is known");
-    // A listing that was renewed since answers for the next file, and stays when that one is denied.
+    // A listing that was renewed since then answers for the next file, and is kept when that file's old
+    // version is denied.
     file(&child, "c").await;
     let lists = source.lists.load(Ordering::Relaxed);
     let read = child.read(&b, &ReadAhead::default(), 0, 10).await;
@@ -47,7 +48,7 @@ async fn one_question_is_asked_for_all_that_were_denied() {
     assert_eq!(gone.kind, FailureKind::NotFound);
 }
 
-/// What was given out of one version, in blocks, in pieces, and as they come, is compared with another.
+/// Bytes returned under one version, as blocks, pieces and streams, are compared with another version.
 #[tokio::test]
 async fn a_version_has_what_was_given_out_of_another_or_not() {
     const SIZE: usize = 5 << 20;
@@ -86,7 +87,7 @@ async fn a_version_has_what_was_given_out_of_another_or_not() {
             let has = path.has_given(&new, &account).await.unwrap();
             assert_eq!(has, agrees, "{whole_file_max}, changed at {at:?}");
         }
-        // A version that is gone is no answer.
+        // A version that is gone cannot be compared.
         assert!(path.has_given(&old, &account).await.is_err());
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use futures_util::future::try_join_all;
 
-/// A thousand questions on four leaves of one root are one at storage, as long as a lease lasts, and one
+/// A thousand questions on four leaves of one root are one request to storage while a lease lasts, and one
 /// more after `clear`.
 #[tokio::test]
 async fn usage_is_asked_of_storage_once_for_all_leaves() {
@@ -28,7 +28,7 @@ async fn usage_is_asked_of_storage_once_for_all_leaves() {
     assert_eq!(source.usages.load(Ordering::Relaxed), 2);
 }
 
-/// What fails is not kept.
+/// Failures are not cached.
 #[tokio::test]
 async fn usage_that_fails_is_asked_for_again() {
     let mut source = Source::new(&[("a", 10)]);
@@ -36,7 +36,7 @@ async fn usage_that_fails_is_asked_for_again() {
     let (path, source) = read_path(source, options());
     source.gate.close();
     let asking = path.clone();
-    // The source panics: its question is given up.
+    // The source panics, and so its request is cancelled.
     let failed = asking.usage(&ItemPath::root()).await;
     assert_eq!(failed.unwrap_err().kind, FailureKind::Unavailable);
     path.usage(&ItemPath::root()).await.unwrap_err();

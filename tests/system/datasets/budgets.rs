@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const BYTES: u64 = 10_000;
 
-/// A budget that is not followed by then is not followed at all.
+/// If a budget takes longer than this to be followed, the test fails.
 const HUNG: Duration = Duration::from_secs(60);
 
 /// Halved and doubled under six readers on three nodes: no node ever holds more than its share and one
@@ -42,17 +42,17 @@ fn a_budget_holds_while_it_shrinks_and_grows() {
         stop.store(true, Ordering::Relaxed);
         took.unwrap()
     });
-    // The bar of 2 s is measured by scripts/bench, row 42: this machine may be busy.
+    // The limit of 2 s is measured by scripts/bench, row 42, because this machine may be busy.
     eprintln!("each budget is held after {took:?}");
 }
 
-/// Sets the budget. Returns the time until the nodes follow it. Looks at every node all the while.
+/// Sets the budget. Returns the time until the nodes follow it. Checks every node all the time.
 #[track_caller]
 fn resized(nodes: &Nodes, budget: u64) -> Duration {
     let start = Instant::now();
     nodes.ask(&["allocate", "cache", "set", &format!("{budget}B")]);
     let mut held = None;
-    // Four seconds at least, so that what goes too far afterwards is seen.
+    // At least four seconds, so that a later overshoot is seen.
     while start.elapsed() < Duration::from_secs(4) || (held.is_none() && start.elapsed() < HUNG) {
         let (mut shares, mut cached) = (0, 0);
         for rank in 0..3 {
@@ -155,7 +155,7 @@ fn what_cannot_be_is_refused() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Nothing is declared where nothing is.
+    // A dataset at a path that does not exist is refused.
     let gone = nodes.try_ask(&["dataset", "add", "gone", "/nowhere"]);
     assert!(
         !gone.status.success() && gone.stderr.contains("there is nothing at /nowhere"),

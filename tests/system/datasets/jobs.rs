@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const BYTES: usize = 10_000;
 
-/// A user who names another user's job in the environment neither spends its remote IO nor counts as its
+/// A user that names another user's job in the environment neither uses its remote IO nor counts as its
 /// reader.
 #[test]
 fn a_job_of_one_user_is_not_charged_for_the_reads_of_another() {
@@ -26,7 +26,7 @@ fn a_job_of_one_user_is_not_charged_for_the_reads_of_another() {
     let read = |user: u32, files: std::ops::Range<u64>| {
         let files: Vec<_> = files.map(|n| format!("f{n}")).collect();
         let mut reader = as_user(user, user, "sh");
-        // The shell stays, so that its job has a process while its children read.
+        // The shell keeps running, so that its job has a process while its children read.
         reader.args(["-c", "cat \"$@\" && read -r _", "sh"]);
         reader.args(files).current_dir(&directory);
         reader.env("COPPERFS_JOB", "train");

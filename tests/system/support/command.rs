@@ -108,7 +108,7 @@ pub fn python() -> Command {
     command
 }
 
-/// `program` as another user and group, without any privilege.
+/// A command for `program` as another user and group, without any privilege.
 pub fn as_user(user: u32, group: u32, program: &str) -> Command {
     let mut command = Command::new("setpriv");
     let (user, group) = (format!("--reuid={user}"), format!("--regid={group}"));

@@ -1,4 +1,4 @@
-//! Filesystem images that differ in their bytes and in nothing that `stat` tells.
+//! Filesystem images that differ in their bytes but not in the output of `stat`.
 
 use super::command::{check, has_program, sh};
 use super::{Scratch, is_root};
@@ -6,12 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A run of the file's bytes in an image is longer: shorter ones belong to the filesystem.
+/// The minimum length of a run of the file's bytes in an image: shorter runs belong to the filesystem.
 const BLOCK_BYTES_MIN: usize = 512;
 /// Bytes of `file` in an image.
 pub const BYTES: usize = 64 << 10;
 
-/// What keeps this machine from making images, if anything does.
+/// The reason why this machine cannot make images, if there is one.
 pub fn missing() -> Option<&'static str> {
     if !is_root() {
         return Some("root's rights");
@@ -24,14 +24,14 @@ pub fn missing() -> Option<&'static str> {
 /// A kind of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// With a UUID.
+    /// Has a UUID.
     Ext4,
-    /// Without any.
+    /// Has no UUID.
     Squashfs,
 }
 
-/// An image `name` of `kind` with a directory `dir` and `dir/file` in it, all bytes of which are `fill`. Two
-/// of them have equal inode numbers, sizes, times and, if they have one, UUIDs.
+/// Makes an image `name` of `kind` with a file `dir/file` that consists of `fill` bytes. Two such images
+/// have equal inode numbers, sizes, times and, if they have one, UUIDs.
 #[track_caller]
 pub fn image(scratch: &Scratch, kind: Kind, name: &str, fill: u8) -> PathBuf {
     let image = scratch.path().join(name);
@@ -56,10 +56,10 @@ pub fn image(scratch: &Scratch, kind: Kind, name: &str, fill: u8) -> PathBuf {
         }
     };
     sh(script, &[&image, &tree]);
-    // The bytes alone, behind the filesystem's back.
+    // Changes only the file's bytes, without the filesystem.
     let mut all = fs::read(&image).unwrap();
     let mut filled = 0;
-    // They may lie in several runs, of whole blocks each.
+    // The bytes may be in several runs of whole blocks.
     for run in all.chunk_by_mut(|one, next| (*one == b'A') == (*next == b'A')) {
         if run[0] == b'A' && run.len() >= BLOCK_BYTES_MIN {
             run.fill(fill);
@@ -74,14 +74,14 @@ pub fn image(scratch: &Scratch, kind: Kind, name: &str, fill: u8) -> PathBuf {
     image
 }
 
-/// Another filesystem in all but what `stat` tells.
+/// Gives the image another UUID; the output of `stat` stays the same.
 #[track_caller]
 pub fn renamed(image: &Path) {
     let uuid = "11111111-2222-4333-8444-555555555555";
     check(Command::new("tune2fs").args(["-f", "-U", uuid]).arg(image));
 }
 
-/// An image that is mounted, until the guard goes.
+/// A mounted image, until the guard is dropped.
 #[derive(Debug)]
 pub struct Mounted(PathBuf);
 
@@ -96,7 +96,7 @@ impl Mounted {
         Self(point.to_owned())
     }
 
-    /// Takes it away under the feet of whoever has it open, and mounts another one there.
+    /// Detaches it even if files are open, and mounts another image there.
     #[track_caller]
     pub fn replace(self, image: &Path) -> Self {
         let point = self.0.clone();

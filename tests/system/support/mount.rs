@@ -21,7 +21,7 @@ pub fn copperfs<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I
             command.env_remove(name);
         }
     }
-    // Storage is on this host: what a test has written is old as soon as it could not change unseen.
+    // Storage is on this host, so a file is old as soon as a further write would show in its times.
     command.env("COPPERFS_CLOCK_SKEW", "0s");
     command.env("COPPERFS_MEMORY", "512MiB").args(arguments);
     command
@@ -78,13 +78,13 @@ impl Node {
         )
     }
 
-    /// Clears all that is cached here of `path`, as the mount sees it; `/`: everything.
+    /// Clears the cached state of `path`, as the mount sees it, on this node; `/`: everything.
     #[track_caller]
     pub fn clear(&self, path: &str) {
         command::check(self.clearing(path).arg("--this-node"));
     }
 
-    /// As [`Node::clear`], on all nodes.
+    /// Like [`Node::clear`], on all nodes.
     #[track_caller]
     pub fn clear_everywhere(&self, path: &str) {
         command::check(&mut self.clearing(path));
@@ -216,7 +216,7 @@ impl Mount {
     /// Runs `command`, a `copperfs mount …` without its mount point.
     #[track_caller]
     pub fn at(point: &Path, command: &mut Command) -> Self {
-        // What a test has just written settles meanwhile, so that it is read once.
+        // Files that a test has just written settle meanwhile, so that they are read once.
         std::thread::sleep(Duration::from_millis(120));
         Self::try_at(point, command).unwrap_or_else(|failed| panic!("no mount: {failed:?}"))
     }
@@ -248,7 +248,7 @@ impl Mount {
         self.node.point.join(inside)
     }
 
-    /// Takes it away, in use or not, and checks that this ends the daemon.
+    /// Unmounts, even if it is in use, and checks that this ends the daemon.
     #[track_caller]
     pub fn unmount(self) {
         let mut unmount = copperfs(["unmount", "--force"]);

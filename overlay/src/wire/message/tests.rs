@@ -268,7 +268,7 @@ fn names_and_limits_are_bounded() {
     }
 }
 
-/// As [`requests_have_the_bytes_of_the_specification`].
+/// Like [`requests_have_the_bytes_of_the_specification`].
 #[test]
 fn questions_about_names_have_the_bytes_of_the_specification() {
     let same = |request: Request, parts: &[&[u8]]| {

@@ -218,9 +218,9 @@ pub(super) struct Reader {
     tasks: Vec<tokio::task::JoinHandle<Took>>,
 }
 
-/// How long this suite waits for what healing brings about. The bounds of the design hold on the clocks
-/// of `seeds` and `simulated`, which no other process slows down; here a machine may be busy with ten
-/// other things, and only that it happens, and what it costs besides time, is looked at.
+/// How long this suite waits for effects of healing. The design's time bounds are checked on the clocks of
+/// `seeds` and `simulated`, which other processes cannot slow down. Here the machine may be busy, so only
+/// the effects and their cost in requests are checked.
 pub(super) const GENEROUS_S: u64 = 60;
 /// The part of it that an idle machine may take.
 pub(super) const HEALED: Duration = Duration::from_secs(15);
@@ -234,8 +234,8 @@ pub(super) struct Took {
 }
 
 impl Took {
-    /// Whether no answer took longer than `bound` on this machine as it is now: `bystander` read beside it
-    /// all the time and nothing happened to it, so what it waited for was the machine.
+    /// Checks that no answer took longer than `bound`, plus an allowance for the load of this machine:
+    /// `bystander` read at the same time and was not affected by the fault, so it measures the load.
     #[track_caller]
     pub(super) fn is_within(&self, bound: Duration, bystander: &Self) {
         let allowed = bound + 10 * bystander.longest;

@@ -145,7 +145,7 @@ async fn connections_are_few() {
             up.len() + down.len()
         };
         for rank in 0..len {
-            // A node that took long to start was passed by meanwhile: its children come home.
+            // A node that started late was replaced meanwhile: its children return to it.
             let most = arity + roots + 1;
             let what = format!("node {rank} of {len} has at most {most} connections");
             until(HEALED, what, || count(rank) <= most).await;

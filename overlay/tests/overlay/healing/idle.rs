@@ -23,7 +23,8 @@ async fn an_idle_connection_costs_little_memory() {
     tree.start_node(0);
     let tls = Identity::new(&tree.secret).unwrap().client(&[wire::ALPN]);
     let endpoint = raw_client(tls.unwrap());
-    // As a child has it: on a busy machine the first are old when the last come.
+    // With keep-alives, like a real child: on a busy machine the first connections would time out before
+    // the last ones arrive.
     let mut alive = quinn::TransportConfig::default();
     alive.keep_alive_interval(Some(Duration::from_secs(2)));
     let tls = Identity::new(&tree.secret).unwrap().client(&[wire::ALPN]);

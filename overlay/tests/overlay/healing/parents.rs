@@ -104,7 +104,7 @@ async fn a_parent_that_leaves_is_hardly_noticed() {
         cabled.home(6).await;
         let bystander = bystander.end().await;
         for reader in readers {
-            // No silence was waited for.
+            // The lost connection was noticed without waiting for the peer timeout.
             reader
                 .end()
                 .await
@@ -180,7 +180,7 @@ async fn one_that_is_cut_off_does_what_it_was_told() {
             continue;
         }
         let answer = within(10, asked).await.unwrap();
-        // Well before the request's own time is over.
+        // Well before the timeout of the request itself.
         assert!(
             begun.elapsed() < Duration::from_secs(10),
             "{:?}",

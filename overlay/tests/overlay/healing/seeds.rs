@@ -551,7 +551,7 @@ pub(super) fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap())
 }
 
-/// Runs these seeds, or only that of the environment; says which one failed.
+/// Runs these seeds, or only the one in the environment. Reports the seed that failed.
 pub(super) fn seeds(all: Range<u64>, run: impl Fn(u64) + RefUnwindSafe) {
     let seeds = match number("COPPERFS_SEED") {
         Some(seed) => seed..seed + 1,
@@ -566,7 +566,7 @@ pub(super) fn seeds(all: Range<u64>, run: impl Fn(u64) + RefUnwindSafe) {
     }
 }
 
-/// In parts, so that each ends in time on a machine that is busy with other things.
+/// Several parts, so that each ends in time on a busy machine.
 macro_rules! part {
     ($name:ident, $part:literal) => {
         #[test]

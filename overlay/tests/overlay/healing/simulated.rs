@@ -453,7 +453,7 @@ fn check(plan: &Plan, faults: &[String]) {
     }
 }
 
-/// Seed 1 runs below.
+/// Seed 1 has its own test below.
 #[test]
 fn no_simulated_network_breaks_an_invariant() {
     seeds(0..1, |seed| drop(run(seed)));

@@ -1,4 +1,4 @@
-//! First packets of handshakes that somebody has recorded, sent again by the thousand.
+//! Recorded first packets of handshakes, sent again by the thousand.
 
 use crate::support::{LOOPBACK, SOON, TestTree, raw_client, within};
 use crate::waiting::until;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
 
-/// Datagrams recorded: more handshakes than a node has places, several times over.
+/// Recorded datagrams: several times as many handshakes as a node has places.
 const RECORDED: usize = 1500;
-/// How many are sent again each second.
+/// Datagrams sent again per second.
 const PER_SECOND: u128 = 1000;
 
-/// What members of the job send first, as somebody on the way sees it.
+/// The first datagrams of members of the job, as an observer on the network records them.
 async fn recorded(secret: &Secret) -> Vec<Vec<u8>> {
     let sink = UdpSocket::bind(LOOPBACK).await.unwrap();
     let address = sink.local_addr().unwrap();
@@ -28,7 +28,7 @@ async fn recorded(secret: &Secret) -> Vec<Vec<u8>> {
         let len = within(5, sink.recv(&mut buffer)).await.unwrap();
         datagrams.push(buffer[..len].to_vec());
         if dialing.len() == 32 {
-            // Nobody answers them, and they would go on repeating themselves.
+            // No peer answers them, so they would be sent again and again.
             dialing.clear();
         }
     }
@@ -42,7 +42,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// To `target`, from a port of each of `sources`.
+    /// Sends to `target`, from a port of each of `sources`.
     async fn start(target: SocketAddr, sources: &[IpAddr], datagrams: Vec<Vec<u8>>) -> Self {
         let mut sockets = Vec::new();
         for &source in sources {
@@ -80,7 +80,7 @@ impl Drop for Flood {
     }
 }
 
-/// Nodes join and heal beneath a flood of recorded first packets that come from `sources`.
+/// Nodes join and heal during a flood of recorded first packets from `sources`.
 async fn nodes_come_and_heal(sources: &[IpAddr]) {
     // Node 1 is a child of the root, nodes 3 and 4 are its children.
     let mut tree = TestTree::plan(7, 2, Duration::from_secs(20));
@@ -90,11 +90,11 @@ async fn nodes_come_and_heal(sources: &[IpAddr]) {
         tree.connected(rank).await;
     }
     let flood = Flood::start(tree.address(0), sources, datagrams).await;
-    // More than the node has places for, many times over.
+    // Many times as many as the node has places.
     until(SOON, "the flood has begun", || flood.sent() >= 1000).await;
 
-    // Tenths of a second on an idle machine. What this asks for is that it happens while the flood goes
-    // on, which would take each of them minutes if places were a matter of luck.
+    // This takes tenths of a second on an idle machine. The check is that it happens during the flood; if
+    // places were a matter of luck, each step would take minutes.
     let begun = Instant::now();
     for rank in [2, 5, 6] {
         tree.start_node(rank);
@@ -102,7 +102,7 @@ async fn nodes_come_and_heal(sources: &[IpAddr]) {
     }
     let joined = begun.elapsed();
 
-    // Its children find their way to the root.
+    // The children of the stopped node find their way to the root.
     let begun = Instant::now();
     drop(tree.nodes[1].take());
     for rank in [3, 4] {
@@ -124,7 +124,7 @@ async fn recorded_first_packets_of_one_address_keep_nobody_out() {
     nodes_come_and_heal(&[IpAddr::from([127, 0, 0, 1])]).await;
 }
 
-/// Source addresses cost a sender of recordings nothing.
+/// A sender of recordings can use any source address at no cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recorded_first_packets_of_many_addresses_keep_nobody_out() {
     let sources: Vec<IpAddr> = (1..=40).map(|n| IpAddr::from([127, 0, 1, n])).collect();

@@ -60,7 +60,7 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
     .await;
 }
 
-/// As many as may be strangers at a time from one address, each of which says its hello a byte at a time.
+/// As many strangers as one address may have at a time, each of which sends its hello a byte at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_hellos_keep_the_door_for_seconds_only() {
     log::keep();

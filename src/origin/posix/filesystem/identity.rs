@@ -1,19 +1,19 @@
-//! What a filesystem is called wherever and whenever it is mounted. Pure.
+//! The identity of a filesystem, independent of where and when it is mounted. Pure.
 //!
 //! | filesystem | identity |
 //! | --- | --- |
-//! | NFS | the server's FSID (`/proc/fs/nfsfs/volumes`), with the path of the export where the FSID is a small number that an administrator gave: another name or address of the server is the same |
+//! | NFS | the server's FSID (`/proc/fs/nfsfs/volumes`), with the path of the export if the FSID is a small number that an administrator assigned; the server's name and address do not matter |
 //! | Lustre | the filesystem's name, which is the end of the source |
 //! | overlay | its own UUID; `f_fsid` may be that of one of its layers |
-//! | FUSE, 9p, virtiofs | none: what they show is their server's business |
-//! | any other | `f_fsid`, unless it is zero or made of a device number; else the UUID; else, of a cluster's or a server's filesystem, its source |
+//! | FUSE, 9p, virtiofs | none: their content is made up by a server |
+//! | any other | `f_fsid`, unless it is zero or derived from a device number; else the UUID; else, for a cluster's or a server's filesystem, its source |
 //!
-//! A device number names whatever has been attached under it last, and is never an identity.
+//! A device number names any device that is currently attached under it, so it is never an identity.
 
 use copperfs_fuse::mountinfo::MountEntry;
 use std::fmt::Write;
 
-/// Filesystems that lie on servers: mounted again, they are what they were.
+/// Filesystems on servers; they stay the same when they are mounted again.
 const SERVED: [&str; 17] = [
     "afs",
     "beegfs",
@@ -34,10 +34,10 @@ const SERVED: [&str; 17] = [
     "wekafs",
 ];
 
-/// Filesystems whose contents another program makes up: nothing tells one from the next.
+/// Filesystems whose content another program makes up, so that they have no identity.
 const MADE_UP: [&str; 4] = ["9p", "fuse", "fuseblk", "virtiofs"];
 
-/// What the mount table says of a filesystem.
+/// The fields of the mount table that describe a filesystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Source {
     fstype: String,
@@ -59,8 +59,8 @@ impl Source {
         !SERVED.contains(&self.fstype.as_str())
     }
 
-    /// Its identity; `None` if nothing identifies it. The arguments are asked as far as they are needed:
-    /// the text of `/proc/fs/nfsfs/volumes`, `f_fsid`, and a UUID in lower case hexadecimal.
+    /// Its identity, or `None` if there is none. The arguments are called only if needed. They return the
+    /// text of `/proc/fs/nfsfs/volumes`, `f_fsid`, and a UUID in lower case hexadecimal.
     pub(super) fn identity(
         &self,
         volumes: impl FnOnce() -> Option<String>,
@@ -81,7 +81,7 @@ impl Source {
         if self.is_local() {
             return Some(format!("uuid {}", uuid()?));
         }
-        // Some have a word here that is the same for all of them.
+        // Some filesystem types use the same word here for all instances.
         let says_nothing = self.source.is_empty()
             || matches!(self.source.as_str(), "none" | "nodev")
             || self.source.ends_with("_nodev")
@@ -99,7 +99,7 @@ impl Source {
         Some(identity)
     }
 
-    /// `10.0.0.1@o2ib,10.0.1.1@o2ib:10.0.0.2@o2ib:/scratch/project` is of the filesystem `scratch`.
+    /// The source `10.0.0.1@o2ib,10.0.1.1@o2ib:10.0.0.2@o2ib:/scratch/project` is the filesystem `scratch`.
     fn of_lustre(&self) -> Option<String> {
         let (_, path) = self.source.rsplit_once(":/")?;
         let name = path.split('/').next().filter(|name| !name.is_empty())?;
@@ -107,13 +107,13 @@ impl Source {
     }
 }
 
-/// Whether `f_fsid` is nothing, or a device number as kernels encode it for the purpose: 32 bits, while
-/// what is made of a UUID fills 64. One UUID in four thousand million is taken for a device number.
+/// Whether `f_fsid` is zero or a device number. Kernels encode device numbers here in 32 bits, while values
+/// derived from a UUID fill 64. One UUID in four thousand million is mistaken for a device number.
 fn is_made_of_device(fsid: u64) -> bool {
     u32::try_from(fsid).is_ok() || fsid.trailing_zeros() >= 32
 }
 
-/// The FSID that the server gives for the filesystem behind a device number.
+/// The FSID of the filesystem with this device number, as the server reported it.
 fn nfs_fsid(volumes: &str, device: (u32, u32)) -> Option<(u64, u64)> {
     let device = format!("{}:{}", device.0, device.1);
     volumes.lines().find_map(|line| {
@@ -141,8 +141,8 @@ mod tests {
         source.identity(|| None, || Some(fsid), || uuid.map(str::to_owned))
     }
 
-    /// Two hosts mount one export: by name and NFS 4.2 on one, by the other address of the server, with
-    /// another NFS device number, beside another volume of it, on the other.
+    /// Two hosts mount one export: the first by name and with NFS 4.2; the second by the server's other
+    /// address, with another NFS device number, and beside another volume of the server.
     const ONE_HOST: (&str, &str) = (
         "612 31 0:58 / /home rw,relatime shared:311 - nfs4 filer:/export/home rw,vers=4.2,rsize=1048576,\
          wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,sec=sys,clientaddr=10.1.0.7,addr=10.1.0.1\n",
@@ -237,7 +237,7 @@ mod tests {
             Some("source gpfs gpfs0")
         );
         assert_eq!(identity(beegfs, 7, None), None);
-        // What it says may be of one of its layers.
+        // Its `f_fsid` may be that of one of its layers.
         assert_eq!(identity(overlay, 0x729f_f2c1_e439_c82c, None), None);
         assert!(overlay.is_local() && !lustre.is_local());
     }

@@ -27,7 +27,7 @@ fn a_local_filesystem_that_replaces_its_like_is_another_one() {
     let third = table.add(URI, mount(3), &image("/data/img"));
     assert!(second != first && third != first && third.seed != second.seed);
     assert_eq!(second.standing, Standing::Launch);
-    // A reader that holds the first one open finds it as it was.
+    // A reader that holds the first filesystem open still finds it unchanged.
     assert_eq!(table.add(URI, mount(1), &image("/data/img")), first);
     let elsewhere = table.add(URI, mount(4), &image("/data/other"));
     assert_eq!(elsewhere, first, "a bind mount of the same");
@@ -59,7 +59,7 @@ fn what_has_no_identity_or_no_place_does_not_outlast_a_launch() {
     let first = table.add(URI, mount(1), &nameless);
     assert_eq!(first.standing, Standing::Launch);
     assert_ne!(table.add(URI, mount(2), &nameless), first);
-    // Two hosts agree all the same.
+    // Two hosts still agree.
     assert_eq!(Table::default().add(URI, mount(9), &nameless), first);
     let detached = Sighting {
         point: None,

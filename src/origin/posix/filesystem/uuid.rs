@@ -1,4 +1,4 @@
-//! The UUID of a local filesystem, for those whose `f_fsid` does not tell it.
+//! The UUID of a local filesystem, if its `f_fsid` does not identify it.
 
 #![expect(
     unsafe_code,
@@ -19,7 +19,7 @@ struct FsUuid {
     uuid: [u8; 16],
 }
 
-/// `struct xfs_fsop_geom_v1`, as far as it is told apart here: 112 bytes, whose UUID is at 64.
+/// The size of `struct xfs_fsop_geom_v1`: 112 bytes, with the UUID at offset 64.
 #[repr(C, align(8))]
 struct XfsGeometry {
     before: [u8; 64],
@@ -32,8 +32,8 @@ const GET_UUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
 /// `XFS_IOC_FSGEOMETRY_V1`.
 const XFS_GEOMETRY: Opcode = opcode::read::<XfsGeometry>(b'X', 100);
 
-/// The UUID of the filesystem that holds `file`, which may be open with `O_PATH` and lies on `device`,
-/// in hexadecimal. `None`: it has none, or this process may not know it.
+/// The UUID, in hexadecimal, of the filesystem on `device` that holds `file`, which may be `O_PATH`. `None`
+/// if it has none, or if this process may not read it.
 pub(super) fn of(file: &OwnedFd, device: (u32, u32)) -> Option<String> {
     by_ioctl(file)
         .ok()
@@ -42,7 +42,7 @@ pub(super) fn of(file: &OwnedFd, device: (u32, u32)) -> Option<String> {
 }
 
 fn by_ioctl(file: &OwnedFd) -> Result<Option<String>, Errno> {
-    // These questions need a real descriptor. Never that of a device or pipe.
+    // These ioctls need a real descriptor. Devices and pipes must not be opened.
     match FileType::from_raw_mode(fstat(file)?.st_mode) {
         FileType::RegularFile | FileType::Directory => {}
         _ => return Ok(None),
@@ -62,7 +62,7 @@ fn by_ioctl(file: &OwnedFd) -> Result<Option<String>, Errno> {
     Ok(hexadecimal(&geometry.uuid))
 }
 
-/// `None` for one that is all zeros.
+/// Returns `None` if all bytes are zero.
 fn hexadecimal(uuid: &[u8]) -> Option<String> {
     if uuid.iter().all(|&byte| byte == 0) {
         return None;
@@ -74,7 +74,7 @@ fn hexadecimal(uuid: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The name of the link in `directory` that leads to a device, in the form of [`hexadecimal`].
+/// The name, in the form of [`hexadecimal`], of the link in `directory` that leads to a device.
 fn by_link(directory: &str, device: u64) -> Option<String> {
     fs::read_dir(directory).ok()?.flatten().find_map(|entry| {
         let target = stat(entry.path()).ok()?;
