@@ -153,7 +153,7 @@ fn contents(directory: &Path) -> Vec<PathBuf> {
 fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
     let what = fmt::from_fn(|f| write!(f, "the store settles: {:?}", store.stats()));
     eventually(Duration::from_secs(5), what, || {
-        // First: what was queued before is written also where it holds at once.
+        // First, so that all that was queued is written even if the condition holds at once.
         store.flush();
         done(store)
     });

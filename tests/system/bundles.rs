@@ -124,7 +124,7 @@ fn one_who_picks_files_wastes_no_more_than_the_credit() {
             let path = tree.path(1, format!("d{directory:02}/f{file:02}"));
             assert!(fs::read(path).unwrap() == noise(7, 200_000));
         }
-        // What was fetched for nothing would go on coming meanwhile.
+        // Fetches that nothing waits for go on meanwhile.
         std::thread::sleep(Duration::from_millis(50));
     }
     let stats = tree.leaf().stats();

@@ -400,7 +400,7 @@ fn an_idle_daemon_uses_no_processor() {
     let origin = origin(1);
     let tree = Tree::launch(2, 1, origin.path(), &[]);
     warm(tree.leaf());
-    // What the reads began ends meanwhile; then five seconds of nothing are what is measured.
+    // Work that the reads began ends meanwhile. The five seconds after it are measured.
     std::thread::sleep(Duration::from_secs(1));
     let used = || -> Vec<u64> {
         tree.nodes

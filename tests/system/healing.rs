@@ -88,7 +88,7 @@ fn while_all_read(job: &Job, numbers: &[usize], happens: impl FnOnce()) {
         .iter()
         .map(|&number| Reader::start(job, number, "again"))
         .collect();
-    // Programs on other hosts, some of which are about to be cut off: they tell what they read at the end.
+    // The readers are on hosts that are about to be cut off, and report at their end only.
     std::thread::sleep(Duration::from_millis(300));
     happens();
     // Readers meet what has happened.

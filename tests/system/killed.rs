@@ -56,7 +56,7 @@ fn stuck() -> (Scratch, Tree, Vec<Background>) {
     tree.root().signal(Signal::STOP);
     let mut reader = Command::new("cat");
     let reader = quiet(reader.arg(tree.path(1, "cold/file")));
-    // Nothing tells when the kernel waits for the page.
+    // There is no event for the moment in which the kernel waits for the page.
     std::thread::sleep(Duration::from_millis(300));
     let clear = quiet(copperfs(["clear", "--everything", "--this-node"]).arg(&tree.leaf().point));
     let notifier = || {

@@ -22,7 +22,7 @@ fn a_child_may_be_started_first() {
     std::thread::scope(|scope| {
         let members = &members;
         let last = scope.spawn(|| members.start(2, &["--request-timeout", "20s"]));
-        // Long enough for it to look for its parent, which is not there.
+        // Long enough for the node to look for its parent, which is not there.
         std::thread::sleep(Duration::from_millis(700));
         let middle = scope.spawn(|| members.start(1, &["--request-timeout", "20s"]));
         std::thread::sleep(Duration::from_millis(700));

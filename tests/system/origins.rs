@@ -174,7 +174,7 @@ fn storage_that_hangs_costs_misses_only() {
             std::thread::spawn(move || errno(fs::read(path)))
         })
         .collect();
-    // A call that has just begun to hang is counted nowhere: nothing tells when it does.
+    // There is no counter for a call that has just begun to hang.
     std::thread::sleep(Duration::from_millis(300));
     for _ in 0..50 {
         let file = fs::File::open(&hit).unwrap();
@@ -222,7 +222,7 @@ fn a_daemon_that_hangs_in_storage_can_be_unmounted() {
     storage.server.signal(Signal::STOP);
     let path = mount.path("other/file");
     let reader = std::thread::spawn(move || fs::read(path));
-    // A call that has just begun to hang is counted nowhere: nothing tells when it does.
+    // There is no counter for a call that has just begun to hang.
     std::thread::sleep(Duration::from_millis(300));
     let start = Instant::now();
     mount.unmount();

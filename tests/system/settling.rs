@@ -228,7 +228,7 @@ fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
     eventually(Duration::from_secs(10), "a second look", || {
         young.stats().get("origin.stats") >= FILES
     });
-    // What was looked at last settles.
+    // Versions of the second look settle.
     std::thread::sleep(Duration::from_secs(1));
     read_all(&young);
     let costs = young.stats();
@@ -239,7 +239,7 @@ fn a_young_tree_costs_one_more_look_and_at_most_one_more_read() {
         FILES,
         "read under its settled version"
     );
-    // For a look that must not come.
+    // Gives the node time for another look, which would be wrong.
     std::thread::sleep(Duration::from_secs(1));
     read_all(&young);
     assert_eq!(young.stats().get("origin.opens"), FILES);

@@ -103,7 +103,7 @@ fn knows(mount: &Mount, entries: u64) {
 fn kept(mount: &Mount) -> Stats {
     let mut last = mount.stats();
     eventually(SOON, "it writes no more", || {
-        // An entry is written in less: that none comes is all that is seen of an empty queue.
+        // A queue that writes no entry for this long is empty; there is no event for that.
         std::thread::sleep(Duration::from_millis(100));
         let now = mount.stats();
         let same = now.get("disk.entries") == last.get("disk.entries");

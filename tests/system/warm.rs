@@ -264,7 +264,7 @@ fn an_interrupted_warm_stops_on_all_nodes() {
     };
     let mut last = bytes(&tree);
     eventually(limit, "nothing moves any more", || {
-        // A request is answered in less: that none comes is all that is seen of an idle tree.
+        // A tree without a request for this long is idle; there is no event for that.
         std::thread::sleep(Duration::from_millis(300));
         let now = bytes(&tree);
         std::mem::replace(&mut last, now) == now

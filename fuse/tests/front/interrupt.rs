@@ -99,7 +99,7 @@ fn all_of_many_that_wait_for_the_same_name_are_freed() {
     eventually(SOON, "one of them hangs", || {
         fixture.memory.state().hung > 0
     });
-    // The others wait in the kernel for the first, which sends nothing: nothing tells when they do.
+    // The others wait in the kernel for the first one, and there is no event for that.
     crate::fixture::pause(300);
     for child in &children {
         kill_process(Pid::from_child(&child.0), Signal::KILL).unwrap();
@@ -114,7 +114,7 @@ fn a_living_reader_goes_on_waiting_and_gets_its_answer() {
     let fixture = hanging();
     let path = fixture.path("name");
     let reader = std::thread::spawn(move || std::fs::metadata(path).map_err(|e| e.raw_os_error()));
-    // For an answer or a signal, which must not come.
+    // Gives an answer or a signal, which would be wrong, time to arrive.
     crate::fixture::pause(600);
     assert!(!reader.is_finished());
     fixture.memory.release();

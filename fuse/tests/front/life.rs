@@ -259,7 +259,7 @@ fn a_mount_in_use_is_detached() {
     });
     let root = fixture.root().to_owned();
     let user = Reaped::spawn(Command::new("sleep").arg("30").current_dir(&root));
-    // It has been in the mount since before its program began, and `spawn` returns after that.
+    // `spawn` returns after the child has changed to the mount and runs its program.
     let Fixture { mount, .. } = fixture;
     mount.unmount().unwrap();
     assert_eq!(mount_state(&root).unwrap(), MountState::NotMounted);
@@ -298,7 +298,7 @@ fn an_idle_daemon_does_not_wake_up() {
         std::fs::read(directory.path().join("f")).unwrap(),
         b"content"
     );
-    // What the read began ends meanwhile; then a second of nothing is what is measured.
+    // Work that the read began ends meanwhile. The second after it is measured.
     pause(300);
     let before = switches(child.0.id());
     pause(1000);

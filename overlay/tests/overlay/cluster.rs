@@ -140,7 +140,10 @@ async fn children_clear_while_their_parent_withdraws() {
     }
     let clearing = tree.node(3).clear_cluster(path(""));
     let releasing = async {
-        until(|| tree.cleared().len() == 7).await;
+        until(SOON, "seven nodes have cleared", || {
+            tree.cleared().len() == 7
+        })
+        .await;
         tell.send_replace(true);
     };
     let (done, ()) = within(30, async { tokio::join!(clearing, releasing) }).await;

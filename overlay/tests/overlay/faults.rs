@@ -78,7 +78,7 @@ async fn a_parent_that_starts_late_answers_requests_that_wait() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(10));
     tree.start_node(1);
     let asking = tokio::spawn(tree.parent(1).list(path("dir"), None, 1));
-    // For an answer that would be wrong.
+    // Gives an answer, which would be wrong, time to arrive.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!asking.is_finished());
     tree.start_node(0);
@@ -177,7 +177,7 @@ async fn a_slow_reader_costs_its_parent_no_memory_and_its_siblings_no_time() {
     // Whatever flow control lets through has come; then nothing more is made.
     let mut before = 0;
     until_some(SOON, "nothing more is made", async || {
-        // That nothing is made for so long is all that is seen of a stream that stands still.
+        // A stream that makes nothing for this long stands still; there is no event for that.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let last = std::mem::replace(&mut before, produced());
         (last == before).then_some(())
@@ -216,7 +216,7 @@ async fn a_child_that_never_takes_its_answers_is_bounded() {
         streams.push(recv);
     }
     until(SOON, "200 requests hang", || tree.alive() == 200).await;
-    // For what would be made without a bound.
+    // Gives the root time to make more than the bound.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let produced = tree.seen[0].produced.load(Ordering::SeqCst);
     // A batch in hand for each stream, and what the windows hold.

@@ -6,11 +6,11 @@ use crate::support::{Alive, Desk, LOOPBACK, SOON, TestTree, content, hash_of, ki
 use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest,
-    Seat, Version,
+    ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemPath,
+    ItemRequest, Seat, Version,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// `len` bytes from `offset` of a file of `size` bytes.
@@ -271,13 +271,14 @@ async fn connections_are_bounded_and_those_that_nobody_uses_are_closed() {
     within(10, found).await.unwrap();
 }
 
-/// A home that answers nothing, with how many requests hang and how many have begun.
-fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<AtomicUsize>) {
-    let (alive, begun) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-    let (gauge, count) = (Arc::clone(&alive), Arc::clone(&begun));
-    let desk = Desk::default().items(move |_request| {
+/// A home that answers nothing, the number of requests that hang in it, and the paths of all requests.
+fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<Mutex<Vec<ItemPath>>>) {
+    let alive = Arc::new(AtomicUsize::new(0));
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let (gauge, paths) = (Arc::clone(&alive), Arc::clone(&begun));
+    let desk = Desk::default().items(move |request: ItemRequest| {
         let alive = Alive::new(&gauge);
-        count.fetch_add(1, Ordering::SeqCst);
+        paths.lock().unwrap().push(request.path);
         async move {
             let _alive = alive;
             std::future::pending().await
@@ -321,12 +322,11 @@ async fn a_home_works_on_no_more_than_it_has_room_for() {
     let tree = chain(2, hangs).await;
     let homes = homes(&tree, 1);
     let asked: Vec<_> = (0..40)
-        .map(|_| {
+        .map(|number| {
             let homes = homes.clone();
-            tokio::spawn(async move {
-                let item = request("file", 0, ITEM_BYTES_MAX, ITEM_BYTES_MAX);
-                homes.item(0, item).await
-            })
+            let item = request(&number.to_string(), 0, ITEM_BYTES_MAX, ITEM_BYTES_MAX);
+            let path = item.path.clone();
+            (path, tokio::spawn(async move { homes.item(0, item).await }))
         })
         .collect();
     // 16 MiB for one reader.
@@ -334,17 +334,18 @@ async fn a_home_works_on_no_more_than_it_has_room_for() {
         alive.load(Ordering::SeqCst) == 4
     })
     .await;
-    // For a fifth one, which must not come.
+    // Gives a fifth request, which would be wrong, time to arrive.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(alive.load(Ordering::SeqCst), 4);
-    for one in &asked[..4] {
+    let first = begun.lock().unwrap().clone();
+    for (_, one) in asked.iter().filter(|(path, _)| first.contains(path)) {
         one.abort();
     }
     until(SOON, "four others hang", || {
-        begun.load(Ordering::SeqCst) == 8 && alive.load(Ordering::SeqCst) == 4
+        begun.lock().unwrap().len() == 8 && alive.load(Ordering::SeqCst) == 4
     })
     .await;
-    asked.iter().for_each(tokio::task::JoinHandle::abort);
+    asked.iter().for_each(|(_, one)| one.abort());
     until(SOON, "nothing is asked any more", || {
         alive.load(Ordering::SeqCst) == 0
     })

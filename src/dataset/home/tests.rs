@@ -297,7 +297,7 @@ async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
     });
     // 16 MiB of room are four stripes.
     until(SOON, "four are under way", || storage.reads() == 4).await;
-    // For a fifth one, which must not come.
+    // Gives a fifth request, which would be wrong, time to arrive.
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(storage.reads(), 4);
     storage.go_on();

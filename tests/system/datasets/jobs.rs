@@ -173,7 +173,7 @@ fn jobs_get_the_rates_that_they_were_given() {
             .as_u64()
             .unwrap()
     };
-    // Until what the buckets held at the start is spent.
+    // The buckets are full at the start; readers spend that first.
     std::thread::sleep(Duration::from_secs(3));
     let begin = std::time::SystemTime::now();
     let storage = nodes.total("origin.bytes_read");

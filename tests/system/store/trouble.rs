@@ -130,7 +130,7 @@ fn a_full_disk() {
         least = least.min(disk.free_percent());
         full()
     });
-    // A second in which the store must not take more.
+    // One second, in which the store must not take more.
     for _ in 0..100 {
         least = least.min(disk.free_percent());
         std::thread::sleep(Duration::from_millis(10));

@@ -104,7 +104,7 @@ async fn one_that_keeps_lying_is_dropped_for_good() {
         .await;
     }
     cabled.moved(3, 1).await;
-    // For a return to the liar, which must not come.
+    // Gives node 3 time for a return to the liar, which would be wrong.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
     assert_eq!(right(parts).await, Ok(0));

@@ -123,7 +123,7 @@ async fn half_of_the_inner_nodes_at_once() {
     for rank in [1, 3, 5] {
         cabled.cables[rank].pull();
     }
-    // Longer than every silence that counts as death: all that can move have moved, or try to.
+    // Longer than every silence that counts as death: nodes have moved, or try to.
     tokio::time::sleep(Duration::from_secs(5)).await;
     for rank in [1, 3, 5] {
         cabled.cables[rank].plug();
@@ -216,7 +216,7 @@ fn burning_cpus_make_nobody_move() {
             runtime.block_on(async {
                 let cabled = Cabled::start(7, 2, vec![0, 3]).await;
                 let readers = [4, 5, 6].map(|rank| Reader::start(&cabled.tree.parent(rank)));
-                // For a move, which must not come.
+                // Gives nodes time for a move, which would be wrong.
                 tokio::time::sleep(Duration::from_secs(6)).await;
                 for reader in readers {
                     println!("{:?}", reader.end().await);
@@ -240,7 +240,7 @@ async fn a_parent_that_waits_for_storage_is_not_given_up() {
     let cabled = Cabled::start(3, 1, vec![0]).await;
     let files = cabled.tree.parent(2);
     let asked = tokio::spawn(files.list(path("hang"), None, 1));
-    // For longer than a silent parent would be waited for.
+    // Longer than a child waits for a silent parent.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!asked.is_finished());
     for rank in [1, 2] {
@@ -261,7 +261,7 @@ async fn a_parent_that_is_cut_off_itself_sends_its_children_on() {
     cabled.cables[1].avoid(cabled.tree.address(0));
     let moved = cabled.moved(2, 0).await;
     println!("moved after {moved:?}");
-    // For a return, which must not come.
+    // Gives node 2 time for a return, which would be wrong.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(
         cabled.above(2),

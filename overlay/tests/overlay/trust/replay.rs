@@ -100,7 +100,7 @@ async fn a_recorded_conversation_says_nothing_the_second_time() {
     for datagram in &recorded {
         stranger.send(datagram).await.unwrap();
     }
-    // For an answer, which must not come.
+    // Gives an answer, which would be wrong, time to arrive.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(tree.node(0).children(0).is_empty());
     assert_eq!(
