@@ -4,9 +4,8 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::print_stderr,
     clippy::cast_possible_truncation,
-    reason = "helpers of tests: a failure is the test's, and what is skipped must be seen"
+    reason = "helpers of tests: a failure is the test's"
 )]
 
 mod fixture;
