@@ -405,6 +405,22 @@ impl ReadPath {
         self.0.data.contains(&key) || self.0.block_flights.contains_key(&key)
     }
 
+    /// The number of blocks at the beginning of `run` that are neither here nor on their way.
+    pub(super) fn missing(&self, file: &FileRef, run: Range<u64>) -> u64 {
+        let is_missing = |index: &u64| !self.has_or_awaits(file, *index);
+        run.take_while(is_missing).count() as u64
+    }
+
+    /// Starts fetching the blocks of `run` up to the first one that is here or on its way. Returns their
+    /// flights.
+    pub(super) fn fetch_first(&self, file: &FileRef, run: Range<u64>) -> Vec<Arc<Flight>> {
+        let first = run.start;
+        let claims = run.map_while(|index| self.claim(file, index));
+        let flights: Vec<_> = claims.collect();
+        self.launch(file, first, &mut flights.clone());
+        flights
+    }
+
     /// The block, or its flight; starts fetching the `wanted` runs when there is neither.
     pub(super) fn source_of(
         &self,

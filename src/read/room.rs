@@ -7,8 +7,7 @@
 //! - *Fetches*: bytes that a request to the source receives, for any reader. A fetch takes room before it
 //!   asks and keeps it until it ends ([`Charge`]).
 //! - *Readers*: bytes that a local read assembles. A reader waits for fetches, never the other way round.
-//! - *Hand-outs*: blocks that are sent to children. A block that finds no room is sent in small copies
-//!   instead ([`COPY_BYTES`]), so that slow children slow down each other and pin no memory.
+//! - *Hand-outs*: blocks that are sent to children ([`super::handouts`]). Children wait for each other.
 //!
 //! No holder waits for ever. A holder that receives nothing for [`PATIENCE`] releases its room. Usually it
 //! has received nothing at all by then, so it holds no memory. So storage that hangs does not block other
@@ -16,6 +15,7 @@
 //! all, the holder waits for room again before it takes the first bytes of a block; within a block it
 //! continues even if there is none.
 
+use super::handouts::Handouts;
 use crate::num::to_usize;
 use futures_util::FutureExt;
 use std::pin::pin;
@@ -31,7 +31,7 @@ const RESERVE_BYTES_MAX: u64 = 256 << 20;
 /// The minimum of each share, which is enough for one block.
 const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// How long a read keeps its room without an answer.
-const PATIENCE: Duration = Duration::from_millis(250);
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 /// The unit in which room is given.
 const UNIT_BYTES: u64 = 4096;
 
@@ -54,7 +54,7 @@ pub(super) type Held = OwnedSemaphorePermit;
 pub(super) struct Room {
     fetches: Share,
     readers: Share,
-    handouts: Share,
+    handouts: Handouts,
 }
 
 impl Room {
@@ -62,7 +62,7 @@ impl Room {
         Self {
             fetches: Share::new(bytes / 2),
             readers: Share::new(bytes / 4),
-            handouts: Share::new(bytes / 4),
+            handouts: Handouts::new(bytes / 4),
         }
     }
 
@@ -87,9 +87,9 @@ impl Room {
         Charge { share, bytes, held }
     }
 
-    /// Takes room for a block of `bytes` that is sent to a child, if there is room now.
-    pub(super) fn hand_out_now(&self, bytes: u64) -> Option<Held> {
-        self.handouts.take_now(bytes)
+    /// The room for blocks that are sent to children.
+    pub(super) fn handouts(&self) -> &Handouts {
+        &self.handouts
     }
 }
 
@@ -134,13 +134,13 @@ impl Charge {
 
 /// The room for one kind of holders.
 #[derive(Clone, Debug)]
-struct Share {
+pub(super) struct Share {
     units: Arc<Semaphore>,
     units_max: u64,
 }
 
 impl Share {
-    fn new(bytes: u64) -> Self {
+    pub(super) fn new(bytes: u64) -> Self {
         let units_max = bytes.max(SHARE_BYTES_MIN) / UNIT_BYTES;
         Self {
             units: Arc::new(Semaphore::new(to_usize(units_max))),
@@ -148,20 +148,25 @@ impl Share {
         }
     }
 
-    fn units(&self, bytes: u64) -> u32 {
+    pub(super) fn units(&self, bytes: u64) -> u32 {
         let units = bytes.div_ceil(UNIT_BYTES).min(self.units_max);
         u32::try_from(units).unwrap_or(u32::MAX)
     }
 
-    async fn take(&self, bytes: u64) -> Option<Held> {
+    pub(super) async fn take(&self, bytes: u64) -> Option<Held> {
         // The semaphore is never closed.
         let units = Arc::clone(&self.units);
         units.acquire_many_owned(self.units(bytes)).await.ok()
     }
 
-    fn take_now(&self, bytes: u64) -> Option<Held> {
+    pub(super) fn take_now(&self, bytes: u64) -> Option<Held> {
         let units = Arc::clone(&self.units);
         units.try_acquire_many_owned(self.units(bytes)).ok()
+    }
+
+    /// Whether at least half of the room is free.
+    pub(super) fn is_half_free(&self) -> bool {
+        self.units.available_permits() >= to_usize(self.units_max).div_ceil(2)
     }
 }
 
@@ -226,8 +231,8 @@ mod tests {
     async fn each_kind_has_room_of_its_own() {
         let room = Room::new(4 << 20);
         let _fetch = room.fetch(1 << 40).await;
-        let _handed = room.hand_out_now(1 << 20).unwrap();
-        assert!(room.hand_out_now(1).is_none());
+        let held = room.handouts().hold(1 << 20).await;
+        assert_eq!(held.extend(1), 0);
         room.within(1 << 20, std::future::ready(())).await;
     }
 }

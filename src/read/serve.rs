@@ -1,21 +1,17 @@
 //! The read path as its children see it.
 
-use super::blocks::{FileRef, Source};
-use super::flight::{Flight, Progress};
+use super::blocks::FileRef;
+use super::feed::Feed;
 use super::lease::least_for_child;
-use super::room::{COPY_BYTES, Held};
-use super::{Block, Found, ReadPath};
+use super::{Found, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BlockPart, BundleRequest, BundleStream, ContentHash, Cursor, Failure, FailureKind,
-    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer,
-    RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList,
+    Attributes, BundleRequest, BundleStream, Cursor, Failure, FailureKind, Files, FilesystemUsage,
+    ItemPath, Leased, Listed, Listing, ListingDigest, RangeAnswer, RangeRequest, ReadRequest,
+    ReadStream, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
-use std::ops::Range;
-use std::sync::Arc;
-use tokio::sync::watch;
 
 impl Files for ReadPath {
     fn list(
@@ -89,18 +85,14 @@ impl Files for ReadPath {
             return self.0.source.read(request);
         }
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
-        let feed = Feed {
-            path: self.clone(),
-            file: FileRef::asked(request.path, request.version, request.size, request.content),
-            blocks,
-            current: Current::Look(0),
-            copied: None,
-            detours: 0,
-        };
-        let parts = stream::unfold(feed, |mut feed| async move {
-            let part = feed.next().await?;
-            Some((part, feed))
-        });
+        let file = FileRef::asked(request.path, request.version, request.size, request.content);
+        let parts = stream::unfold(
+            Feed::new(self.clone(), file, blocks),
+            |mut feed| async move {
+                let part = feed.next().await?;
+                Some((part, feed))
+            },
+        );
         std::future::ready(Ok(parts.boxed())).boxed()
     }
 
@@ -140,146 +132,5 @@ impl Files for ReadPath {
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
         let this = self.clone();
         async move { this.usage(&path).await }.boxed()
-    }
-}
-
-/// A run of blocks on its way to one child. It looks for each block only when it comes to it, so that
-/// a slow child pins at most one block, and only while there is room for it.
-struct Feed {
-    path: ReadPath,
-    file: FileRef,
-    blocks: Range<u64>,
-    current: Current,
-    /// The hash of the block whose copies are being sent; the rest must come from a block with the same
-    /// hash.
-    copied: Option<ContentHash>,
-    /// Flights of equal files elsewhere that failed.
-    detours: u32,
-}
-
-enum Current {
-    /// To be looked up; the number of its bytes that were sent.
-    Look(usize),
-    /// On its way here; so many bytes are forwarded since it began anew so often.
-    Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
-    /// A verified block that is being sent, and its room.
-    Sending(Block, Held),
-    /// All its bytes were sent.
-    Sent(ContentHash),
-    Failed,
-}
-
-type Part = Result<BlockPart, Failure>;
-
-impl Feed {
-    async fn next(&mut self) -> Option<Part> {
-        loop {
-            let current = std::mem::replace(&mut self.current, Current::Failed);
-            let part = match current {
-                Current::Failed => return None,
-                Current::Look(_) if self.blocks.is_empty() => return None,
-                Current::Look(sent) => self.look(sent),
-                Current::Sending(block, _room) => Some(self.end(block.hash)),
-                Current::Sent(hash) => Some(self.end(hash)),
-                Current::Flying(flight, progress, sent) => self.fly(flight, progress, sent).await,
-            };
-            if part.is_some() {
-                return part;
-            }
-        }
-    }
-
-    /// Looks the block up; `sent` of its bytes were sent.
-    fn look(&mut self, sent: usize) -> Option<Part> {
-        let wanted = || [self.blocks.clone(), 0..0];
-        match self.path.source_of(&self.file, self.blocks.start, wanted) {
-            Source::Cached(block) => Some(self.found(block, sent)),
-            Source::Flying(flight) => {
-                let progress = flight.watch();
-                self.current = Current::Flying(flight, progress, (sent, 0));
-                None
-            }
-        }
-    }
-
-    /// Sends a block that is here, and pins it meanwhile. Without room for that, sends a copy of a small
-    /// part, and the block is looked up again for the next part.
-    fn found(&mut self, block: Block, sent: usize) -> Part {
-        let len = block.bytes.len();
-        if sent > 0 && self.copied.is_some_and(|hash| hash != block.hash) {
-            return self.restart();
-        }
-        if sent >= len {
-            return self.end(block.hash);
-        }
-        if let Some(room) = self.path.0.room.hand_out_now(len as u64) {
-            let rest = block.bytes.slice(sent..);
-            self.current = Current::Sending(block, room);
-            return Ok(BlockPart::Bytes(rest));
-        }
-        let end = len.min(sent + COPY_BYTES);
-        self.copied = Some(block.hash);
-        self.current = match end == len {
-            true => Current::Sent(block.hash),
-            false => Current::Look(end),
-        };
-        Ok(BlockPart::Bytes(Bytes::copy_from_slice(
-            &block.bytes[sent..end],
-        )))
-    }
-
-    fn end(&mut self, hash: ContentHash) -> Part {
-        self.blocks.start += 1;
-        self.current = Current::Look(0);
-        self.copied = None;
-        Ok(BlockPart::End(hash))
-    }
-
-    fn restart(&mut self) -> Part {
-        self.current = Current::Look(0);
-        self.copied = None;
-        Ok(BlockPart::Restart)
-    }
-
-    /// Continues with a block whose fetch is in progress.
-    async fn fly(
-        &mut self,
-        flight: Arc<Flight>,
-        mut progress: watch::Receiver<Progress>,
-        (sent, before): (usize, u32),
-    ) -> Option<Part> {
-        let now = progress.borrow_and_update().clone();
-        match now {
-            Progress::Done(block, restarts) => {
-                if restarts != before && sent > 0 {
-                    return Some(self.restart());
-                }
-                Some(self.found(block, sent))
-            }
-            Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
-                self.detours += 1;
-                self.current = Current::Look(0);
-                (sent > 0).then(|| self.restart())
-            }
-            Progress::Failed(failure) => Some(Err(failure)),
-            Progress::Filling(restarts) => {
-                if restarts != before {
-                    self.current = Current::Flying(flight, progress, (0, restarts));
-                    return (sent > 0).then_some(Ok(BlockPart::Restart));
-                }
-                if let Some(bytes) = flight.forwardable(sent, restarts) {
-                    let sent = sent + bytes.len();
-                    self.current = Current::Flying(flight, progress, (sent, restarts));
-                    return Some(Ok(BlockPart::Bytes(bytes)));
-                }
-                let wait = self.path.changed_soon(&self.file, &flight, &mut progress);
-                if wait.await.is_err() {
-                    let detail = "the fetch was given up";
-                    return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
-                }
-                self.current = Current::Flying(flight, progress, (sent, restarts));
-                None
-            }
-        }
     }
 }

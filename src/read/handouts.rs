@@ -1,0 +1,186 @@
+//! Memory for blocks that are sent to children.
+//!
+//! A block is held from the moment it is wanted until it is sent. Otherwise a small cache would lose it to
+//! the blocks of other children first, and storage would be asked for it again. So sending needs room: a
+//! feed takes a [`Hold`] before it looks for a block, and feeds wait for each other in order.
+//!
+//! A child that stops reading must not keep the others waiting. Therefore a hold that was not used for
+//! [`PATIENCE`] may lose its blocks to a feed that waits. Its feed takes room again when the child continues.
+//! Only a block that was given to the network as a whole stays accounted for until the child has it. That
+//! happens only while at least half of the room is free; beyond that, blocks are sent in small copies. So
+//! children that hang pin half of the room at most.
+
+use super::Block;
+use super::flight::Flight;
+use super::room::{Held, PATIENCE, Share};
+use copperfs_overlay::BLOCK_BYTES;
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::time::{Instant, timeout};
+
+/// Holds that are listed before those that ended are first removed from the list.
+const HOLDS_LISTED: usize = 64;
+
+/// The room for hand-outs, and the feeds that hold some of it.
+#[derive(Debug)]
+pub(super) struct Handouts {
+    share: Share,
+    /// Guards the list; taken before the lock of a hold. Bounded by twice the holds that exist.
+    holds: Mutex<Holds>,
+}
+
+#[derive(Debug)]
+struct Holds {
+    listed: Vec<Weak<Hold>>,
+    /// The length at which those that ended are removed.
+    prune_at: usize,
+}
+
+/// The blocks of one feed.
+#[derive(Debug)]
+pub(super) struct Hold {
+    share: Share,
+    /// Guards itself; held for a change, never across an await.
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Debug)]
+struct Blocks {
+    /// For the current block and those of `ahead`.
+    room: Option<Held>,
+    /// The block that is being sent.
+    current: Option<Block>,
+    /// The current block was given to the network as a whole.
+    given: bool,
+    /// The blocks after it, on their way here or landed.
+    ahead: VecDeque<Arc<Flight>>,
+    used: Instant,
+}
+
+impl Handouts {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self {
+            share: Share::new(bytes),
+            holds: Mutex::new(Holds {
+                listed: Vec::new(),
+                prune_at: HOLDS_LISTED,
+            }),
+        }
+    }
+
+    /// Waits for room for a block of `bytes`. Takes it from feeds that are not used, if need be.
+    pub(super) async fn hold(&self, bytes: u64) -> Arc<Hold> {
+        let mut taking = pin!(self.share.take(bytes));
+        let room = loop {
+            match timeout(PATIENCE, &mut taking).await {
+                Ok(room) => break room,
+                Err(_elapsed) => self.reclaim(),
+            }
+        };
+        let hold = Arc::new(Hold {
+            share: self.share.clone(),
+            blocks: Mutex::new(Blocks {
+                room,
+                current: None,
+                given: false,
+                ahead: VecDeque::new(),
+                used: Instant::now(),
+            }),
+        });
+        let mut holds = lock(&self.holds);
+        if holds.listed.len() >= holds.prune_at {
+            holds.listed.retain(|hold| hold.strong_count() > 0);
+            holds.prune_at = HOLDS_LISTED.max(2 * holds.listed.len());
+        }
+        holds.listed.push(Arc::downgrade(&hold));
+        hold
+    }
+
+    fn reclaim(&self) {
+        let listed = lock(&self.holds).listed.clone();
+        for hold in listed.iter().filter_map(Weak::upgrade) {
+            hold.reclaim();
+        }
+    }
+}
+
+impl Hold {
+    /// The feed is alive. Whether it has its room still.
+    pub(super) fn touch(&self) -> bool {
+        let mut blocks = lock(&self.blocks);
+        blocks.used = Instant::now();
+        blocks.room.is_some()
+    }
+
+    /// Takes room for up to `more` further blocks, as far as there is any. Returns for how many.
+    pub(super) fn extend(&self, more: u64) -> u64 {
+        let mut blocks = lock(&self.blocks);
+        let Some(room) = &mut blocks.room else {
+            return 0;
+        };
+        for taken in 0..more {
+            match self.share.take_now(BLOCK_BYTES) {
+                Some(extra) => room.merge(extra),
+                None => return taken,
+            }
+        }
+        more
+    }
+
+    /// Keeps the flights of the blocks that come after the current one.
+    pub(super) fn lead(&self, ahead: impl Iterator<Item = Arc<Flight>>) {
+        lock(&self.blocks).ahead.extend(ahead);
+    }
+
+    /// Keeps the block that is being sent.
+    pub(super) fn keep(&self, block: Block) {
+        lock(&self.blocks).current = Some(block);
+    }
+
+    /// Whether the current block may be given to the network as a whole. Otherwise it is sent in copies.
+    pub(super) fn give(&self) -> bool {
+        let mut blocks = lock(&self.blocks);
+        blocks.given = blocks.given || self.share.is_half_free();
+        blocks.given
+    }
+
+    /// The block that is being sent, unless its room was taken away.
+    pub(super) fn current(&self) -> Option<Block> {
+        lock(&self.blocks).current.clone()
+    }
+
+    /// The current block is sent. The flight of the next one, if there is room for it.
+    pub(super) fn next(&self) -> Option<Arc<Flight>> {
+        let mut blocks = lock(&self.blocks);
+        (blocks.current, blocks.given) = (None, false);
+        let next = blocks.ahead.pop_front()?;
+        let units = self.share.units(BLOCK_BYTES) as usize;
+        let room = blocks.room.as_mut()?;
+        drop(room.split(units));
+        Some(next)
+    }
+
+    fn reclaim(&self) {
+        let mut blocks = lock(&self.blocks);
+        if blocks.used.elapsed() < PATIENCE {
+            return;
+        }
+        blocks.ahead.clear();
+        if blocks.given {
+            let units = self.share.units(BLOCK_BYTES) as usize;
+            if let Some(room) = &mut blocks.room
+                && let Some(rest) = room.num_permits().checked_sub(units)
+            {
+                drop(room.split(rest));
+            }
+        } else {
+            blocks.current = None;
+            blocks.room = None;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
