@@ -135,12 +135,15 @@ impl Feed {
             return Some(self.restart());
         }
         self.sent = Some(block.hash);
-        let Some(hold) = &self.hold else {
+        match &self.hold {
+            Some(hold) if hold.touch() => hold.keep(block),
             // Its room was taken away while it came: it is looked up once there is room again.
-            self.current = Current::Look(sent);
-            return None;
-        };
-        hold.keep(block);
+            _ => {
+                self.hold = None;
+                self.current = Current::Look(sent);
+                return None;
+            }
+        }
         self.send(sent)
     }
 
@@ -181,6 +184,7 @@ impl Feed {
         }
         Ok(BlockPart::End(hash))
     }
+
     fn restart(&mut self) -> Part {
         self.current = Current::Look(0);
         self.sent = None;

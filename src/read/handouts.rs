@@ -5,20 +5,24 @@
 //! feed takes a [`Hold`] before it looks for a block, and feeds wait for each other in order.
 //!
 //! A child that stops reading must not keep the others waiting. Therefore a hold that was not used for
-//! [`PATIENCE`] may lose its blocks to a feed that waits. Its feed takes room again when the child continues.
+//! [`STALLED`] may lose its blocks to a feed that waits. Its feed takes room again when the child continues.
 //! Only a block that was given to the network as a whole stays accounted for until the child has it. That
 //! happens only while at least half of the room is free; beyond that, blocks are sent in small copies. So
 //! children that hang pin half of the room at most.
 
 use super::Block;
 use super::flight::Flight;
-use super::room::{Held, PATIENCE, Share};
+use super::room::{Held, Share};
 use copperfs_overlay::BLOCK_BYTES;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
+/// How long a hold may be unused before its room is given to others. Longer than storage takes to answer, so
+/// that blocks on their way here are still wanted when they arrive.
+const STALLED: Duration = Duration::from_secs(2);
 /// Holds that are listed before those that ended are first removed from the list.
 const HOLDS_LISTED: usize = 64;
 
@@ -73,7 +77,7 @@ impl Handouts {
     pub(super) async fn hold(&self, bytes: u64) -> Arc<Hold> {
         let mut taking = pin!(self.share.take(bytes));
         let room = loop {
-            match timeout(PATIENCE, &mut taking).await {
+            match timeout(STALLED, &mut taking).await {
                 Ok(room) => break room,
                 Err(_elapsed) => self.reclaim(),
             }
@@ -113,7 +117,8 @@ impl Hold {
         blocks.room.is_some()
     }
 
-    /// Takes room for up to `more` further blocks, as far as there is any. Returns for how many.
+    /// Takes room for up to `more` further blocks, as long as half of all room stays free for other feeds.
+    /// Returns for how many.
     pub(super) fn extend(&self, more: u64) -> u64 {
         let mut blocks = lock(&self.blocks);
         let Some(room) = &mut blocks.room else {
@@ -121,8 +126,8 @@ impl Hold {
         };
         for taken in 0..more {
             match self.share.take_now(BLOCK_BYTES) {
-                Some(extra) => room.merge(extra),
-                None => return taken,
+                Some(extra) if self.share.is_half_free() => room.merge(extra),
+                _ => return taken,
             }
         }
         more
@@ -163,7 +168,7 @@ impl Hold {
 
     fn reclaim(&self) {
         let mut blocks = lock(&self.blocks);
-        if blocks.used.elapsed() < PATIENCE {
+        if blocks.used.elapsed() < STALLED {
             return;
         }
         blocks.ahead.clear();

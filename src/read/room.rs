@@ -31,7 +31,7 @@ const RESERVE_BYTES_MAX: u64 = 256 << 20;
 /// The minimum of each share, which is enough for one block.
 const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// How long a read keeps its room without an answer.
-pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+const PATIENCE: Duration = Duration::from_millis(250);
 /// The unit in which room is given.
 const UNIT_BYTES: u64 = 4096;
 
