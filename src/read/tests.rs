@@ -94,6 +94,12 @@ impl Source {
         files.insert(name.as_bytes().to_vec(), (content, state));
     }
 
+    /// Blocks that were asked for, in all reads.
+    fn blocks_read(&self) -> u64 {
+        let reads = self.reads.lock().unwrap();
+        reads.iter().map(|read| read.block_count).sum()
+    }
+
     fn content(&self, name: &str) -> Vec<u8> {
         self.files.lock().unwrap()[name.as_bytes()].0.clone()
     }

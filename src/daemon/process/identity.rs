@@ -178,7 +178,8 @@ mod tests {
                 ..own
             },
             Identity {
-                pid: own.pid + 1,
+                // No process has this number: the highest one is 2^22.
+                pid: 1 << 30,
                 ..own
             },
         ];

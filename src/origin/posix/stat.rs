@@ -149,8 +149,22 @@ impl Batch {
         };
         while let Some(index) = self.next(shared, worker) {
             let answer = self.one(shared, &dir, index);
-            self.answered(&mut self.state(), index, answer);
+            self.done(shared, worker, index, answer);
         }
+    }
+
+    /// The worker's call about a name has returned.
+    fn done(
+        &self,
+        shared: &Shared,
+        worker: usize,
+        index: usize,
+        answer: Result<Attributes, Failure>,
+    ) {
+        let mut state = self.state();
+        // Together with the answer: it may end the batch, and then calls under way count as hanging.
+        returned(shared, &mut state.workers[worker]);
+        self.answered(&mut state, index, answer);
     }
 
     fn answered(&self, state: &mut State, index: usize, answer: Result<Attributes, Failure>) {
@@ -165,7 +179,6 @@ impl Batch {
     /// is then free.
     fn next(&self, shared: &Shared, worker: usize) -> Option<usize> {
         let mut state = self.state();
-        returned(shared, &mut state.workers[worker]);
         // Checked before the worker takes the name, because its own call about it may later count as
         // hanging.
         while !state.given_up && state.next < self.names.len() {
@@ -413,9 +426,12 @@ mod tests {
         let index = batch.next(shared, 0).unwrap();
         batch.overdue(shared, None);
         assert_eq!(batch.next(shared, 1), None, "another one does not ask");
-        batch.one(shared, &opened, index).unwrap();
+        let answer = batch.one(shared, &opened, index);
+        assert!(answer.is_ok(), "{answer:?}");
         assert!(batch.state().answers[1].as_ref().unwrap().is_err());
-        batch.next(shared, 0);
+        batch.done(shared, 0, index, answer);
+        // The batch is over before its worker ends.
+        batch.overdue(shared, None);
         assert_eq!(shared.hanging.count(), 0);
     }
 }
