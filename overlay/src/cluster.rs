@@ -35,6 +35,8 @@ const GUESTS_MAX: usize = 4096;
 const FIRST_REPORT: Duration = Duration::from_secs(3);
 /// Each level keeps a 1/16 of its time for handing on what has come.
 const LEVEL_SHARE: u32 = 16;
+/// How many times as long as a request a clear may take: it waits for requests that are under way.
+const CLEAR_TIMES: f64 = 1.5;
 
 /// All nodes' reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -134,7 +136,7 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
 pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> ClusterClear {
     let mut outcomes: BTreeMap<NodeId, ReplyBody> = BTreeMap::new();
     let trees = shared.roster.trees();
-    let patience = shared.request_timeout / u32::from(number(trees)).max(1);
+    let patience = clear_timeout(shared) / u32::from(number(trees)).max(1);
     for tree in 0..trees {
         let gone = shared
             .upstream
@@ -264,6 +266,10 @@ async fn finished(
     }
 }
 
+fn clear_timeout(shared: &Shared) -> Duration {
+    shared.request_timeout.mul_f64(CLEAR_TIMES)
+}
+
 fn too_slow(path: &ItemPath) -> Failure {
     let detail = format!("clearing {path} takes too long");
     Failure::new(FailureKind::Unavailable, detail)
@@ -310,9 +316,10 @@ async fn below(
 ) {
     // At most half of the time: a node that hangs must not keep its children from being asked.
     let now = Instant::now();
-    let until = now + deadline.saturating_duration_since(now) / 2;
-    let body = own(shared, operation, until).await;
+    let left = deadline.saturating_duration_since(now);
+    let body = own(shared, operation, now + left / 2).await;
     let answering = async {
+        let until = deadline - left / LEVEL_SHARE;
         let body = finished(shared, operation, body, until).await;
         let node = shared.roster.id();
         // An asker that is gone needs no answer.
@@ -353,7 +360,10 @@ async fn ask(
     request: Request,
     out: &mpsc::Sender<Reply>,
 ) -> Result<(), StreamError> {
-    let patience = shared.request_timeout;
+    let patience = match request {
+        Request::ClusterClear { .. } | Request::ClearBelow { .. } => clear_timeout(shared),
+        _ => shared.request_timeout,
+    };
     let opening = neighbour.connection.open_bi();
     let (send, recv) = opening.await.map_err(StreamError::Lost)?;
     let mut reader = FrameReader::new(recv, patience);

@@ -188,8 +188,7 @@ class Soak:
 
     def clear_may_fail(self):
         """Whether a clear may fail. It reaches all nodes, so it may fail after one of them was down. It
-        waits for pages that kernels are reading, on one level of the tree after the other, so hanging
-        files may delay it for too long."""
+        waits for pages that kernels are reading, so hanging files may delay it for too long."""
         now = time.monotonic()
         return now < self.killed + AFTERMATH_S or self.faults.explains(FILES_HANG, now)
 
