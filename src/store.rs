@@ -39,7 +39,7 @@ use crate::cache::EvictionPolicy;
 use crate::config::units::Size;
 use crate::read::FileRef;
 use bytes::Bytes;
-use catalog::{Catalog, Place};
+use catalog::{Catalog, Place, Unit};
 use copperfs_overlay::{ContentHash, ItemPath};
 use directory::Directory;
 use health::Health;
@@ -268,8 +268,8 @@ impl Store {
             });
             match read.await.ok()? {
                 Ok(bytes) => Some(bytes),
-                Err(lost) => {
-                    store.0.writer.forget(lost);
+                Err(condemned) => {
+                    store.0.writer.remove(condemned);
                     None
                 }
             }
@@ -296,8 +296,8 @@ impl Store {
 }
 
 impl Shared {
-    /// Reads and checks. An error names what to drop from the catalog.
-    fn load(&self, place: &Place) -> Result<Bytes, Place> {
+    /// Reads and checks. An error names the content file to remove, if it is condemned.
+    fn load(&self, place: &Place) -> Result<Bytes, Unit> {
         match content::read(&self.directory, place) {
             Ok(Some(bytes)) => {
                 self.health.read_well();
@@ -306,18 +306,23 @@ impl Shared {
             }
             Ok(None) => {
                 self.health.read_well();
-                // Evicted between the look and the read, or torn.
-                if self.catalog.holds_unit(&place.unit) {
-                    count(&self.counters.damaged);
-                    tracing::warn!(content = %place.unit, "damaged content in the store: dropped, and fetched anew");
-                }
-                Err(place.clone())
+                self.condemn(place.unit, place.serial);
+                Err(place.unit)
             }
             Err(errno) => {
                 self.health.read_failed(errno);
-                count(&self.counters.damaged);
-                Err(place.clone())
+                self.condemn(place.unit, place.serial);
+                Err(place.unit)
             }
+        }
+    }
+
+    /// Drops content that is not what it should be, and counts it once, however many readers find it so.
+    /// Does nothing if it was evicted since they looked, or replaced.
+    fn condemn(&self, unit: Unit, serial: u64) {
+        if self.catalog.condemn(unit, serial) {
+            count(&self.counters.damaged);
+            tracing::warn!(content = %unit, "damaged content in the store: dropped, and fetched anew");
         }
     }
 }

@@ -66,6 +66,8 @@ pub(super) struct Place {
     pub(super) len: u64,
     /// What they must hash to.
     pub(super) hash: ContentHash,
+    /// The [`Held::serial`] of that file.
+    pub(super) serial: u64,
 }
 
 /// A content file as it is held.
@@ -77,6 +79,8 @@ pub(super) struct Held {
     pub(super) open: Option<Arc<OwnedFd>>,
     /// Of a whole file: its blocks.
     pub(super) blocks: Option<Arc<[ContentHash]>>,
+    /// Which file of this name it is: the catalog numbers them as they come.
+    pub(super) serial: u64,
 }
 
 impl Held {
@@ -85,6 +89,17 @@ impl Held {
             len,
             open: None,
             blocks: None,
+            serial: 0,
+        }
+    }
+
+    /// `open` only if it was verified in this process.
+    pub(super) fn whole(len: u64, open: Option<Arc<OwnedFd>>, blocks: Arc<[ContentHash]>) -> Self {
+        Self {
+            len,
+            open,
+            blocks: Some(blocks),
+            serial: 0,
         }
     }
 }
@@ -166,6 +181,8 @@ pub(super) struct Catalog {
     /// Guards the list; held for a look only.
     clears: RwLock<Vec<Cleared>>,
     moment: AtomicU64,
+    /// Content files that came, for [`Held::serial`].
+    came: AtomicU64,
     /// Evicted files that somebody has open still: they take disk until they are closed.
     lingering: Mutex<Vec<(Weak<OwnedFd>, u64)>>,
 }
@@ -179,6 +196,7 @@ impl Catalog {
             inside: DashMap::new(),
             clears: RwLock::default(),
             moment: AtomicU64::new(1),
+            came: AtomicU64::new(0),
             lingering: Mutex::default(),
         }
     }
@@ -286,16 +304,18 @@ impl Catalog {
                 offset: 0,
                 len,
                 hash,
+                serial: held.serial,
             });
         }
         let (whole, index) = *self.inside.get(&hash)?;
         let unit = Unit::whole(whole);
-        self.units.get(&unit)?;
+        let held = self.units.get(&unit)?;
         Some(Place {
             unit,
             offset: index * copperfs_overlay::BLOCK_BYTES,
             len,
             hash,
+            serial: held.serial,
         })
     }
 
@@ -353,8 +373,9 @@ impl Catalog {
     }
 
     /// A content file exists now. Gives those that must go for it.
-    pub(super) fn hold(&self, unit: Unit, held: Held) -> Vec<Unit> {
+    pub(super) fn hold(&self, unit: Unit, mut held: Held) -> Vec<Unit> {
         self.condemned.remove(&unit);
+        held.serial = self.came.fetch_add(1, Ordering::Relaxed);
         let weight = disk_bytes(held.len);
         if let Some(blocks) = &held.blocks {
             for (index, hash) in (0..).zip(blocks.iter()) {
@@ -386,10 +407,20 @@ impl Catalog {
         gone
     }
 
-    /// Forgets a damaged content file. Until it is removed, it is not adopted from the directory.
-    pub(super) fn condemn(&self, unit: Unit) {
+    /// Forgets the content file `serial` of the name `unit`, which is damaged. Until the file is removed,
+    /// it is not adopted from the directory. Returns whether it was held: a file that several readers find
+    /// damaged was held for the first of them, and a file that has replaced it is not touched.
+    pub(super) fn condemn(&self, unit: Unit, serial: u64) -> bool {
+        let held = self.units.peek(&unit);
+        if held.is_none_or(|held| held.serial != serial) {
+            return false;
+        }
         self.condemned.insert(unit);
-        self.forget(&unit);
+        let Some(held) = self.units.take(&unit) else {
+            return false;
+        };
+        self.let_go(&unit, &held);
+        true
     }
 
     pub(super) fn is_condemned(&self, unit: &Unit) -> bool {
@@ -626,11 +657,11 @@ mod tests {
     fn a_full_store_evicts_and_an_evicted_open_file_counts_until_it_is_closed() {
         let catalog = catalog();
         let open = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        let whole = Held {
-            len: 4 * DISK_BLOCK,
-            open: Some(Arc::clone(&open)),
-            blocks: Some(Arc::from([hash(9)])),
-        };
+        let whole = Held::whole(
+            4 * DISK_BLOCK,
+            Some(Arc::clone(&open)),
+            Arc::from([hash(9)]),
+        );
         assert_eq!(catalog.hold(Unit::whole(hash(8)), whole), []);
         assert!(catalog.has_content(hash(9)));
         assert_eq!(catalog.shrink_to(0), [Unit::whole(hash(8))]);

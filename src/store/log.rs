@@ -220,11 +220,7 @@ fn learn(catalog: &Catalog, record: Record, evicted: &mut Vec<Unit>) {
         } => {
             catalog.reach(moment);
             catalog.note_whole(FileId::of(file), moment, name, &blocks);
-            let held = Held {
-                len,
-                open: None,
-                blocks: Some(blocks.into()),
-            };
+            let held = Held::whole(len, None, blocks.into());
             evicted.extend(catalog.hold(Unit::whole(name), held));
         }
         Record::Gone { whole, name } => {

@@ -319,12 +319,12 @@ async fn damaged_content_is_not_adopted_again() {
         };
         let adopt = writer::Job::Adopt(place.unit, 4, Some(origin));
         let jobs = &store.0.writer.jobs;
+        assert!(store.0.shared.catalog.condemn(place.unit, place.serial));
         if told_first == "sweep" {
-            store.0.shared.catalog.condemn(place.unit);
             jobs.send(adopt).unwrap();
-            store.0.writer.forget(place.clone());
+            store.0.writer.remove(place.unit);
         } else {
-            store.0.writer.forget(place.clone());
+            store.0.writer.remove(place.unit);
             jobs.send(adopt).unwrap();
         }
         store.flush();
@@ -335,6 +335,32 @@ async fn damaged_content_is_not_adopted_again() {
         whole(&files, &source, "/a").await;
         assert_eq!(source.blocks_read(), 2, "{told_first} first");
     }
+}
+
+/// Two readers look a block up before either has read it. The content of the second one may have been
+/// replaced by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_content_is_counted_once_and_its_successor_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::of(&[("/a", 1, BLOCK_BYTES)]);
+    let store = open(directory.path());
+    let files = layer(&store, &source);
+    whole(&files, &source, "/a").await;
+    store.flush();
+    std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
+
+    let file = FileRef::new(path("/a"), Version::from_data([7; 16]), BLOCK_BYTES, None);
+    let place = store.find(&file, 0).unwrap();
+    let (first, second) = tokio::join!(store.load(place.clone()), store.load(place.clone()));
+    assert_eq!((first, second), (None, None));
+    assert_eq!(store.stats().damaged, 1);
+    whole(&files, &source, "/a").await;
+    store.flush();
+
+    std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
+    assert_eq!(store.load(place).await, None);
+    assert_eq!(store.stats().damaged, 1);
+    assert_eq!(store.stats().entries, 1, "what came after it was dropped");
 }
 
 #[tokio::test(flavor = "multi_thread")]

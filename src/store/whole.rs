@@ -5,7 +5,7 @@
 //! will get, and each block is compared with its hash. This is done after the file was written, and after a
 //! restart.
 
-use super::catalog::{Held, Place};
+use super::catalog::Held;
 use super::content;
 use super::writer::PutWhole;
 use super::{Store, count};
@@ -87,14 +87,8 @@ impl Store {
                 Some(open)
             }
             Ok((_, false)) | Err(_) => {
-                count(&shared.counters.damaged);
-                tracing::warn!(path = %file.path, "a damaged file in the store: dropped, and fetched anew");
-                self.0.writer.forget(Place {
-                    unit,
-                    offset: 0,
-                    len: 0,
-                    hash: unit.name,
-                });
+                shared.condemn(unit, held.serial);
+                self.0.writer.remove(unit);
                 None
             }
         }
@@ -173,11 +167,11 @@ impl WholeWriter {
             file: file.id(),
             moment: self.moment,
             name,
-            held: Held {
-                len: self.len,
-                open: Some(Arc::clone(&open)),
-                blocks: Some(std::mem::take(&mut self.hashes).into()),
-            },
+            held: Held::whole(
+                self.len,
+                Some(Arc::clone(&open)),
+                std::mem::take(&mut self.hashes).into(),
+            ),
             temporary,
         });
         Ok(open)

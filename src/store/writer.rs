@@ -5,7 +5,7 @@
 //! speed of the disk at least, and is there the second time. A disk that takes nothing for a second is
 //! passed by: that costs hits, not time.
 
-use super::catalog::{Held, Place, Unit, disk_bytes};
+use super::catalog::{Held, Unit, disk_bytes};
 use super::content::{self, Origin};
 use super::items::Claims;
 use super::log::{Log, Record};
@@ -82,7 +82,7 @@ pub(super) enum Job {
     /// So many bytes are about to be written beside the queue.
     Room(u64, mpsc::SyncSender<Result<(), Errno>>),
     /// A content file that is not what it should be.
-    Forget(Place),
+    Remove(Unit),
     /// A content file that the sweep found and the index does not know.
     Adopt(Unit, u64, Option<Origin>),
     /// A content file that the index knows and the sweep did not find.
@@ -231,11 +231,10 @@ impl Writer {
         }
     }
 
-    /// Content that was not what it should be.
-    pub(super) fn forget(&self, place: Place) {
-        self.shared.catalog.condemn(place.unit);
+    /// Removes a content file that is condemned.
+    pub(super) fn remove(&self, unit: Unit) {
         // If the queue is full, the sweep at the next start finds the file.
-        drop(self.jobs.try_send(Job::Forget(place)));
+        drop(self.jobs.try_send(Job::Remove(unit)));
     }
 
     /// Records a clear on the disk, and waits for it. Returns whether it is recorded.
@@ -413,9 +412,9 @@ impl Writing {
                 }
                 done.try_send(made).ok();
             }
-            Job::Forget(place) => {
-                if self.shared.catalog.acquit(&place.unit) {
-                    self.remove(&place.unit);
+            Job::Remove(unit) => {
+                if self.shared.catalog.acquit(&unit) {
+                    self.remove(&unit);
                 }
             }
             Job::Adopt(unit, len, origin) => self.adopt(unit, len, origin),
