@@ -190,14 +190,17 @@ pub(super) struct BlockKey {
 /// In the place of a piece: all of the block, which has far fewer pieces than this.
 const WHOLE: u16 = u16::MAX;
 
-/// How one waits for a block that a bundle is to bring.
+/// How one waits for a block that a bundle or a run will bring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Haste {
-    /// A reader waits: after a moment it is asked for by itself.
+    /// A reader waits: after a while the block is requested separately.
     Urgent,
     /// It is wanted when its turn comes.
     InTurn,
 }
+
+/// The blocks of a run that come next. They are not requested separately: they arrive about as soon.
+const NEAR_BLOCKS: usize = 4;
 
 /// How a block is to be had.
 pub(super) enum Source {
@@ -328,7 +331,7 @@ impl ReadPath {
             let part = within(range, index);
             if part.end - part.start == ReadRequest::block_len(file.size, index) {
                 let wanted = || [index..index + 1, 0..0];
-                let block = self.block(file, index, wanted, Haste::InTurn).await?;
+                let block = self.block(file, index, wanted, Haste::Urgent).await?;
                 return Ok(cut_of(&block, index, range));
             }
             self.pieces(file, index, &part).await
@@ -389,7 +392,7 @@ impl ReadPath {
                 Source::Flying(flight) => flight,
             };
             let outcome = match haste {
-                Haste::Urgent => self.landed_soon(file, &flight).await,
+                Haste::Urgent => self.landed_soon(file, index, &flight).await,
                 Haste::InTurn => landed(&flight).await,
             };
             match outcome {
@@ -580,6 +583,7 @@ impl Fetch {
         let bytes = block_bytes.saturating_mul(block_count).min(FETCH_BYTES_MAX);
         let room = Arc::clone(&self.inner.room);
         let mut charge = room.fetch(bytes).await;
+        self.come_near();
         let outcome = match charge.awaiting(source.read(request)).await {
             Ok(stream) => self.fill(stream, &mut charge).await,
             Err(failure) => Err(failure),
@@ -594,17 +598,22 @@ impl Fetch {
 
     async fn fill(&mut self, mut stream: ReadStream, charge: &mut Charge) -> Result<(), Failure> {
         while let Some(flight) = self.flights.as_slice().first().map(Arc::clone) {
+            let filled = match self.come_near() {
+                true => Arc::clone(&flight),
+                // A separate request brings it. If that has not ended by then, this block is taken.
+                false => Arc::new(flight.apart()),
+            };
             let hash = loop {
                 match charge.awaiting(stream.next()).await {
                     Some(Ok(BlockPart::Bytes(bytes))) => {
-                        if flight.is_empty() {
+                        if filled.is_empty() {
                             charge.begin().await;
                         } else {
                             charge.go_on();
                         }
-                        flight.push(bytes)?;
+                        filled.push(bytes)?;
                     }
-                    Some(Ok(BlockPart::Restart)) => flight.restart(),
+                    Some(Ok(BlockPart::Restart)) => filled.restart(),
                     Some(Ok(BlockPart::End(hash))) => break hash,
                     Some(Err(failure)) => return Err(failure),
                     None => {
@@ -613,23 +622,34 @@ impl Fetch {
                     }
                 }
             };
-            let block = flight.complete(hash)?;
+            let block = filled.complete(hash)?;
             self.file.check(hash)?;
-            let key = self.file.key(self.next_block);
-            let weight = block.bytes.len() as u64;
-            self.inner.land(key, &flight, &block, weight);
-            flight.finish(Ok(block));
+            if flight.land() {
+                let key = self.file.key(self.next_block);
+                let weight = block.bytes.len() as u64;
+                self.inner.land(key, &flight, &block, weight);
+                flight.finish(Ok(block));
+            }
             self.next_block += 1;
             self.flights.next();
         }
         Ok(())
     }
 
+    /// Marks the blocks that come next. Returns whether the first of them is filled by this request alone.
+    fn come_near(&self) -> bool {
+        let next = self.flights.as_slice().iter().take(NEAR_BLOCKS);
+        next.rev().fold(false, |_, flight| flight.come_near())
+    }
+
+    /// Blocks that were requested separately are left to those requests.
     fn fail_rest(&mut self, failure: &Failure) {
         for flight in self.flights.by_ref() {
-            self.inner
-                .end_flight(&self.file.key(self.next_block), &flight);
-            flight.finish(Err(failure.clone()));
+            if flight.leave_run() {
+                self.inner
+                    .end_flight(&self.file.key(self.next_block), &flight);
+                flight.finish(Err(failure.clone()));
+            }
             self.next_block += 1;
         }
     }

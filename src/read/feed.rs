@@ -34,8 +34,8 @@ pub(super) struct Feed {
 enum Current {
     /// To be looked up; the number of its bytes that were sent.
     Look(usize),
-    /// On its way here; the bytes that were forwarded, and how often it had begun again by then.
-    Flying(Arc<Flight>, watch::Receiver<Progress>, (usize, u32)),
+    /// On its way here.
+    Flying(Following),
     /// A verified block that is held; the number of its bytes that were sent.
     Sending(usize),
     /// All its bytes were sent.
@@ -43,11 +43,25 @@ enum Current {
     Failed,
 }
 
+/// A flight whose bytes are forwarded as they arrive.
+struct Following {
+    flight: Arc<Flight>,
+    progress: watch::Receiver<Progress>,
+    /// The number of bytes that were sent.
+    sent: usize,
+    /// How often the block had begun again by then.
+    restarts: u32,
+}
+
 impl Current {
     /// Continues with `flight` after `sent` bytes.
     fn following(flight: Arc<Flight>, sent: usize) -> Self {
-        let progress = flight.watch();
-        Self::Flying(flight, progress, (sent, 0))
+        Self::Flying(Following {
+            progress: flight.watch(),
+            flight,
+            sent,
+            restarts: 0,
+        })
     }
 }
 
@@ -80,7 +94,7 @@ impl Feed {
                 Current::Look(sent) => self.look(sent).await,
                 Current::Sending(sent) => self.send(sent),
                 Current::Sent(hash) => Some(self.end(hash)),
-                Current::Flying(flight, progress, sent) => self.fly(flight, progress, sent).await,
+                Current::Flying(following) => self.fly(following).await,
             };
             if part.is_some() {
                 return part;
@@ -192,44 +206,42 @@ impl Feed {
     }
 
     /// Continues with a block whose fetch is in progress.
-    async fn fly(
-        &mut self,
-        flight: Arc<Flight>,
-        mut progress: watch::Receiver<Progress>,
-        (sent, before): (usize, u32),
-    ) -> Option<Part> {
-        let now = progress.borrow_and_update().clone();
+    async fn fly(&mut self, mut following: Following) -> Option<Part> {
+        let sent = following.sent;
+        let now = following.progress.borrow_and_update().clone();
         match now {
-            Progress::Done(block, restarts) => {
-                if restarts != before && sent > 0 {
-                    return Some(self.restart());
-                }
-                self.found(block, sent)
+            Progress::Done(_, restarts) if restarts != following.restarts && sent > 0 => {
+                Some(self.restart())
             }
-            Progress::Failed(_) if flight.is_elsewhere(&self.file, self.detours) => {
+            Progress::Done(block, _) => self.found(block, sent),
+            Progress::Failed(_) if following.flight.is_elsewhere(&self.file, self.detours) => {
                 self.detours += 1;
                 self.current = Current::Look(0);
                 (sent > 0).then(|| self.restart())
             }
             Progress::Failed(failure) => Some(Err(failure)),
+            Progress::Filling(restarts) if restarts != following.restarts => {
+                (following.sent, following.restarts) = (0, restarts);
+                self.current = Current::Flying(following);
+                (sent > 0).then_some(Ok(BlockPart::Restart))
+            }
             Progress::Filling(restarts) => {
-                if restarts != before {
-                    self.current = Current::Flying(flight, progress, (0, restarts));
-                    return (sent > 0).then_some(Ok(BlockPart::Restart));
-                }
-                if let Some(bytes) = flight.forwardable(sent, restarts) {
-                    let sent = sent + bytes.len();
-                    self.current = Current::Flying(flight, progress, (sent, restarts));
-                    return Some(Ok(BlockPart::Bytes(bytes)));
-                }
-                let wait = self.path.changed_soon(&self.file, &flight, &mut progress);
-                if wait.await.is_err() {
+                let bytes = following.flight.forwardable(sent, restarts);
+                if let Some(bytes) = &bytes {
+                    following.sent += bytes.len();
+                } else if self.changed(&mut following).await.is_err() {
                     let detail = "the fetch was given up";
                     return Some(Err(Failure::new(FailureKind::Unavailable, detail)));
                 }
-                self.current = Current::Flying(flight, progress, (sent, restarts));
-                None
+                self.current = Current::Flying(following);
+                bytes.map(|bytes| Ok(BlockPart::Bytes(bytes)))
             }
         }
+    }
+
+    async fn changed(&self, following: &mut Following) -> Result<(), watch::error::RecvError> {
+        let (file, index) = (&self.file, self.blocks.start);
+        let (flight, progress) = (&following.flight, &mut following.progress);
+        self.path.changed_soon(file, index, flight, progress).await
     }
 }

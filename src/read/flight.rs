@@ -40,17 +40,30 @@ impl Filling {
     }
 }
 
-/// One request brings it, as its bytes come.
-const PLAIN: u8 = 0;
-/// A bundle is to bring it, perhaps behind many others.
-const BUNDLED: u8 = 1;
-/// A request of its own was sent after the bundle's, because somebody waits.
-const URGED: u8 = 2;
-/// It has come, or it will not.
-const LANDED: u8 = 3;
+/// A run of blocks will bring it, after other blocks or after other runs.
+const QUEUED: u8 = 0;
+/// It is among the next blocks of its run, and its bytes can be watched as they arrive.
+const NEAR: u8 = 1;
+/// A bundle will bring it, perhaps after many other files.
+const BUNDLED: u8 = 2;
+/// A separate request was sent, because a reader waits for it.
+const URGED: u8 = 3;
+/// It has arrived, or it will not.
+const LANDED: u8 = 4;
 
-/// A block under way. Filled by one task; watched by any number. What a bundle is to bring may be
-/// asked for twice: then it comes whole, from whoever has it first.
+/// What a flight waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Behind {
+    /// Other files of a bundle.
+    Bundle,
+    /// Other blocks of a run, or other runs.
+    Run,
+    /// Nothing, or it was requested separately, or it has arrived.
+    Nothing,
+}
+
+/// A block under way. Filled by one task; watched by any number. A block that waits for others may be
+/// requested separately. Then it arrives whole, from the request that has it first.
 #[derive(Debug)]
 pub(super) struct Flight {
     /// The file it was begun for. Those who wait may want it for an equal file elsewhere.
@@ -69,7 +82,7 @@ impl Flight {
             path,
             asked,
             len,
-            way: AtomicU8::new(PLAIN),
+            way: AtomicU8::new(QUEUED),
             filling: Mutex::default(),
             progress: watch::channel(Progress::Filling(0)).0,
         }
@@ -94,27 +107,47 @@ impl Flight {
         self.progress.subscribe()
     }
 
+    /// Another flight for the same block, which nobody watches.
+    pub(super) fn apart(&self) -> Self {
+        Self::new(self.path.clone(), self.asked, self.len)
+    }
+
     /// A bundle is to bring it, from now on.
     pub(super) fn give_to_bundle(&self) {
         self.way.store(BUNDLED, Ordering::Relaxed);
     }
 
-    /// Whether it waits for a bundle and nothing else.
-    pub(super) fn is_bundled(&self) -> bool {
-        self.way.load(Ordering::Relaxed) == BUNDLED
+    /// What it waits for.
+    pub(super) fn behind(&self) -> Behind {
+        match self.way.load(Ordering::Relaxed) {
+            BUNDLED => Behind::Bundle,
+            QUEUED => Behind::Run,
+            _ => Behind::Nothing,
+        }
     }
 
-    /// Has it brought by a request of its own as well; whether that is the caller's to send.
+    /// It is to be requested separately as well. Returns whether the caller sends that request.
     pub(super) fn urge(&self) -> bool {
-        self.change_way(BUNDLED, URGED)
+        self.change_way(BUNDLED, URGED) || self.change_way(QUEUED, URGED)
     }
 
-    /// Its bundle will not bring it; whether nobody else is to.
+    /// It is among the next blocks of its run. Returns whether the run fills it: a separate request may
+    /// have been sent before.
+    pub(super) fn come_near(&self) -> bool {
+        self.change_way(QUEUED, NEAR) || self.way.load(Ordering::Relaxed) == NEAR
+    }
+
+    /// Its bundle will not bring it. Returns whether nothing else will.
     pub(super) fn leave_bundle(&self) -> bool {
-        self.change_way(BUNDLED, PLAIN)
+        self.change_way(BUNDLED, QUEUED)
     }
 
-    /// The caller has brought it whole, or says that it will not come; whether it is the first.
+    /// Its run will not bring it. Returns whether nothing else will, or has.
+    pub(super) fn leave_run(&self) -> bool {
+        self.change_way(QUEUED, LANDED) || self.change_way(NEAR, LANDED)
+    }
+
+    /// The caller has brought it whole, or its separate request failed. Returns whether it is the first.
     pub(super) fn land(&self) -> bool {
         self.way.swap(LANDED, Ordering::AcqRel) != LANDED
     }

@@ -129,7 +129,7 @@ impl ReadPath {
     ) -> Result<Cut, Failure> {
         if self.has_or_awaits(file, block) {
             let wanted = || [block..block + 1, 0..0];
-            let whole = self.block(file, block, wanted, Haste::InTurn).await?;
+            let whole = self.block(file, block, wanted, Haste::Urgent).await?;
             return Ok(cut_of(&whole, block, range));
         }
         let range = range.clone();

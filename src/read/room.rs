@@ -2,10 +2,12 @@
 //!
 //! The data cache has its own bound, but blocks on their way into it, and blocks that are being sent, take
 //! memory too. All of it comes out of the node's memory for data: [`reserve`] returns the part for these
-//! transfers, and the cache gets the rest. Three kinds of holders have a share each:
+//! transfers, and the cache gets the rest. Each kind of holder has a share:
 //!
 //! - *Fetches*: bytes that a request to the source receives, for any reader. A fetch takes room before it
 //!   asks and keeps it until it ends ([`Charge`]).
+//! - *Separate requests*: blocks that a reader waits for at the end of a run ([`super::urgent`]). They must
+//!   not wait for the runs, so they have room of their own.
 //! - *Readers*: bytes that a local read assembles. A reader waits for fetches, never the other way round.
 //! - *Hand-outs*: blocks that are sent to children ([`super::handouts`]). Children wait for each other.
 //!
@@ -53,6 +55,7 @@ pub(super) type Held = OwnedSemaphorePermit;
 #[derive(Debug)]
 pub(super) struct Room {
     fetches: Share,
+    urgent: Share,
     readers: Share,
     handouts: Handouts,
 }
@@ -60,7 +63,8 @@ pub(super) struct Room {
 impl Room {
     pub(super) fn new(bytes: u64) -> Self {
         Self {
-            fetches: Share::new(bytes / 2),
+            fetches: Share::new(bytes / 8 * 3),
+            urgent: Share::new(bytes / 8),
             readers: Share::new(bytes / 4),
             handouts: Handouts::new(bytes / 4),
         }
@@ -82,9 +86,12 @@ impl Room {
 
     /// Waits for room for a fetch that holds up to `bytes` at a time.
     pub(super) async fn fetch(&self, bytes: u64) -> Charge {
-        let share = self.fetches.clone();
-        let held = share.take(bytes).await;
-        Charge { share, bytes, held }
+        Charge::of(&self.fetches, bytes).await
+    }
+
+    /// Waits for room for the separate request of a block of `bytes`.
+    pub(super) async fn urgent(&self, bytes: u64) -> Charge {
+        Charge::of(&self.urgent, bytes).await
     }
 
     /// The room for blocks that are sent to children.
@@ -102,6 +109,14 @@ pub(super) struct Charge {
 }
 
 impl Charge {
+    async fn of(share: &Share, bytes: u64) -> Self {
+        Self {
+            share: share.clone(),
+            bytes,
+            held: share.take(bytes).await,
+        }
+    }
+
     /// Waits for `coming`; releases the room while nothing arrives.
     pub(super) async fn awaiting<T>(&mut self, coming: impl Future<Output = T>) -> T {
         let mut coming = pin!(coming);

@@ -12,6 +12,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use tokio::sync::Semaphore;
 
 /// Content, and which state of the file it is.
@@ -30,6 +31,8 @@ struct Source {
     /// Files after which a bundle breaks off, or hangs.
     bundle_breaks: AtomicU64,
     bundle_hangs: AtomicU64,
+    /// Requests of one block do not return.
+    single_hangs: AtomicBool,
     stats: Mutex<Vec<Vec<Bytes>>>,
     lists: AtomicU64,
     taken_back: AtomicU64,
@@ -65,6 +68,7 @@ impl Source {
             bundles: Mutex::default(),
             bundle_breaks: AtomicU64::new(u64::MAX),
             bundle_hangs: AtomicU64::new(u64::MAX),
+            single_hangs: AtomicBool::new(false),
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
@@ -162,6 +166,9 @@ impl Files for Shared {
         let source = Arc::clone(&self.0);
         source.reads.lock().unwrap().push(request.clone());
         async move {
+            if request.block_count == 1 && source.single_hangs.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
             if source.attributes(request.path.as_bytes())?.version != request.version {
                 return Err(Failure::new(FailureKind::Stale, "changed"));
             }
@@ -756,4 +763,5 @@ mod leases;
 mod ranges;
 mod renewed;
 mod siblings;
+mod urgent;
 mod usage;

@@ -1,11 +1,11 @@
-//! Who waits for a file that a bundle is to bring does not wait for all those before it: after a moment
-//! the file is asked for by itself, and comes from whoever has it first.
+//! A reader that needs a block at the end of a bundle or of a run does not wait for everything before it.
+//! After a while the block is requested separately, and comes from the request that has it first.
 //!
-//! The delay avoids a second transfer of the files that the bundle brings in time, which are most of them.
-//! Storage reads the file only once in any case (`origin::Once`).
+//! The delay avoids a second transfer of the blocks that arrive in time, which are most of them. Storage
+//! reads the block only once in any case (`origin::Once`).
 
 use super::blocks::{FileRef, landed};
-use super::flight::{Flight, Progress};
+use super::flight::{Behind, Flight, Progress};
 use super::{Block, Inner, ReadPath};
 use bytes::BytesMut;
 use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest, ReadStream};
@@ -16,45 +16,61 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// How long a reader waits for a bundle alone: a round trip to most storage and a little more.
-const MOMENT: Duration = Duration::from_millis(30);
+const BUNDLE_MOMENT: Duration = Duration::from_millis(30);
+/// How long a reader waits for a run alone. On a fast network a run arrives within this time.
+pub(super) const RUN_MOMENT: Duration = Duration::from_secs(1);
+
+/// How long a reader waits for `flight`, a block of `file`, before it is requested separately. `None`: it is
+/// not.
+pub(super) fn moment(file: &FileRef, flight: &Flight) -> Option<Duration> {
+    match flight.behind() {
+        Behind::Bundle => Some(BUNDLE_MOMENT),
+        // All blocks under an unsettled version come from one request.
+        Behind::Run => file.version.is_settled().then_some(RUN_MOMENT),
+        Behind::Nothing => None,
+    }
+}
 
 impl ReadPath {
-    /// Waits for a block of `file`.
+    /// Waits for `flight`, block `index` of `file`.
     pub(super) async fn landed_soon(
         &self,
         file: &FileRef,
+        index: u64,
         flight: &Arc<Flight>,
     ) -> Result<Block, Failure> {
-        if flight.is_bundled() {
-            if let Ok(landed) = timeout(MOMENT, landed(flight)).await {
+        if let Some(moment) = moment(file, flight) {
+            if let Ok(landed) = timeout(moment, landed(flight)).await {
                 return landed;
             }
-            self.urge(file, flight);
+            self.urge(file, index, flight);
         }
         landed(flight).await
     }
 
-    /// Waits for the next change of `flight`, the first block of `file`.
+    /// Waits for the next change of `flight`, block `index` of `file`.
     pub(super) async fn changed_soon(
         &self,
         file: &FileRef,
+        index: u64,
         flight: &Arc<Flight>,
         progress: &mut watch::Receiver<Progress>,
     ) -> Result<(), watch::error::RecvError> {
-        if flight.is_bundled() {
-            if let Ok(changed) = timeout(MOMENT, progress.changed()).await {
+        if let Some(moment) = moment(file, flight) {
+            if let Ok(changed) = timeout(moment, progress.changed()).await {
                 return changed;
             }
-            self.urge(file, flight);
+            self.urge(file, index, flight);
         }
         progress.changed().await
     }
 
-    fn urge(&self, file: &FileRef, flight: &Arc<Flight>) {
+    fn urge(&self, file: &FileRef, index: u64, flight: &Arc<Flight>) {
         if flight.urge() {
             let urgent = Urgent {
                 inner: Arc::clone(&self.0),
                 file: file.clone(),
+                index,
                 flight: Arc::clone(flight),
             };
             drop(self.0.runtime.spawn(urgent.run()));
@@ -62,10 +78,11 @@ impl ReadPath {
     }
 }
 
-/// The request for one file of a bundle. Dropped with its runtime, it leaves nobody waiting.
+/// The separate request for one block. Dropped with its runtime, it leaves nobody waiting.
 struct Urgent {
     inner: Arc<Inner>,
     file: FileRef,
+    index: u64,
     flight: Arc<Flight>,
 }
 
@@ -90,23 +107,24 @@ impl Urgent {
             path: self.file.path.clone(),
             version: self.file.version,
             size: self.file.size,
-            first_block: 0,
+            first_block: self.index,
             block_count: 1,
             content: self.file.content,
             through: false,
         };
-        let mut charge = self.inner.room.fetch(self.file.size).await;
+        let len = ReadRequest::block_len(self.file.size, self.index);
+        let mut charge = self.inner.room.urgent(len).await;
         let mut parts = charge.awaiting(self.inner.source.read(request)).await?;
         let mut bytes = BytesMut::new();
         while let Some(part) = charge.awaiting(parts.next()).await {
             match part? {
-                BlockPart::Bytes(more) if bytes.len() as u64 <= self.file.size => {
+                BlockPart::Bytes(more) if bytes.len() as u64 <= len => {
                     charge.begin().await;
                     bytes.extend_from_slice(&more);
                 }
                 BlockPart::Bytes(_) => break,
                 BlockPart::Restart => bytes.clear(),
-                BlockPart::End(hash) if bytes.len() as u64 == self.file.size => {
+                BlockPart::End(hash) if bytes.len() as u64 == len => {
                     self.file.check(hash)?;
                     let block = Block {
                         bytes: bytes.freeze(),
@@ -126,9 +144,12 @@ impl Urgent {
         if !self.flight.land() {
             return;
         }
-        let key = self.file.key(0);
+        let key = self.file.key(self.index);
         match &outcome {
-            Ok(block) => self.inner.land(key, &self.flight, block, self.file.size),
+            Ok(block) => {
+                let weight = block.bytes.len() as u64;
+                self.inner.land(key, &self.flight, block, weight);
+            }
             Err(_) => self.inner.end_flight(&key, &self.flight),
         }
         self.flight.finish(outcome);
