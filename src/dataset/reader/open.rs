@@ -1,31 +1,24 @@
 //! One open file of a dataset.
 
-use super::view::View;
-use super::{HELD_UNIT, Inner};
-use crate::dataset::slots::{STRIPE_BYTES, items_of, slot_of, stripe_len};
-use crate::job::{ItemOutcome, JobActivity, Permit, Tokens};
+mod reading;
+
+use super::Inner;
+use crate::dataset::slots::{STRIPE_BYTES, items_of, stripe_len};
+use crate::job::{ItemOutcome, JobActivity};
 use crate::num::to_usize;
 use crate::read::{Cut, FileId, FileRef, Part, Place};
 use bytes::Bytes;
-use copperfs_overlay::{
-    BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN, Standing,
-    Version,
-};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
+use reading::Reading;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout_at;
 
 /// Files up to this many bytes come whole on their first read, wherever it is.
 const WHOLE_MAX: u64 = 1 << 20;
 /// Stripes of a file that count as read when the page cache has answered all of it.
 const UNREAD_STRIPES_MAX: u64 = 1 << 16;
-
-/// Times that a home is asked for one run: without payment, with it, and again when its price rose
-/// meanwhile (the item had been on its way for somebody else, who gave up).
-const ASKED_MAX: usize = 8;
 
 /// What an open file begins with.
 pub(super) struct Opened {
@@ -140,10 +133,10 @@ impl OpenDatasetFile {
     pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
         let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
-        let mut patience = open.patience();
+        let mut reading = Reading::new(open, file);
         let mut cuts = Vec::with_capacity(1);
         for run in open.runs(offset, size) {
-            cuts.push(open.read_run(file, run, &mut patience).await?);
+            cuts.push(reading.read(run).await?);
         }
         Ok(Cut::joined(cuts))
     }
@@ -164,23 +157,8 @@ impl OpenDatasetFile {
             offset,
             len,
         };
-        let mut patience = self.0.patience();
-        Ok(self.0.ask(file, run, &mut patience).await?.1)
-    }
-}
-
-/// How long the homes of one read may take.
-struct Patience {
-    until: tokio::time::Instant,
-}
-
-impl Patience {
-    /// Waits for tokens, without using up the time limit.
-    async fn take(&mut self, tokens: &Arc<Tokens>, bytes: u64) -> Permit {
-        let begun = tokio::time::Instant::now();
-        let permit = tokens.take(bytes).await;
-        self.until += begun.elapsed();
-        permit
+        let (_bytes, hash) = Reading::new(&self.0, file).ask(run).await?;
+        Ok(hash)
     }
 }
 
@@ -206,11 +184,6 @@ impl Open {
         })
     }
 
-    fn patience(&self) -> Patience {
-        let until = tokio::time::Instant::now() + self.begun.reader.request_timeout;
-        Patience { until }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,113 +202,11 @@ impl Open {
         Some(cut)
     }
 
-    async fn read_run(
-        &self,
-        file: &FileRef,
-        run: Run,
-        patience: &mut Patience,
-    ) -> Result<Cut, Failure> {
-        if let Some(cut) = self.held(file, run) {
-            return Ok(cut);
-        }
-        if self.goes_on(run) {
-            let begun = tokio::time::Instant::now();
-            let _turn = self.turn.lock().await;
-            // The reader that had the turn may have waited for tokens, and has a separate time limit.
-            patience.until += begun.elapsed();
-            if let Some(cut) = self.held(file, run) {
-                return Ok(cut);
-            }
-            if self.bring(file, run.stripe, patience).await?
-                && let Some(cut) = self.held(file, run)
-            {
-                return Ok(cut);
-            }
-        }
-        self.read_alone(file, run, patience).await
-    }
-
     /// Whether the whole item is worth bringing for `run`: it is small, or is read from its beginning
     /// or on from where the last read ended.
     fn goes_on(&self, run: Run) -> bool {
         let begins = run.offset.is_multiple_of(STRIPE_BYTES);
         self.begun.file.size <= WHOLE_MAX || begins || self.state().next == run.offset
-    }
-
-    /// Brings a whole item here; false when there is no room for it.
-    async fn bring(
-        &self,
-        file: &FileRef,
-        stripe: u64,
-        patience: &mut Patience,
-    ) -> Result<bool, Failure> {
-        let len = stripe_len(self.begun.file.size, stripe);
-        let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
-        // What was held makes room first.
-        self.state().held = None;
-        let room = Arc::clone(&self.begun.reader.held).try_acquire_many_owned(units);
-        let Ok(room) = room else {
-            return Ok(false);
-        };
-        let offset = stripe * STRIPE_BYTES;
-        let run = Run {
-            stripe,
-            offset,
-            len,
-        };
-        let (bytes, hash) = self.ask(file, run, patience).await?;
-        self.state().held = Some(Held {
-            version: file.version,
-            stripe,
-            bytes,
-            part: run.part(file, hash),
-            _room: room,
-        });
-        Ok(true)
-    }
-
-    /// Reads `run`, extended only to its alignment. A file of one block is read whole, so that a single
-    /// hash covers it.
-    async fn read_alone(
-        &self,
-        file: &FileRef,
-        run: Run,
-        patience: &mut Patience,
-    ) -> Result<Cut, Failure> {
-        let (mut start, mut end) = (0, file.size);
-        if file.size > BLOCK_BYTES {
-            start = run.offset - run.offset % RANGE_ALIGN;
-            let stripe_end = (run.stripe + 1).saturating_mul(STRIPE_BYTES);
-            end = (run.offset + run.len).next_multiple_of(RANGE_ALIGN);
-            end = end.min(file.size).min(stripe_end);
-        }
-        let wanted = Run {
-            stripe: run.stripe,
-            offset: start,
-            len: end - start,
-        };
-        let (bytes, hash) = self.ask(file, wanted, patience).await?;
-        self.give(&mut self.state(), run);
-        let from = to_usize(run.offset - start);
-        let bytes = bytes.slice(from..from + to_usize(run.len));
-        Ok(Cut::of(bytes, wanted.part(file, hash)))
-    }
-
-    /// Requests `run`, and records its cost. Returns the bytes and their hash.
-    async fn ask(
-        &self,
-        file: &FileRef,
-        run: Run,
-        patience: &mut Patience,
-    ) -> Result<(Bytes, ContentHash), Failure> {
-        let started = Instant::now();
-        let (bytes, hash, cost) = self.begun.fetch(file, run, patience).await?;
-        let mut state = self.state();
-        let current = self.current(&mut state, run.stripe, started);
-        current.outcome.cached &= cost.cached;
-        current.outcome.charged += cost.charged;
-        current.outcome.admitted |= cost.admitted;
-        Ok((bytes, hash))
     }
 
     /// The item that is being read is that of `stripe`; another one is done with.
@@ -417,127 +288,4 @@ pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
     let low = low.try_into().map_or(0, u64::from_le_bytes);
     // Spread, so that the stripes of two files do not meet.
     low ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-/// What a run of bytes has cost.
-struct Cost {
-    cached: bool,
-    charged: u64,
-    admitted: bool,
-}
-
-type Fetched = (Bytes, ContentHash, Cost);
-
-impl Opened {
-    /// Requests `run` of `file` from its home, then from the next home, then reads it on this node itself.
-    async fn fetch(
-        &self,
-        file: &FileRef,
-        run: Run,
-        patience: &mut Patience,
-    ) -> Result<Fetched, Failure> {
-        let view = self.reader.view();
-        let slot = slot_of(&self.file.path, run.stripe);
-        let home = view.home(slot);
-        let mut failure = match self.fetch_from(home, file, run, patience).await {
-            Err(failure) if failure.kind == FailureKind::Unavailable => failure,
-            answered => return answered,
-        };
-        for next in self.elsewhere(&view, slot, home) {
-            let counter = &self.reader.counters.elsewhere;
-            counter.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
-            failure = match self.fetch_from(next, file, run, patience).await {
-                Err(failure) if failure.kind == FailureKind::Unavailable => failure,
-                answered => return answered,
-            };
-        }
-        Err(failure)
-    }
-
-    fn elsewhere(&self, view: &View, slot: u16, home: Option<u32>) -> Vec<Option<u32>> {
-        if home.is_none() {
-            return Vec::new();
-        }
-        let others = view.others(slot).into_iter().map(Some);
-        others.chain([None]).collect()
-    }
-
-    /// Asks one node, first with what tokens there are, and then with what it costs.
-    async fn fetch_from(
-        &self,
-        rank: Option<u32>,
-        file: &FileRef,
-        run: Run,
-        patience: &mut Patience,
-    ) -> Result<Fetched, Failure> {
-        let tokens = self.activity.tokens();
-        let mut permit = tokens.try_take(run.len);
-        for _ in 0..ASKED_MAX {
-            let payment = permit.as_ref().map_or(0, |permit| permit.bytes());
-            let requests = &self.reader.counters.requests;
-            requests.fetch_add(1, Ordering::Relaxed);
-            let request = self.request(file, run, payment);
-            let asking = self.reader.homes.ask(rank, request);
-            let Ok(answer) = timeout_at(patience.until, asking).await else {
-                return Err(self.too_slow());
-            };
-            match answer {
-                Ok(ItemAnswer::Bytes {
-                    bytes,
-                    hash,
-                    cached,
-                    charged,
-                    admitted,
-                }) => {
-                    // Without payment nothing is read from storage.
-                    if let Some(permit) = permit {
-                        permit.spent(charged);
-                    }
-                    let cost = Cost {
-                        cached,
-                        charged,
-                        admitted: admitted > 0,
-                    };
-                    return Ok((bytes, hash, cost));
-                }
-                Ok(ItemAnswer::Unpaid { cost }) => {
-                    if let Some(permit) = permit.take() {
-                        permit.spent(0);
-                    }
-                    let unpaid = &self.reader.counters.unpaid;
-                    unpaid.fetch_add(1, Ordering::Relaxed);
-                    // A home asks for its item's length at most; more would hang for its words' sake.
-                    let cost = cost.clamp(run.len, STRIPE_BYTES);
-                    permit = Some(patience.take(tokens, cost).await);
-                }
-                // Storage may have been read for it all the same: what was to be paid counts as spent.
-                Err(failure) => return Err(failure),
-            }
-        }
-        let path = &self.file.path;
-        let detail = format!("{path}: its home wants more to be paid for than an item has");
-        Err(Failure::new(FailureKind::Corrupt, detail))
-    }
-
-    fn too_slow(&self) -> Failure {
-        let (path, patience) = (&self.file.path, self.reader.request_timeout);
-        let detail = format!("{path}: the homes of its dataset did not answer within {patience:?}");
-        Failure::new(FailureKind::Io, detail)
-    }
-
-    fn request(&self, file: &FileRef, run: Run, payment: u64) -> ItemRequest {
-        ItemRequest {
-            dataset: self.dataset,
-            path: file.path.clone(),
-            version: file.version,
-            size: file.size,
-            content: file.content,
-            stripe: run.stripe,
-            offset: run.offset,
-            len: run.len,
-            job: self.activity.job().map_or(0, |job| job.id().0),
-            payment,
-        }
-    }
 }
