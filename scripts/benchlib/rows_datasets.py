@@ -68,10 +68,11 @@ def measured_shares(bench, origin, size, share, policy, epochs=4):
 
 
 def room(size):
-    """Flags for nodes with so many bytes each for datasets: of memory, a tenth is for metadata, and
-    the reserve for other files is as large as a small room needs it (memory has a least size)."""
+    """Flags for nodes with so many bytes each for datasets: of memory, a tenth is for metadata, a tenth
+    for names, and the reserve for other files is as large as a small room needs it (memory has a least
+    size)."""
     for reserve in range(20, 100):
-        memory = size / (1 - reserve / 100) / 0.9
+        memory = size / (1 - reserve / 100) / 0.8
         if memory >= MEMORY_MIN:
             return ["--memory", f"{round(memory)}B", "--shared-reserve", f"{reserve}%"]
     raise ValueError(f"{size} bytes are too few")
