@@ -158,6 +158,11 @@ impl Flight {
             .is_ok()
     }
 
+    /// Whether it has arrived, or will not.
+    pub(super) fn has_landed(&self) -> bool {
+        self.way.load(Ordering::Relaxed) == LANDED
+    }
+
     /// Whether none of its bytes have arrived.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().arrived() == 0

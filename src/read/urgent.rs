@@ -6,6 +6,7 @@
 
 use super::blocks::{FileRef, landed};
 use super::flight::{Behind, Flight, Progress};
+use super::room::Charge;
 use super::{Block, Inner, ReadPath};
 use bytes::BytesMut;
 use copperfs_overlay::{BlockPart, Failure, FailureKind, ReadRequest, ReadStream};
@@ -88,7 +89,12 @@ struct Urgent {
 
 impl Urgent {
     async fn run(self) {
-        match self.fetch().await {
+        let len = ReadRequest::block_len(self.file.size, self.index);
+        let charge = self.inner.room.urgent(len).await;
+        if self.flight.has_landed() {
+            return;
+        }
+        match self.fetch(len, charge).await {
             Ok((block, reading)) => {
                 self.end(Ok(block));
                 // The block's turn at storage ends with this stream. The stream must end after the block is
@@ -102,7 +108,7 @@ impl Urgent {
         }
     }
 
-    async fn fetch(&self) -> Result<(Block, ReadStream), Failure> {
+    async fn fetch(&self, len: u64, mut charge: Charge) -> Result<(Block, ReadStream), Failure> {
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
@@ -112,8 +118,6 @@ impl Urgent {
             content: self.file.content,
             through: false,
         };
-        let len = ReadRequest::block_len(self.file.size, self.index);
-        let mut charge = self.inner.room.urgent(len).await;
         let mut parts = charge.awaiting(self.inner.source.read(request)).await?;
         let mut bytes = BytesMut::new();
         while let Some(part) = charge.awaiting(parts.next()).await {
