@@ -203,6 +203,7 @@ impl Front {
             }
         }
         inode.given.die();
+        tracing::debug!(path = %inode.path(), from = ?inode.file.version, "the file is another one now: its readers get ESTALE");
         Err(self.stale(&inode).await)
     }
 

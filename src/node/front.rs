@@ -263,6 +263,7 @@ impl Front {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
         }
+        tracing::debug!(path = %inode.path(), %failure, "a reader gets ESTALE");
         self.stale(inode).await
     }
 

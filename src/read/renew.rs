@@ -55,7 +55,9 @@ impl ReadPath {
         if let Some(known) = inner.known_unlike(path, denied) {
             return found(known, path);
         }
-        if inner.is_known(path) {
+        if !denied.is_settled() {
+            inner.forget_unsettled(path);
+        } else if inner.is_known(path) {
             inner.forget_attributes(path);
         }
         let name = Bytes::copy_from_slice(name);

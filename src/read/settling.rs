@@ -35,15 +35,18 @@ impl ReadPath {
         path: &ItemPath,
         version: &Version,
     ) -> Result<Leased<Attributes>, Failure> {
+        let mut found = self.leased_attributes_of(path).await?;
         for _ in 1..LOOKS_MAX {
-            let found = self.leased_attributes_of(path).await?;
             let now = &found.value;
             if now.version.is_settled() || !now.version.has_data_of(version) {
-                return Ok(found);
+                break;
             }
+            let look = now.version;
             sleep(now.granularity() + MARGIN).await;
+            // Each node on the way may use a look for the granularity after the look reached it.
+            found = self.attributes_unlike(path, look).await?;
         }
-        self.leased_attributes_of(path).await
+        Ok(found)
     }
 }
 

@@ -8,18 +8,21 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The default for users: clocks may differ, so no file of a test counts as old.
 const SKEW: [&str; 2] = ["--clock-skew", "5m"];
 /// Attempts with different files.
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: usize = 40;
 /// The time after which a file with whole-second times has settled.
 const SETTLED: Duration = Duration::from_millis(2_300);
 
 /// An ext4 filesystem whose inodes hold whole seconds only.
 struct Coarse {
     root: PathBuf,
+    /// Directories in which a file was written.
+    used: AtomicUsize,
     _scratch: Scratch,
 }
 
@@ -48,6 +51,7 @@ impl Coarse {
         }
         Self {
             root,
+            used: AtomicUsize::new(0),
             _scratch: scratch,
         }
     }
@@ -56,7 +60,9 @@ impl Coarse {
     /// one second of storage's clock, so that the file's times stay the same. If the machine is too slow,
     /// tries again with another file, in a directory that the mount has not listed. Returns the name.
     fn rewritten_unseen(&self, first: &[u8], then: &[u8], between: impl Fn(&str)) -> String {
-        for attempt in 0..ATTEMPTS {
+        loop {
+            let attempt = self.used.fetch_add(1, Ordering::Relaxed);
+            assert!(attempt < ATTEMPTS, "no two writes within one second");
             let name = format!("{attempt}/file");
             let path = self.root.join(&name);
             sleep_to_the_next_second();
@@ -71,7 +77,6 @@ impl Coarse {
                 return name;
             }
         }
-        panic!("no two writes within one second");
     }
 }
 
