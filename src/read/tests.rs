@@ -6,7 +6,7 @@ use crate::waiting::until;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
     FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, StatAnswers, Version, XattrList,
+    ReadRequest, ReadStream, Standing, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -31,6 +31,9 @@ struct Source {
     /// Files after which a bundle breaks off, or hangs.
     bundle_breaks: AtomicU64,
     bundle_hangs: AtomicU64,
+    /// As through other nodes, which still use a look at a young file: only a question that denies that look
+    /// is answered by storage.
+    young: bool,
     /// Requests of one block do not return.
     single_hangs: AtomicBool,
     stats: Mutex<Vec<Vec<Bytes>>>,
@@ -68,6 +71,7 @@ impl Source {
             bundles: Mutex::default(),
             bundle_breaks: AtomicU64::new(u64::MAX),
             bundle_hangs: AtomicU64::new(u64::MAX),
+            young: false,
             single_hangs: AtomicBool::new(false),
             stats: Mutex::default(),
             lists: AtomicU64::new(0),
@@ -86,10 +90,12 @@ impl Source {
             Some((content, state)) => (FileKind::File, content.len() as u64, *state),
             None => return Err(Failure::new(FailureKind::NotFound, "no such file")),
         };
-        Ok(Attributes {
-            content: self.indexed.get(name).copied(),
-            ..attributes(kind, size, state)
-        })
+        let mut attributes = attributes(kind, size, state);
+        attributes.content = self.indexed.get(name).copied();
+        if self.young {
+            attributes.version = attributes.version.standing_as(Standing::Unsettled(1));
+        }
+        Ok(attributes)
     }
 
     fn change(&self, name: &str, content: Vec<u8>) {
@@ -158,6 +164,27 @@ impl Files for Shared {
             let answers = names.iter().map(|name| source.attributes(name)).collect();
             source.stats.lock().unwrap().push(names);
             Ok(Leased::lasting(answers))
+        }
+        .boxed()
+    }
+
+    fn stat_again(
+        &self,
+        parent: ItemPath,
+        name: Bytes,
+        denied: Version,
+    ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
+        let found = self.stat(parent, vec![name]);
+        async move {
+            let mut answers = found.await?;
+            let mut attributes = answers.value.remove(0)?;
+            if attributes.version == denied {
+                attributes.version = denied.standing_as(Standing::Lasting);
+            }
+            Ok(Leased {
+                value: attributes,
+                lease: answers.lease,
+            })
         }
         .boxed()
     }

@@ -91,3 +91,18 @@ async fn a_version_has_what_was_given_out_of_another_or_not() {
         assert!(path.has_given(&old, &account).await.is_err());
     }
 }
+
+/// Each node between a reader and storage may use a look at a young file for the granularity after the look
+/// reached it, so the look can come back for longer than that.
+#[tokio::test(start_paused = true)]
+async fn a_denied_look_is_not_answered_by_the_caches_on_the_way() {
+    let mut made = Source::new(&[("f", 1)]);
+    (made.eager, made.young) = (false, true);
+    let (path, _source) = read_path(made, options());
+    let f = file(&path, "f").await;
+    assert!(!f.version.is_settled());
+    let now = path.settled_attributes_of(&f.path, &f.version).await;
+    assert!(now.unwrap().value.version.is_settled());
+    let now = path.attributes_of(&f.path).await;
+    assert!(now.unwrap().version.is_settled());
+}

@@ -4,7 +4,6 @@ use super::*;
 use crate::read::epoch::Epoch;
 use crate::read::flight::{Behind, Flight};
 use crate::read::urgent::{RUN_MOMENT, moment};
-use copperfs_overlay::Standing;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
