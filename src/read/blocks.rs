@@ -536,6 +536,15 @@ impl Inner {
         self.end_flight(&key, flight);
     }
 
+    /// Lands `flight` with `block`, unless another request has brought the block before.
+    pub(super) fn land_first(&self, key: BlockKey, flight: &Arc<Flight>, block: Block) {
+        if flight.land() {
+            let weight = block.bytes.len() as u64;
+            self.land(key, flight, &block, weight);
+            flight.finish(Ok(block));
+        }
+    }
+
     /// Removes `flight` from the list. The list may have a newer flight for the key, begun after a clear.
     pub(super) fn end_flight(&self, key: &BlockKey, flight: &Arc<Flight>) {
         self.block_flights
@@ -624,12 +633,8 @@ impl Fetch {
             };
             let block = filled.complete(hash)?;
             self.file.check(hash)?;
-            if flight.land() {
-                let key = self.file.key(self.next_block);
-                let weight = block.bytes.len() as u64;
-                self.inner.land(key, &flight, &block, weight);
-                flight.finish(Ok(block));
-            }
+            self.inner
+                .land_first(self.file.key(self.next_block), &flight, block);
             self.next_block += 1;
             self.flights.next();
         }

@@ -145,18 +145,15 @@ impl Urgent {
     }
 
     fn end(&self, outcome: Result<Block, Failure>) {
-        if !self.flight.land() {
-            return;
-        }
         let key = self.file.key(self.index);
-        match &outcome {
-            Ok(block) => {
-                let weight = block.bytes.len() as u64;
-                self.inner.land(key, &self.flight, block, weight);
+        match outcome {
+            Ok(block) => self.inner.land_first(key, &self.flight, block),
+            Err(failure) if self.flight.land() => {
+                self.inner.end_flight(&key, &self.flight);
+                self.flight.finish(Err(failure));
             }
-            Err(_) => self.inner.end_flight(&key, &self.flight),
+            Err(_) => {}
         }
-        self.flight.finish(outcome);
     }
 }
 
