@@ -172,15 +172,19 @@ fn files_of_a_thousand_directories_that_hang_leave_the_others_readable() {
     others_are_readable_beside(|number| format!("many/{number:04}/file"));
 }
 
-/// Reads 200 files that were not read before, and prints how long that takes.
+/// How many healthy files are read before and while others hang, in 20 directories.
+const HEALTHY: u64 = 2_000;
+
+/// Reads the healthy files of `when`, which were not read before, and prints how long that takes.
 fn read_healthy(mount: &Mount, when: &str) {
+    let wanted: Vec<_> = (0..HEALTHY).map(|number| noise(number, 20_000)).collect();
     let begun = Instant::now();
-    for number in 0..200 {
+    for (number, wanted) in wanted.iter().enumerate() {
         let path = mount.path(format!("{when}/{}/f{number}", number % 20));
-        assert!(fs::read(path).unwrap() == noise(number, 20_000));
+        assert!(fs::read(path).unwrap() == *wanted);
     }
     let took = begun.elapsed();
-    eprintln!("200 healthy files {when} {FILES} others hang: {took:?}");
+    eprintln!("{HEALTHY} healthy files {when} {FILES} others hang: {took:?}");
 }
 
 /// A thousand readers wait for hanging files. Other files stay readable, and operators can see the hanging
@@ -191,7 +195,7 @@ fn others_are_readable_beside(hanging_file: fn(u64) -> String) {
     }
     let origin = Scratch::new();
     let silent = SilentFiles::mount(&origin.dir("silent")).unwrap();
-    for number in 0..200 {
+    for number in 0..HEALTHY {
         for when in ["before", "while"] {
             let name = format!("{when}/{}/f{number}", number % 20);
             origin.file(&name, noise(number, 20_000));
