@@ -553,9 +553,9 @@ pub const KEYS: &[Key] = &[
     key(
         "fuse_threads",
         "N",
-        "2",
+        "auto",
         Group::Kernel,
-        "Threads that answer the kernel.",
+        "Threads that answer the kernel. auto: 2, or 4 where the daemon may use 8 processors or more.",
     ),
     key(
         "max_background",
@@ -567,10 +567,10 @@ pub const KEYS: &[Key] = &[
     key(
         "worker_threads",
         "N",
-        "1",
+        "auto",
         Group::Process,
-        "Threads for the network and for misses. One has the least latency: a request then never \
-         waits for another thread to wake. More lift the throughput of a root with many children.",
+        "Threads for the network and for misses. auto: 1, or 2 where the daemon may use 8 processors \
+         or more. More lift the throughput of a root with many children, or of a fast network.",
     ),
     key(
         "cpus",

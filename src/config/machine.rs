@@ -19,6 +19,8 @@ pub struct Machine {
     pub addresses: Vec<(String, IpAddr)>,
     /// Memory that this process may use, in bytes: the machine's or its cgroup's.
     pub memory_bytes: u64,
+    /// Processors that this process may use: its affinity and its cgroup's quota count. 0 if unknown.
+    pub processors: usize,
     /// The environment's variables that are valid UTF-8.
     pub variables: BTreeMap<String, String>,
     /// The working directory.
@@ -52,6 +54,7 @@ impl Machine {
             host_names: host_names(&addresses),
             addresses,
             memory_bytes: memory_bytes(Path::new("/")),
+            processors: std::thread::available_parallelism().map_or(0, usize::from),
             variables,
             working_dir: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }

@@ -38,6 +38,15 @@ const METADATA_SHARE: u64 = 20;
 /// Names that the kernel holds may take one part in this many of the memory.
 const INODES_SHARE: u64 = 10;
 
+/// From how many processors on a daemon has [`MANY_THREADS`] by default.
+const MANY_PROCESSORS: usize = 8;
+/// Threads that answer the kernel, and worker threads. Fewer hand requests to each other less often, and
+/// leave a small machine to its job (docs/adr/0004-one-worker-thread.md).
+const FEW_THREADS: [usize; 2] = [2, 1];
+/// The same where there are many processors. More would slow down a single reader of small files
+/// (docs/BENCHMARKS.md, "Processors").
+const MANY_THREADS: [usize; 2] = [4, 2];
+
 /// A text that may be a single word of a list, and what each word means.
 type Words<T> = [(&'static str, T)];
 
@@ -80,6 +89,17 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log = reader.log(&runtime_dir, foreground)?;
     let data_mount = reader.data_mount(&mountpoint)?;
     let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
+    let cpus = reader.optional("cpus", parse_cpus)?.unwrap_or_default();
+    let processors = if cpus.is_empty() {
+        machine.processors
+    } else {
+        cpus.len()
+    };
+    let [fuse_threads, worker_threads] = if processors < MANY_PROCESSORS {
+        FEW_THREADS
+    } else {
+        MANY_THREADS
+    };
     let served = Served { origins, mounts };
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
@@ -103,7 +123,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
-        cpus: reader.optional("cpus", parse_cpus)?.unwrap_or_default(),
+        cpus,
         symlinks: reader.word("symlinks", SYMLINKS)?,
         open: reader.word("open", OPEN)?,
         allow_other: reader.parsed("allow_other", parse_bool)?,
@@ -126,9 +146,9 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
         push: reader.push()?,
-        fuse_threads: reader.count("fuse_threads", 1)?,
+        fuse_threads: reader.threads("fuse_threads", fuse_threads)?,
         max_background: reader.parsed("max_background", number_at_least(1))?,
-        worker_threads: reader.count("worker_threads", 1)?,
+        worker_threads: reader.threads("worker_threads", worker_threads)?,
         control_socket,
         runtime_dir,
         log,
@@ -293,6 +313,13 @@ impl<'a> Reader<'a> {
 
     fn count(self, key: &'static str, min: usize) -> Result<usize, ConfigError> {
         self.parsed(key, number_at_least(min))
+    }
+
+    fn threads(self, key: &'static str, auto: usize) -> Result<usize, ConfigError> {
+        match self.text(key) {
+            Some("auto") => Ok(auto),
+            _ => self.count(key, 1),
+        }
     }
 
     pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {

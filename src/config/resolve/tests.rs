@@ -13,6 +13,7 @@ fn machine() -> Machine {
             ("hsn0".into(), "10.1.2.3".parse().unwrap()),
         ],
         memory_bytes: 64 << 30,
+        processors: 2,
         variables: BTreeMap::new(),
         working_dir: "/home/user".into(),
         runtime_bases: Vec::new(),
@@ -30,6 +31,27 @@ fn flags(given: &[(&'static str, &str)]) -> Layer {
 
 fn settings(given: &[(&'static str, &str)]) -> Result<Settings, String> {
     resolve(&flags(given), &machine()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn threads_follow_the_processors() {
+    let threads = |processors, given: &[(&'static str, &str)]| {
+        let machine = Machine {
+            processors,
+            ..machine()
+        };
+        let settings = resolve(&flags(given), &machine).unwrap();
+        (settings.fuse_threads, settings.worker_threads)
+    };
+    assert_eq!(threads(0, &[]), (2, 1), "unknown");
+    assert_eq!(threads(7, &[]), (2, 1));
+    assert_eq!(threads(8, &[]), (4, 2));
+    assert_eq!(threads(128, &[]), (4, 2));
+    assert_eq!(threads(128, &[("cpus", "0-3")]), (2, 1), "the daemon's own");
+    assert_eq!(threads(2, &[("fuse_threads", "8")]), (8, 1));
+    assert_eq!(threads(128, &[("worker_threads", "1")]), (4, 1));
+    assert_eq!(threads(128, &[("fuse_threads", "auto")]), (4, 2));
+    assert!(refused(&[("worker_threads", "0")]).contains("at least 1"));
 }
 
 fn refused(given: &[(&'static str, &str)]) -> String {
