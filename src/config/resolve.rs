@@ -89,18 +89,8 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log = reader.log(&runtime_dir, foreground)?;
     let data_mount = reader.data_mount(&mountpoint)?;
     let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
-    let cpus = reader.optional("cpus", parse_cpus)?.unwrap_or_default();
-    let processors = if cpus.is_empty() {
-        machine.processors
-    } else {
-        cpus.len()
-    };
-    let [fuse_threads, worker_threads] = if processors < MANY_PROCESSORS {
-        FEW_THREADS
-    } else {
-        MANY_THREADS
-    };
     let served = Served { origins, mounts };
+    let threads = reader.threads(machine)?;
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
@@ -123,7 +113,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         crossings: network.crossings,
         arity: reader.count("arity", 1)?,
         secret_file: network.secret_file,
-        cpus,
+        cpus: threads.cpus,
         symlinks: reader.word("symlinks", SYMLINKS)?,
         open: reader.word("open", OPEN)?,
         allow_other: reader.parsed("allow_other", parse_bool)?,
@@ -146,9 +136,9 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         ttl: reader.parsed("ttl", parse_duration)?,
         negative_ttl: reader.parsed("negative_ttl", parse_duration)?,
         push: reader.push()?,
-        fuse_threads: reader.threads("fuse_threads", fuse_threads)?,
+        fuse_threads: threads.fuse,
         max_background: reader.parsed("max_background", number_at_least(1))?,
-        worker_threads: reader.threads("worker_threads", worker_threads)?,
+        worker_threads: threads.workers,
         control_socket,
         runtime_dir,
         log,
@@ -269,6 +259,16 @@ pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// The daemon's threads.
+struct Threads {
+    /// Where they run; everywhere if empty.
+    cpus: Vec<usize>,
+    /// Those that answer the kernel.
+    fuse: usize,
+    /// Those of the async runtime.
+    workers: usize,
+}
+
 /// A single value as text, with defaults from the table of keys.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
@@ -315,11 +315,27 @@ impl<'a> Reader<'a> {
         self.parsed(key, number_at_least(min))
     }
 
-    fn threads(self, key: &'static str, auto: usize) -> Result<usize, ConfigError> {
-        match self.text(key) {
+    fn threads(self, machine: &Machine) -> Result<Threads, ConfigError> {
+        let cpus = self.optional("cpus", parse_cpus)?.unwrap_or_default();
+        let processors = if cpus.is_empty() {
+            machine.processors
+        } else {
+            cpus.len()
+        };
+        let [fuse, workers] = if processors < MANY_PROCESSORS {
+            FEW_THREADS
+        } else {
+            MANY_THREADS
+        };
+        let count = |key, auto| match self.text(key) {
             Some("auto") => Ok(auto),
             _ => self.count(key, 1),
-        }
+        };
+        Ok(Threads {
+            cpus,
+            fuse: count("fuse_threads", fuse)?,
+            workers: count("worker_threads", workers)?,
+        })
     }
 
     pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
