@@ -199,7 +199,7 @@ pub enum MountError {
         message: String,
     },
     /// The kernel and we do not agree on INIT.
-    #[error("the kernel and the daemon do not agree on how to talk")]
+    #[error("the kernel lacks what this mount needs")]
     Handshake(#[source] io::Error),
     /// Threads or descriptors could not be had.
     #[error("cannot start the threads of the mount")]

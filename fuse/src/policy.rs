@@ -126,10 +126,16 @@ impl Policy {
 }
 
 fn missing(flags: InitFlags) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::Unsupported,
-        format!("this kernel's FUSE lacks {flags:?}"),
-    )
+    let what = if flags.contains(InitFlags::FUSE_PASSTHROUGH) {
+        "open mode passthrough takes Linux 6.9 or later, built with CONFIG_FUSE_PASSTHROUGH; open mode \
+         tracked works on this one"
+            .to_owned()
+    } else if flags.contains(InitFlags::FUSE_POSIX_ACL) {
+        "it does not enforce POSIX ACLs; mount without them (--posix-acl off)".to_owned()
+    } else {
+        format!("its FUSE has no {flags:?}")
+    };
+    io::Error::new(io::ErrorKind::Unsupported, what)
 }
 
 fn refused<T: std::fmt::Display>(nearest: T) -> io::Error {
@@ -137,4 +143,18 @@ fn refused<T: std::fmt::Display>(nearest: T) -> io::Error {
         io::ErrorKind::InvalidInput,
         format!("a limit was refused, {nearest} would do"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_lacks_something_is_told_with_what_to_try() {
+        let said = |flags| missing(flags).to_string();
+        let both = InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        assert!(said(both).contains("Linux 6.9") && said(both).contains("tracked"));
+        assert!(said(InitFlags::FUSE_POSIX_ACL).contains("--posix-acl off"));
+        assert!(said(InitFlags::FUSE_MAX_PAGES).contains("FUSE_MAX_PAGES"));
+    }
 }

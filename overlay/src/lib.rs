@@ -18,6 +18,7 @@ pub mod freshness;
 pub mod homes;
 pub mod identity;
 pub mod item;
+pub mod loopback;
 pub mod overlay;
 pub mod patience;
 pub mod placement;

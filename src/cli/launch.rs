@@ -22,6 +22,7 @@ use crate::daemon::process::leave_no_core;
 use crate::daemon::runtime_dir;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
+use copperfs_overlay::loopback::Port;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -84,8 +85,8 @@ struct Plan {
     layer: Layer,
     /// The host list, in the short form: every node gets all of it.
     hosts: String,
-    /// Where each node listens, if that is decided here.
-    listen: Vec<String>,
+    /// Where each node listens, if that is decided here. Held until the nodes listen there.
+    ports: Vec<Port>,
     secret: String,
     environment: BTreeMap<String, String>,
     /// Where nodes find what they are started with, if it does not come over a pipe.
@@ -160,7 +161,7 @@ impl Plan {
             );
         };
         let base = PathBuf::from(layer.text("mountpoint").unwrap_or("/"));
-        let (kind, mut nodes, listen) = match given.text.strip_prefix("local:") {
+        let (kind, mut nodes, ports) = match given.text.strip_prefix("local:") {
             Some(count) => local::nodes(count, &base)?,
             None => {
                 let wrong = |why: String| ConfigError::Value {
@@ -209,7 +210,7 @@ impl Plan {
             },
             layer,
             hosts,
-            listen,
+            ports,
             secret,
             environment,
             bundle_dir: reach.bundle_dir,
@@ -242,8 +243,8 @@ impl Plan {
                     base.join(rank.to_string()).display().to_string(),
                 );
             }
-            if let Some(listen) = self.listen.get(rank) {
-                set("listen", listen.clone());
+            if let Some(port) = self.ports.get(rank) {
+                set("listen", port.address().to_string());
             }
         }
         Bundle {

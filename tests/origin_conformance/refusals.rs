@@ -6,6 +6,7 @@ use crate::faulty_server::{Reply, Server};
 use crate::fixtures::{path, quick};
 use crate::servers::{AzureServer, S3Server};
 use copperfs::origin::{OriginOptions, OriginSpec, Origins};
+use copperfs_overlay::loopback::Port;
 use std::collections::BTreeMap;
 
 /// Never to be seen in a message.
@@ -137,9 +138,8 @@ async fn known_codes_say_what_to_try() {
 async fn addresses_where_no_store_is() {
     let server = Server::start(|_| Reply::Answer(200, String::new(), Vec::new())).await;
     let plain = server.address.to_string();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let nobody = free.local_addr().expect("its address").to_string();
-    drop(free);
+    let free = Port::tcp().expect("a port");
+    let nobody = free.address().to_string();
     for (authority, words) in [
         (plain.as_str(), "does not speak TLS"),
         (nobody.as_str(), "Connection refused"),
@@ -183,9 +183,8 @@ async fn addresses_where_no_store_is() {
 async fn missing_credentials_are_named() {
     let store = Server::start(|_| Reply::Answer(200, String::new(), Vec::new())).await;
     let refusing = Server::start(|_| Reply::Answer(403, String::new(), Vec::new())).await;
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let nobody = free.local_addr().expect("its address");
-    drop(free);
+    let free = Port::tcp().expect("a port");
+    let nobody = free.address();
     let endpoint = format!("http://{}", store.address);
     for (address, answer) in [
         (nobody, "does not answer (Connection refused"),

@@ -4,8 +4,9 @@
 use crate::fixtures::{path, patient};
 use crate::waiting::until_some;
 use copperfs::origin::{OriginOptions, OriginSpec};
+use copperfs_overlay::loopback::Port;
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -16,22 +17,21 @@ const STARTUP_MAX: Duration = Duration::from_secs(60);
 /// A process that listens, ended on drop.
 struct Process {
     child: Child,
-    address: SocketAddr,
+    port: Port,
 }
 
 impl Process {
     /// Runs what `command` makes of a free port, until it answers.
     async fn start(what: &str, command: impl Fn(SocketAddr) -> Command) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = free.local_addr().expect("its address");
-        drop(free);
+        let port = Port::tcp().expect("a port");
+        let address = port.address();
         let child = command(address)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("{what}: {error}"));
-        let mut process = Self { child, address };
+        let mut process = Self { child, port };
         until_some(STARTUP_MAX, format!("{what} comes up"), async || {
             let ended = process.child.try_wait().expect("its state");
             assert!(ended.is_none(), "{what} ended: {ended:?}");
@@ -124,7 +124,7 @@ impl S3Server {
     }
 
     pub(crate) fn endpoint(&self) -> String {
-        format!("http://{}", self.process.address)
+        format!("http://{}", self.process.port.address())
     }
 
     /// The bucket, as files.
@@ -194,7 +194,7 @@ impl AzureServer {
     }
 
     pub(crate) fn endpoint(&self) -> String {
-        format!("http://{}/{}", self.process.address, Self::ACCOUNT)
+        format!("http://{}/{}", self.process.port.address(), Self::ACCOUNT)
     }
 
     pub(crate) fn spec(&self, uri: &str) -> OriginSpec {
@@ -263,7 +263,7 @@ impl WebServer {
     }
 
     pub(crate) fn spec(&self) -> OriginSpec {
-        let uri = format!("http://{}/base", self.process.address);
+        let uri = format!("http://{}/base", self.process.port.address());
         spec(uri, BTreeMap::new())
     }
 }

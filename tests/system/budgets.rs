@@ -5,6 +5,7 @@ use crate::skip;
 use crate::support::tree::{Members, write_secret};
 use crate::support::{Mount, Scratch, check, copperfs, eventually, is_root, python, run};
 use copperfs_overlay::Secret;
+use copperfs_overlay::loopback::Port;
 use copperfs_overlay::tls::tls_connect;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -288,9 +289,8 @@ fn the_api_on_tcp_is_for_members_of_the_job() {
     origin.file("a", b"a");
     origin.settle();
     let members = Members::new(1, origin.path());
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let free = Port::tcp().unwrap();
+    let address = free.address();
     let _node = members.start(0, &["--api-listen", &address.to_string()]);
     let ask = |secret: &Path| -> std::io::Result<String> {
         let runtime = tokio::runtime::Builder::new_current_thread()

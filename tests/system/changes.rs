@@ -3,6 +3,7 @@
 
 use crate::skip;
 use crate::support::fixture::settle;
+use crate::support::kernel::open_modes;
 use crate::support::{Mount, Scratch, Tree, is_root};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -21,7 +22,7 @@ fn clear_with_the_old_file_open_in_every_mode() {
         skip!("needs root");
     }
     const SIZE: usize = 2 << 20;
-    for mode in ["zero-message", "tracked", "passthrough"] {
+    for &mode in open_modes() {
         for cleared in ["/dir/file", "/dir", "/"] {
             let origin = Scratch::new();
             let file = origin.file("dir/sub/other", "other");

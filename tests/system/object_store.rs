@@ -4,9 +4,10 @@ use crate::skip;
 use crate::support::command::has_program;
 use crate::support::fixture::{checksums, noise};
 use crate::support::{Background, Mount, Scratch, copperfs, errno, eventually, is_root};
+use copperfs_overlay::loopback::Port;
 use rustix::io::Errno;
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ pub(crate) fn rclone() -> Option<PathBuf> {
 
 /// `rclone serve s3` over a directory, on loopback.
 pub(crate) struct Server {
-    address: SocketAddr,
+    port: Port,
     process: Option<Background>,
     program: PathBuf,
     root: Scratch,
@@ -32,14 +33,11 @@ impl Server {
     const KEYS: (&str, &str) = ("test-key", "test-secret");
 
     pub(crate) fn start(program: PathBuf) -> Self {
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let port = Port::tcp().unwrap();
         let root = Scratch::new();
         root.dir("data/bucket");
         let mut server = Self {
-            address,
+            port,
             process: None,
             program,
             root,
@@ -54,7 +52,7 @@ impl Server {
             "serve",
             "s3",
             "--addr",
-            &self.address.to_string(),
+            &self.port.address().to_string(),
             "--config",
             "",
         ]);
@@ -70,7 +68,7 @@ impl Server {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         self.process = Some(Background::spawn(&mut serve));
-        let address = self.address;
+        let address = self.port.address();
         eventually(Duration::from_secs(30), "the S3 server is up", || {
             TcpStream::connect(address).is_ok()
         });
@@ -97,7 +95,7 @@ impl Server {
             .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
             .env("AWS_REGION", "us-east-1");
         mount
-            .env("AWS_ENDPOINT", format!("http://{}", self.address))
+            .env("AWS_ENDPOINT", format!("http://{}", self.port.address()))
             .env("AWS_ALLOW_HTTP", "true");
         Mount::at(&scratch.dir("mnt"), &mut mount)
     }
@@ -108,7 +106,7 @@ impl Server {
             .env("AWS_ACCESS_KEY_ID", Self::KEYS.0)
             .env("AWS_SECRET_ACCESS_KEY", Self::KEYS.1)
             .env("AWS_REGION", "us-east-1")
-            .env("AWS_ENDPOINT", format!("http://{}", self.address))
+            .env("AWS_ENDPOINT", format!("http://{}", self.port.address()))
             .env("AWS_ALLOW_HTTP", "true")
     }
 }
@@ -216,7 +214,7 @@ fn a_store_that_refuses() {
         .env("AWS_ACCESS_KEY_ID", Server::KEYS.0)
         .env("AWS_SECRET_ACCESS_KEY", "wrong-secret");
     mount
-        .env("AWS_ENDPOINT", format!("http://{}", server.address))
+        .env("AWS_ENDPOINT", format!("http://{}", server.port.address()))
         .env("AWS_ALLOW_HTTP", "true");
     match Mount::try_at(&point, &mut mount) {
         Err(finished) => {

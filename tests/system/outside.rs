@@ -7,13 +7,13 @@ use crate::skip;
 use crate::support::tree::write_secret;
 use crate::support::{Mount, Scratch, copperfs, is_root};
 use bytes::Bytes;
+use copperfs_overlay::loopback::Port;
 use copperfs_overlay::{
     Attributes, BlockPart, Failure, Files, ItemPath, Member, OriginFingerprint, Overlay,
     OverlayConfig, ReadRequest, Seat, Secret, Service, Upstream,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use std::net::UdpSocket;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,8 +117,8 @@ fn a_child_gets_nothing_but_what_is_served() {
     let dir = scratch.path().join("all");
     let secret = scratch.path().join("secret");
     write_secret(&secret);
-    let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-    let addresses = sockets.map(|socket| socket.local_addr().unwrap());
+    let ports = [(); 2].map(|()| Port::udp().unwrap());
+    let addresses = [ports[0].address(), ports[1].address()];
     let mut root = copperfs(["mount", "--rank", "0", "--arity", "1", "--exclude"]);
     root.arg(dir.join("a/private"));
     let hosts = format!("{},{}", addresses[0], addresses[1]);

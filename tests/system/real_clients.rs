@@ -3,13 +3,12 @@
 use crate::skip;
 use crate::support::command::{check, has_program, run_within, sh};
 use crate::support::fixture::{checksums, noise, packages, real_packages, settle};
+use crate::support::kernel::open_modes;
 use crate::support::{Background, Mount, Scratch, is_root, python};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-const OPEN_MODES: [&str; 3] = ["zero-message", "tracked", "passthrough"];
 
 /// A tree with files of many sizes, programs, links and nested directories.
 fn mixed_tree() -> Scratch {
@@ -92,7 +91,7 @@ fn checksums_are_the_origins_in_every_open_mode() {
     // Younger files may be read twice.
     origin.settle();
     let expected = checksums(origin.path());
-    for mode in OPEN_MODES {
+    for mode in open_modes() {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         for round in ["first", "second"] {
             assert_same(
@@ -115,7 +114,7 @@ fn programs_run_from_the_mount_in_every_open_mode() {
         skip!("needs root");
     }
     let origin = mixed_tree();
-    for mode in OPEN_MODES {
+    for mode in open_modes() {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         for _ in 0..2 {
             let said = check(Command::new(mount.path("bin/hello.sh")).arg("you"));
@@ -148,7 +147,7 @@ fn a_program_links_against_a_library_in_the_mount() {
         "int answer(void); int main(void) { return answer(); }\n",
     );
     let program = build.path().join("main");
-    for mode in OPEN_MODES {
+    for mode in open_modes() {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         let libraries = mount.path("lib");
         check(
@@ -267,7 +266,7 @@ print(os.sendfile(out, fd, 0, 1 << 20), os.lseek(fd, 0, os.SEEK_DATA), os.lseek(
     let digest = sh("sha256sum < \"$1\" | cut -d ' ' -f 1", &[&file]);
     let expected = format!("{digest}True\n{} 0 {}\n", 1 << 20, content.len());
     settle(origin.path());
-    for mode in OPEN_MODES {
+    for mode in open_modes() {
         let mount = Mount::with(origin.path(), &["--open", mode]);
         for _ in 0..3 {
             let said = check(python().args(["-c", script]).arg(mount.path("data")));

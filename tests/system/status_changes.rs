@@ -5,6 +5,7 @@ use crate::skip;
 use crate::support::command::{Background, has_program};
 use crate::support::datasets::{Nodes, datasets};
 use crate::support::fixture::noise;
+use crate::support::kernel::open_modes;
 use crate::support::{Mount, Scratch, Tree, check, copperfs, eventually, is_root, python, sh};
 use rustix::io::Errno;
 use std::fs::{self, File, FileTimes};
@@ -95,7 +96,7 @@ fn half_read_files_are_read_on_after_a_status_change() {
         skip!("needs root");
     }
     const SIZE: usize = 12 * MIB + 777;
-    for mode in ["zero-message", "tracked", "passthrough"] {
+    for &mode in open_modes() {
         let origin = Scratch::new();
         let content = noise(5, SIZE);
         origin.file("dir/file", &content);

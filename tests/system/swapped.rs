@@ -6,8 +6,9 @@ use crate::support::command::Background;
 use crate::support::hosts::{self, Job};
 use crate::support::images::{BYTES, Kind, Mounted, image, missing, renamed};
 use crate::support::{Mount, Scratch, check, copperfs, eventually, is_root, run};
+use copperfs_overlay::loopback::Port;
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -148,7 +149,7 @@ fn an_image_without_an_identity_is_read_anew_by_the_next_launch() {
 
 /// A web server whose tags and times are the same for all files of the same size.
 struct Web {
-    address: SocketAddr,
+    port: Port,
     _process: Background,
 }
 
@@ -171,26 +172,27 @@ http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_
 impl Web {
     #[track_caller]
     fn serve(root: &Path, tags: &str) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let port = address.port().to_string();
+        let port = Port::tcp().unwrap();
+        let address = port.address();
         let mut serve = Command::new("python3");
-        serve.args(["-c", WEB, &port]).arg(root).arg(tags);
+        serve
+            .args(["-c", WEB, &address.port().to_string()])
+            .arg(root)
+            .arg(tags);
         serve.stdin(Stdio::null()).stderr(Stdio::null());
         let process = Background::spawn(&mut serve);
         eventually(Duration::from_secs(60), "the server is up", || {
             TcpStream::connect(address).is_ok()
         });
         Self {
-            address,
+            port,
             _process: process,
         }
     }
 
     #[track_caller]
     fn launch(&self, scratch: &Scratch, prefix: &str) -> Mount {
-        let origin = format!("/data=http://{}/{prefix}", self.address);
+        let origin = format!("/data=http://{}/{prefix}", self.port.address());
         let mut command = copperfs(["mount", "--origin", &origin]);
         command.args(flags(&scratch.path().join("disk")));
         Mount::at(&scratch.dir("mnt"), &mut command)

@@ -3,6 +3,7 @@
 use crate::waiting::until_some;
 use bytes::Bytes;
 use copperfs_overlay::identity::Identity;
+use copperfs_overlay::loopback::Port;
 use copperfs_overlay::wire::{
     FrameHeader, FrameKind, HEADER_BYTES, Hello, Question, Request, message,
 };
@@ -15,7 +16,7 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -429,20 +430,19 @@ pub(crate) struct TestTree {
     pub(crate) nodes: Vec<Option<Overlay>>,
     pub(crate) seen: Vec<Arc<Seen>>,
     cleared: Arc<Mutex<Vec<usize>>>,
+    _ports: Vec<Port>,
 }
 
 impl TestTree {
     /// A member list of `len` nodes on free ports, none of them started.
     pub(crate) fn plan(len: usize, arity: usize, timeout: Duration) -> Self {
-        let sockets: Vec<UdpSocket> = (0..len)
-            .map(|_| UdpSocket::bind(LOOPBACK).unwrap())
-            .collect();
-        let members = sockets
+        let ports: Vec<Port> = (0..len).map(|_| Port::udp().unwrap()).collect();
+        let members = ports
             .iter()
             .enumerate()
-            .map(|(rank, socket)| Member {
+            .map(|(rank, port)| Member {
                 name: format!("node{rank}"),
-                address: socket.local_addr().unwrap().to_string(),
+                address: port.address().to_string(),
             })
             .collect();
         let cleared = Arc::new(Mutex::new(Vec::new()));
@@ -463,6 +463,7 @@ impl TestTree {
             nodes: (0..len).map(|_| None).collect(),
             seen,
             cleared,
+            _ports: ports,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{Place, SOON, bytes_of, kept};
 use crate::skip;
 use crate::support::fixture::{files_below, noise};
-use crate::support::kernel::forget_pages;
+use crate::support::kernel::{forget_pages, has_no_passthrough};
 use crate::support::{Mount, Scratch, eventually, is_root};
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -48,6 +48,9 @@ fn read_all(file: &fs::File) -> Vec<u8> {
 fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
     if !is_root() {
         skip!("needs root");
+    }
+    if has_no_passthrough() {
+        return;
     }
     let place = place();
     let content = noise(1, SIZE);
@@ -100,6 +103,9 @@ fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
 fn an_evicted_open_file_is_read_on_and_counted_until_it_is_closed() {
     if !is_root() {
         skip!("needs root");
+    }
+    if has_no_passthrough() {
+        return;
     }
     let mut place = place();
     place.size = "16MiB";

@@ -1,7 +1,7 @@
 //! Running other programs, each within a bound.
 
 pub(crate) use crate::skipping::has_program;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -136,9 +136,9 @@ impl Background {
         Pid::from_child(&self.0)
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. It has stopped after SIGSTOP.
     pub fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).unwrap();
+        super::kernel::signal(self.pid(), signal);
     }
 
     /// Its standard output, if it was asked for.

@@ -101,10 +101,10 @@ impl Node {
         command
     }
 
-    /// Sends the daemon a signal.
+    /// Sends the daemon a signal. It has stopped after SIGSTOP.
     pub fn signal(&self, signal: Signal) {
         assert!(self.is_alive(), "the daemon is gone");
-        rustix::process::kill_process(self.pid, signal).unwrap();
+        super::kernel::signal(self.pid, signal);
     }
 
     /// Whether its daemon runs.

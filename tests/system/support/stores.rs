@@ -3,7 +3,8 @@
 
 use super::command::{Background, check, has_program};
 use super::{Scratch, copperfs, eventually};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use copperfs_overlay::loopback::Port;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub enum Protocol {
 #[derive(Debug)]
 pub struct Store {
     pub protocol: Protocol,
-    address: SocketAddr,
+    port: Port,
     root: Scratch,
     _process: Background,
 }
@@ -44,17 +45,15 @@ impl Store {
     #[track_caller]
     pub fn start(protocol: Protocol) -> Self {
         let (rclone, azurite) = programs().expect("the servers: run scripts/test-servers");
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let port = Port::tcp().unwrap();
+        let address = port.address();
         let root = Scratch::new();
         root.dir("data/box/set");
-        let (data, port) = (root.path().join("data"), address.port().to_string());
+        let (data, number) = (root.path().join("data"), address.port().to_string());
         let mut serve = match protocol {
             Protocol::Azure => {
                 let mut serve = Command::new(azurite);
-                serve.args(["--blobHost", "127.0.0.1", "--blobPort", &port]);
+                serve.args(["--blobHost", "127.0.0.1", "--blobPort", &number]);
                 serve.args(["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]);
                 let account = format!("{}:{}", Self::ACCOUNT, Self::KEY);
                 serve
@@ -88,7 +87,7 @@ impl Store {
                     "http.server",
                     "--bind",
                     "127.0.0.1",
-                    &port,
+                    &number,
                     "--directory",
                 ]);
                 serve.arg(&data);
@@ -103,7 +102,7 @@ impl Store {
         });
         let store = Self {
             protocol,
-            address,
+            port,
             root,
             _process: process,
         };
@@ -148,8 +147,8 @@ impl Store {
 
     fn endpoint(&self) -> String {
         match self.protocol {
-            Protocol::Azure => format!("http://{}/{}", self.address, Self::ACCOUNT),
-            _ => format!("http://{}", self.address),
+            Protocol::Azure => format!("http://{}/{}", self.port.address(), Self::ACCOUNT),
+            _ => format!("http://{}", self.port.address()),
         }
     }
 

@@ -4,9 +4,9 @@ use super::command;
 use super::leash::Leash;
 use super::mount::{Node, copperfs};
 use super::{Mount, Scratch, Stats};
+use copperfs_overlay::loopback::Port;
 use rustix::process::Pid;
 use serde_json::Value;
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
 /// Nodes of `copperfs launch --hosts local:N`, all taken away when the guard goes.
@@ -105,10 +105,11 @@ pub struct Members {
     origin: String,
     arity: usize,
     scratch: Scratch,
+    _ports: Vec<Port>,
 }
 
 impl Members {
-    /// `count` nodes in a chain, on loopback ports that were free a moment ago.
+    /// `count` nodes in a chain, on loopback ports.
     pub fn new(count: usize, origin: &Path) -> Self {
         Self::with_arity(count, 1, origin)
     }
@@ -116,12 +117,10 @@ impl Members {
     /// As [`Members::new`], each with up to `arity` children.
     pub fn with_arity(count: usize, arity: usize, origin: &Path) -> Self {
         let scratch = Scratch::new();
-        let sockets: Vec<UdpSocket> = (0..count)
-            .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
-            .collect();
-        let hosts: Vec<String> = sockets
+        let ports: Vec<Port> = (0..count).map(|_| Port::udp().unwrap()).collect();
+        let hosts: Vec<String> = ports
             .iter()
-            .map(|socket| socket.local_addr().unwrap().to_string())
+            .map(|port| port.address().to_string())
             .collect();
         let secret = scratch.path().join("secret");
         write_secret(&secret);
@@ -132,6 +131,7 @@ impl Members {
             origin,
             arity,
             scratch,
+            _ports: ports,
         }
     }
 

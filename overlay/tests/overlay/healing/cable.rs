@@ -130,13 +130,17 @@ impl Cabled {
 
     pub(super) async fn start(len: usize, arity: usize, roots: Vec<usize>) -> Self {
         let mut cabled = Self::plan(len, arity, roots);
-        for rank in 0..len {
-            cabled.start_node(rank, |_| {});
-        }
-        for rank in 0..len {
-            cabled.tree.connected(rank).await;
-        }
+        cabled.start_all().await;
         cabled
+    }
+
+    pub(super) async fn start_all(&mut self) {
+        for rank in 0..self.cables.len() {
+            self.start_node(rank, |_| {});
+        }
+        for rank in 0..self.cables.len() {
+            self.tree.connected(rank).await;
+        }
     }
 
     pub(super) fn start_node(&mut self, rank: usize, change: impl FnOnce(&mut OverlayConfig)) {
