@@ -7,7 +7,8 @@
 //! - when the daemon is killed, its connections are cut from here. The threads that tell the kernel
 //!   what to forget and what to hold have to be the daemon's; cutting is what ends their wait.
 //!
-//! What is to be listed comes on standard input: paths, each behind its length (`u32`, little-endian).
+//! On standard input, a Unix socket, come the means to cut the connections, and then what is to be listed:
+//! paths, each behind its length (`u32`, little-endian).
 //! The attendant ends with its standard input. That a daemon was killed is told by the signal that a
 //! parent's death sends (`PR_SET_PDEATHSIG`): its descriptors stay open as long as one of its threads
 //! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
@@ -40,9 +41,10 @@ pub struct AttendArgs {
     /// Process id of the daemon
     #[arg(long, value_name = "PID")]
     of: u32,
-    /// Number of a FUSE connection to cut when the daemon is killed; may be repeated
-    #[arg(long, value_name = "NUMBER")]
-    connection: Vec<u32>,
+    /// How many FUSE connections to cut when the daemon is killed. The means come first on standard input,
+    /// a Unix socket.
+    #[arg(long, value_name = "COUNT")]
+    connections: usize,
 }
 
 /// The attendant's whole life.
@@ -68,11 +70,10 @@ async fn attend(args: AttendArgs) -> io::Result<()> {
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     // Both process ids are of this pid namespace; `/proc` may show another one.
     let died_before = parent != Some(args.of) || parent_is_dead();
-    let means: Vec<Abort> = args
-        .connection
-        .iter()
-        .filter_map(|&number| Abort::of(number).ok())
-        .collect();
+    // From the daemon, which had the connections when it got the means: their numbers may be others' by now.
+    let means = (0..args.connections)
+        .filter_map(|_| Abort::receive(io::stdin()).transpose())
+        .collect::<io::Result<Vec<_>>>()?;
     let (queue, paths) = sync_channel(QUEUE_MAX);
     let (input_ends, ended) = oneshot::channel();
     spawn("listen", move || {

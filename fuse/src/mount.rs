@@ -9,6 +9,7 @@
 //! for: from a mount that another namespace holds it never comes.
 
 mod abort;
+mod descriptors;
 mod fusermount;
 mod preflight;
 mod readahead;

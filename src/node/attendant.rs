@@ -1,12 +1,16 @@
 //! The attendant as the daemon sees it. What it does is in [`crate::attend`].
 
 use crate::attend::frame;
+use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net;
 use std::path::Path;
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
-use tokio::process::{ChildStdin, Command};
+use tokio::net::UnixStream;
+use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -16,7 +20,7 @@ const QUEUE_MAX: usize = 64;
 /// The process beside this one. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Attendant {
-    /// Holds the pipe.
+    /// Holds the socket.
     telling: JoinHandle<()>,
     lister: Lister,
 }
@@ -35,35 +39,32 @@ impl Lister {
 }
 
 impl Attendant {
-    /// Starts the process for the mount at `mountpoint` and these connections: this very program, even
-    /// if another has taken its place on disk. To be called on a thread that lives as long as the
+    /// Starts the process for the mount at `mountpoint`, with the means to cut its connections: this very
+    /// program, even if another has taken its place on disk. To be called on a thread that lives as long as the
     /// daemon does: its end is what tells the attendant that the daemon was killed.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(super) fn start(mountpoint: &Path, connections: &[u32]) -> io::Result<Self> {
+    pub(super) fn start(mountpoint: &Path, means: &[Abort]) -> io::Result<Self> {
+        let (ours, theirs) = net::UnixStream::pair()?;
+        means.iter().try_for_each(|means| means.send(&ours))?;
         let mut command = Command::new("/proc/self/exe");
         command
             // Told from the daemon in process lists and by `pidof`.
             .arg0("copperfs-attend")
             .arg("attend")
             .arg(format!("--of={}", std::process::id()))
-            .args(
-                connections
-                    .iter()
-                    .map(|number| format!("--connection={number}")),
-            )
+            .arg(format!("--connections={}", means.len()))
             .arg("--")
             .arg(mountpoint)
             .current_dir("/")
             .process_group(0)
-            .stdin(Stdio::piped())
+            .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut child = command.spawn()?;
-        let Some(stdin) = child.stdin.take() else {
-            return Err(io::Error::other("started without a pipe"));
-        };
+        ours.set_nonblocking(true)?;
+        let socket = UnixStream::from_std(ours)?;
         // Waited for, so that nothing of it stays in the process table.
         drop(tokio::spawn(async move {
             let ended = child.wait().await;
@@ -71,7 +72,7 @@ impl Attendant {
         }));
         let (queue, paths) = mpsc::channel(QUEUE_MAX);
         Ok(Self {
-            telling: tokio::spawn(tell(stdin, paths)),
+            telling: tokio::spawn(tell(socket, paths)),
             lister: Lister(queue),
         })
     }
@@ -87,9 +88,9 @@ impl Drop for Attendant {
     }
 }
 
-async fn tell(mut stdin: ChildStdin, mut paths: mpsc::Receiver<ItemPath>) {
+async fn tell(mut socket: UnixStream, mut paths: mpsc::Receiver<ItemPath>) {
     while let Some(path) = paths.recv().await {
-        if let Err(error) = stdin.write_all(&frame(&path)).await {
+        if let Err(error) = socket.write_all(&frame(&path)).await {
             tracing::warn!(%error, "the attendant is gone: nothing is listed ahead any more");
             return;
         }

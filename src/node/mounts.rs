@@ -10,7 +10,7 @@ use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
 use crate::config::{Freshness, OpenMode, Settings, Toggle};
-use copperfs_fuse as fuse;
+use copperfs_fuse::{self as fuse, Abort};
 use copperfs_overlay::Attributes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -137,8 +137,11 @@ impl Mounts {
 /// be freed. Not a blocking task: see [`Attendant::start`].
 fn attend(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Attendant> {
     let connections = [Some(software), data].into_iter().flatten();
-    let connections: Vec<u32> = connections.filter_map(fuse::Mount::connection).collect();
-    Attendant::start(software.mountpoint(), &connections)
+    let means: Vec<Abort> = connections
+        .filter_map(fuse::Mount::connection)
+        .filter_map(|number| Abort::of(number).ok())
+        .collect();
+    Attendant::start(software.mountpoint(), &means)
         .inspect_err(|error| tracing::warn!(%error, "no attendant beside this daemon"))
         .ok()
 }

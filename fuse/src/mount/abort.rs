@@ -5,12 +5,14 @@
 //! daemon's own mount (for a page that a READ in its hands holds, say): that thread cannot die, holds
 //! the connection open, and waits for an answer that nobody is left to give.
 
-use crate::mountinfo::{self, COPPERFS_FSTYPE};
+use super::descriptors;
+use crate::mountinfo::{self, COPPERFS_FSTYPE, MountEntry};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
+use rustix::net::RecvFlags;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 /// The means to cut one connection. It stays bound to that connection: when that has ended, and its
@@ -37,6 +39,22 @@ impl Abort {
         Ok(Self(file?))
     }
 
+    /// Hands it to the process at the other end of a Unix socket, with one byte. It may start later.
+    ///
+    /// # Errors
+    /// The socket takes nothing.
+    pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
+        Ok(descriptors::send(socket, self.0.as_fd())?)
+    }
+
+    /// Takes one from the process at the other end of a Unix socket; waits for it. `None` if there is none.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
+        Ok(descriptors::receive(socket, RecvFlags::empty())?.map(Self))
+    }
+
     /// Cuts it: everybody inside gets ENOTCONN or ECONNABORTED, and the daemon's threads end. A
     /// connection that has ended is fine.
     ///
@@ -54,12 +72,15 @@ impl Abort {
 /// # Errors
 /// This user may not.
 pub fn abort(path: &Path) -> io::Result<()> {
-    let mounts = mountinfo::read()?;
-    let Some(mount) = mountinfo::at(&mounts, path).filter(|mount| mount.fstype == COPPERFS_FSTYPE)
-    else {
+    let Some(mount) = mounted(path)? else {
         return Ok(());
     };
-    let refused = match Abort::of(mount.device.1).and_then(|means| means.cut()) {
+    let means = Abort::of(mount.device.1);
+    // A mount that ended before that has left its number to another.
+    if mounted(path)?.as_ref() != Some(&mount) {
+        return Ok(());
+    }
+    let refused = match means.and_then(|means| means.cut()) {
         Ok(()) => return Ok(()),
         Err(error) => error,
     };
@@ -70,6 +91,13 @@ pub fn abort(path: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(_) => Err(refused),
     }
+}
+
+/// The topmost mount at `path`, if it is copperfs's.
+fn mounted(path: &Path) -> io::Result<Option<MountEntry>> {
+    let mounts = mountinfo::read()?;
+    let mount = mountinfo::at(&mounts, path).filter(|mount| mount.fstype == COPPERFS_FSTYPE);
+    Ok(mount.cloned())
 }
 
 fn fusectl() -> Result<OwnedFd, Errno> {

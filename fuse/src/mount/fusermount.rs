@@ -3,16 +3,13 @@
 //! The helper opens `/dev/fuse` itself, mounts, and passes the descriptor back over a socket whose
 //! number it reads from `_FUSE_COMMFD`.
 
-use super::{MountError, MountOptions, UnmountError};
+use super::{MountError, MountOptions, UnmountError, descriptors};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, FdFlags, IoSliceMut};
+use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::ffi::CString;
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -163,25 +160,9 @@ fn by_helper(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
         }
     })?;
     // The helper is done, so the descriptor is in the socket or will never be.
-    receive(&ours)
+    descriptors::receive(&ours, RecvFlags::DONTWAIT)
         .map_err(|errno| io_failed(errno.into()))?
         .ok_or_else(|| failed("it passed no descriptor back".to_owned()))
-}
-
-fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
-    let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut byte)],
-        &mut ancillary,
-        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-    )?;
-    Ok(ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    }))
 }
 
 /// Unmounts what `via` mounted: normally, and lazily if it is in use.

@@ -3,9 +3,9 @@
 use crate::fixture::{Fixture, HUNG, Reaped, SOON, pause, run, runtime};
 use crate::memory::Memory;
 use crate::skipping::{is_root, skipped};
-use crate::waiting::eventually;
+use crate::waiting::{eventually, wait_until_stopped};
 use copperfs_fuse::{
-    Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
+    Abort, Ino, MountError, MountOptions, MountState, NonEmpty, Op, detach, mount, mount_state,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -82,19 +82,6 @@ fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
     assert_eq!(mount_state(&path).unwrap(), MountState::Live);
     mounted.unmount().unwrap();
     assert_eq!(mount_state(&path).unwrap(), MountState::NotMounted);
-}
-
-/// A signal is on its way when `kill` returns: a thread may answer before it stops.
-fn wait_until_stopped(pid: rustix::process::Pid) {
-    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
-    let stopped = || {
-        std::fs::read_dir(&tasks).unwrap().all(|task| {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-            let (_, state) = stat.rsplit_once(") ").unwrap();
-            state.starts_with('T')
-        })
-    };
-    eventually(SOON, "it is stopped", stopped);
 }
 
 #[test]
@@ -317,4 +304,35 @@ fn switches(pid: u32) -> u64 {
     };
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks.map(of).sum()
+}
+
+/// The number of a connection that has ended goes to the next one. The means to cut the first one do not cut
+/// that, also where a slow process takes them when the first has ended.
+#[test]
+fn means_to_cut_a_connection_stay_with_it() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let number = {
+        let ended = Fixture::new(|_| {});
+        let number = ended.mount.connection().unwrap();
+        Abort::of(number).unwrap().send(&ours).unwrap();
+        number
+    };
+    let next = Fixture::new(|_| {});
+    let means = Abort::receive(&theirs).unwrap().expect("the means");
+    drop(means.cut());
+    if next.mount.connection() != Some(number) {
+        println!("another test's mount took the number {number}");
+    }
+    assert_eq!(mount_state(next.root()).unwrap(), MountState::Live);
+
+    // And they cut a connection that lives.
+    Abort::of(next.mount.connection().unwrap())
+        .unwrap()
+        .send(&ours)
+        .unwrap();
+    let means = Abort::receive(&theirs).unwrap().expect("the means");
+    means.cut().unwrap();
+    assert_ne!(mount_state(next.root()).unwrap(), MountState::Live);
+    drop(ours);
+    assert!(Abort::receive(&theirs).unwrap().is_none(), "the end");
 }

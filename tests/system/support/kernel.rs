@@ -1,11 +1,10 @@
 //! The kernel's side: its caches, its mounts, its processes.
 
 use crate::skipping::not_on_this_kernel;
-use crate::waiting::eventually;
+use crate::waiting::wait_until_stopped;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
 
 /// Held while a test counts on what the kernel has cached, or while it drops it. A lock on a file, so
 /// that it also holds between test processes.
@@ -44,28 +43,13 @@ impl KernelCache {
     }
 }
 
-/// Sends a signal. SIGSTOP has its effect when this returns: on a busy machine a process runs on for as long
-/// as the one thread that the kernel chose to take it waits for a processor.
+/// Sends a signal. SIGSTOP has its effect when this returns.
 #[track_caller]
 pub fn signal(process: Pid, signal: Signal) {
     kill_process(process, signal).unwrap();
     if signal == Signal::STOP {
-        let what = format!("process {} stops", process.as_raw_nonzero());
-        eventually(Duration::from_secs(20), what, || has_stopped(process));
+        wait_until_stopped(process);
     }
-}
-
-/// Whether no thread of a process runs in user mode before it is continued.
-fn has_stopped(process: Pid) -> bool {
-    let threads = format!("/proc/{}/task", process.as_raw_nonzero());
-    let stopped = |thread: std::fs::DirEntry| {
-        // A thread may end meanwhile.
-        let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // One that hangs in the kernel (D) stops before it leaves it.
-        line.rsplit_once(") ")
-            .is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'D', 'Z', 'X']))
-    };
-    std::fs::read_dir(threads).is_ok_and(|mut all| all.all(|thread| thread.is_ok_and(stopped)))
 }
 
 /// Whether the kernel is older than this version. What cannot be tested on it is reported with `reason`.
