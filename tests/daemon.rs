@@ -7,6 +7,8 @@
     reason = "a test ends with what it did not expect"
 )]
 
+#[path = "fixtures/cleanup.rs"]
+mod cleanup;
 #[path = "fixtures/skipping.rs"]
 mod skipping;
 #[path = "fixtures/waiting.rs"]
@@ -30,10 +32,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("copperfs-test-")
-            .tempdir()
-            .unwrap();
+        let dir = cleanup::directory();
         fs::create_dir(dir.path().join("origin")).unwrap();
         fs::write(dir.path().join("origin/file"), CONTENT).unwrap();
         fs::create_dir(dir.path().join("mnt")).unwrap();
@@ -390,19 +389,24 @@ struct Hosts;
 impl Hosts {
     const PREFIX: &str = "ct";
 
-    fn script(args: &[&str]) -> Output {
+    fn script(args: &[&str]) -> Command {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/hosts.sh");
         let mut command = Command::new(script);
         command
             .args(args)
             .env("HOSTS_PREFIX", Self::PREFIX)
             .env("HOSTS_NET", "10.79.0");
-        command.output().unwrap()
+        command
+    }
+
+    fn run(args: &[&str]) -> Output {
+        Self::script(args).output().unwrap()
     }
 
     fn up(count: &str) -> Self {
         let hosts = Self;
-        let output = Self::script(&["up", count]);
+        cleanup::at_exit(&Self::script(&["down"]));
+        let output = Self::run(&["up", count]);
         assert!(output.status.success(), "{}", text(&output));
         hosts
     }
@@ -410,7 +414,7 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        let _already_down = Self::script(&["down"]);
+        let _already_down = Self::run(&["down"]);
     }
 }
 
@@ -438,17 +442,17 @@ fn a_remote_launch_reaches_every_host() {
     ];
     let said = scene.run(&[&launch[..], &["--memory", "32MiB"]].concat());
     assert!(said.contains("3 nodes are up"), "{said}");
-    let read = Hosts::script(&["exec", "3", "cat", &format!("{mnt}/data/file")]);
+    let read = Hosts::run(&["exec", "3", "cat", &format!("{mnt}/data/file")]);
     assert_eq!(read.stdout, CONTENT, "{}", text(&read));
     let said = scene.run(&["unmount", "--all", &mnt]);
     assert_eq!(said.lines().count(), 3, "{said}");
     let said = scene.refused(&["unmount", "--all", &mnt]);
     assert!(said.contains("no copperfs is mounted at"), "{said}");
 
-    Hosts::script(&["crash", "2"]);
+    Hosts::run(&["crash", "2"]);
     let said = scene.refused(&[&launch[..], &["--memory", "32MiB"]].concat());
     assert!(said.contains("1 of 3 nodes did not come up"), "{said}");
     assert!(said.contains("h2: "), "{said}");
-    let mounts = Hosts::script(&["exec", "3", "cat", "/proc/mounts"]);
+    let mounts = Hosts::run(&["exec", "3", "cat", "/proc/mounts"]);
     assert!(!String::from_utf8_lossy(&mounts.stdout).contains(&mnt));
 }

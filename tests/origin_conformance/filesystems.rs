@@ -59,7 +59,7 @@ async fn xfs_is_known_by_its_uuid_and_not_by_its_device() {
     if !has_programs(&["mkfs.xfs", "xfs_admin", "losetup"]) {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = crate::cleanup::directory();
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     let point = dir.path().join("origin");
     sh("truncate -s 320M \"$1\" && mkfs.xfs -q \"$1\"", &[&one]);
@@ -103,7 +103,7 @@ async fn subvolumes_are_filesystems_of_their_own() {
     if !has_programs(&["mkfs.btrfs", "btrfs"]) {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = crate::cleanup::directory();
     let (image, point) = (dir.path().join("image"), dir.path().join("origin"));
     sh("truncate -s 160M \"$1\" && mkfs.btrfs -q \"$1\"", &[&image]);
     let mounted = mount(&image, &point);
@@ -147,7 +147,7 @@ async fn files_without_a_time_have_versions_for_one_launch() {
     if !has_programs(&["mkfs.ext4", "debugfs"]) {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = crate::cleanup::directory();
     let (image, tree) = (dir.path().join("image"), dir.path().join("tree"));
     std::fs::create_dir(&tree).expect("a directory");
     for name in ["with", "without"] {

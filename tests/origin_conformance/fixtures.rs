@@ -147,7 +147,7 @@ impl Posix {
     }
 
     pub(crate) fn with(options: &OriginOptions) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = crate::cleanup::directory();
         let origin = PosixOrigin::open(dir.path(), options).expect("the origin");
         Self { dir, origin }
     }

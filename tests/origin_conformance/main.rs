@@ -22,6 +22,8 @@ mod router;
 mod servers;
 mod suite;
 
+#[path = "../fixtures/cleanup.rs"]
+mod cleanup;
 #[path = "../fixtures/silent_files.rs"]
 mod silent_files;
 #[path = "../fixtures/skipping.rs"]

@@ -457,7 +457,7 @@ async fn an_entry_that_hangs_costs_its_attributes_only() {
 
 #[test]
 fn a_root_that_cannot_be_served_says_what_to_try() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = crate::cleanup::directory();
     let file = dir.path().join("file");
     std::fs::write(&file, b"").expect("a file");
     let options = OriginOptions::default();

@@ -4,8 +4,8 @@
 //! Each module is a theme; `support` is what they share. Needs `/dev/fuse` and, for most tests, root;
 //! what is missing is said loudly (`skipped: …`), and is a failure when `COPPERFS_TEST_STRICT=1`.
 //!
-//! A mount, a process or a namespace belongs to a guard that takes it away, also when a test panics,
-//! and a mount that makes a test hang is ended by its leash.
+//! A mount, a process or a namespace belongs to a guard that takes it away, also when a test panics;
+//! `cleanup` does it for a test that is killed. A mount that makes a test hang is ended by its leash.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -16,6 +16,8 @@
     reason = "test code: a panic is how a test says no"
 )]
 
+#[path = "../fixtures/cleanup.rs"]
+mod cleanup;
 #[path = "../fixtures/silent_files.rs"]
 mod silent_files;
 #[path = "../fixtures/skipping.rs"]
@@ -39,6 +41,7 @@ mod hanging;
 mod healing;
 mod hosts;
 mod indexed;
+mod interrupted;
 mod ioctl;
 mod job_start;
 mod killed;

@@ -31,7 +31,7 @@ impl Fixture {
             can_mount(),
             "these tests mount: run them as root or with fusermount3"
         );
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::cleanup::directory();
         let memory = Memory::new();
         fill(&memory);
         let runtime = runtime();

@@ -60,7 +60,7 @@ fn rust_c_and_python_read_the_same() {
         memory.directory(Ino::ROOT, "d");
     });
     std::fs::read(fixture.path("f")).unwrap();
-    let build = tempfile::tempdir().unwrap();
+    let build = crate::cleanup::directory();
     let program = build.path().join("stats");
     let compiled = run(Command::new("cc")
         .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o"])

@@ -68,7 +68,7 @@ impl Drop for Detached<'_> {
 
 #[test]
 fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
-    let above = tempfile::tempdir().unwrap();
+    let above = crate::cleanup::directory();
     let (path, beside) = (above.path().join("mnt3"), above.path().join("mnt3x"));
     std::fs::create_dir(&path).unwrap();
     std::fs::create_dir(&beside).unwrap();
@@ -86,7 +86,7 @@ fn a_stale_mount_is_told_apart_and_cleaned_by_the_next_mount() {
 
 #[test]
 fn a_daemon_that_does_not_answer_is_found_in_bounded_time() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let _guard = Detached(directory.path());
     let child = daemon(directory.path());
     let pid = rustix::process::Pid::from_child(&child.0);
@@ -108,7 +108,7 @@ fn a_mount_that_is_alive_is_not_covered() {
         matches!(error, MountError::AlreadyMounted { .. }),
         "{error:?}"
     );
-    let link = tempfile::tempdir().unwrap();
+    let link = crate::cleanup::directory();
     let link = link.path().join("link");
     std::os::unix::fs::symlink(fixture.root(), &link).unwrap();
     assert_eq!(mount_state(&link).unwrap(), MountState::Live);
@@ -122,7 +122,7 @@ fn a_mount_that_is_alive_is_not_covered() {
 
 #[test]
 fn bad_mount_points_are_explained() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let runtime = runtime();
     let attempt =
         |path: &Path| mount(Memory::new(), MountOptions::new(path), runtime.handle()).unwrap_err();
@@ -278,7 +278,7 @@ fn the_end_by_an_ordinary_umount_is_noticed() {
 
 #[test]
 fn an_idle_daemon_does_not_wake_up() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let _guard = Detached(directory.path());
     let child = daemon(directory.path());
     assert_eq!(

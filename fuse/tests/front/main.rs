@@ -8,6 +8,8 @@
     reason = "helpers of tests: a failure is the test's"
 )]
 
+#[path = "../../../tests/fixtures/cleanup.rs"]
+mod cleanup;
 mod fixture;
 mod interrupt;
 mod invalidate;

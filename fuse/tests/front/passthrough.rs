@@ -118,7 +118,7 @@ fn an_unusable_backing_file_costs_speed_only() {
 #[test]
 #[ignore = "run by user::passthrough_needs_privilege"]
 fn inner_passthrough_needs_privilege() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let mut options = MountOptions::new(directory.path());
     options.open = OpenMode::Passthrough;
     let runtime = crate::fixture::runtime();

@@ -26,7 +26,7 @@ fn as_user(test: &str) {
     if !is_root() || !tools.into_iter().all(has_program) {
         return skipped(&format!("needs root, to become a user, and {tools:?}"));
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let output = run(Command::new("unshare")
         .args([
             "--mount",
@@ -94,7 +94,7 @@ fn stale_mounts_are_found_and_detached() {
 #[test]
 #[ignore = "run by user::stale_mounts_are_found_and_detached"]
 fn inner_stale_mounts_are_found_and_detached() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     crate::life::make_stale(directory.path());
     assert_eq!(mount_state(directory.path()).unwrap(), MountState::Stale);
     detach(directory.path()).unwrap();
@@ -117,7 +117,7 @@ fn allow_other_needs_leave() {
 #[test]
 #[ignore = "run by user::allow_other_needs_leave"]
 fn inner_allow_other_needs_leave() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = crate::cleanup::directory();
     let mut options = MountOptions::new(directory.path());
     options.allow_other = true;
     let error = copperfs_fuse::mount(Memory::new(), options, runtime().handle()).unwrap_err();

@@ -8,17 +8,15 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-/// A directory that goes with its guard. Everybody may look into it.
+/// A directory that goes with its guard, and with it all that is mounted below it if the test is killed.
+/// Everybody may look into it.
 #[derive(Debug)]
 pub struct Scratch(tempfile::TempDir);
 
 impl Scratch {
     #[track_caller]
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("copperfs-test-")
-            .tempdir()
-            .unwrap();
+        let dir = crate::cleanup::directory();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         Self(dir)
     }

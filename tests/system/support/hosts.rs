@@ -1,4 +1,4 @@
-//! Hosts made by `scripts/hosts.sh`, taken away when their guard goes.
+//! Hosts made by `scripts/hosts.sh`, taken away with their guard, also if the test is killed.
 
 use super::command::{self, Finished, LIMIT, has_program};
 use super::fixture::packages;
@@ -128,8 +128,14 @@ impl Hosts {
             count,
             point: point.to_owned(),
         };
+        crate::cleanup::at_exit(hosts.script().arg("down"));
         hosts.control(&["up", &count.to_string()]);
         hosts
+    }
+
+    /// How the names of their network namespaces begin; the number of the host follows.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     fn script(&self) -> Command {

@@ -1,4 +1,4 @@
-//! A real Slurm cluster made by `scripts/slurm-hosts.sh`, taken away when its guard goes.
+//! A real Slurm cluster made by `scripts/slurm-hosts.sh`, taken away with its guard, also if the test is killed.
 
 use super::command::{self, Finished, run_within};
 use super::fixture::packages;
@@ -52,6 +52,7 @@ impl Cluster {
             scratch,
             _alone: alone,
         };
+        crate::cleanup::at_exit(&cluster.script(&["down"]));
         let origin = format!("/=file://{}", cluster.origin.display());
         let mut up = cluster.script(&["up", &count.to_string()]);
         up.arg(env!("CARGO_BIN_EXE_copperfs")).arg(origin);
