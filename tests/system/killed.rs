@@ -95,6 +95,40 @@ fn a_daemon_dies_whose_thread_waits_for_a_page() {
     free(&tree.leaf().point);
 }
 
+/// An attendant that begins when its daemon has ended, and the number of the connection has gone to the next
+/// mount, cuts nothing.
+#[test]
+fn a_late_attendant_does_no_harm_to_the_next_mount() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let origin = Scratch::new();
+    origin.file("file", "content");
+    let number_of = |mount: &Mount| {
+        let top = fs::metadata(&mount.point).unwrap();
+        rustix::fs::minor(std::os::unix::fs::MetadataExt::dev(&top))
+    };
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let ended = Mount::of(origin.path());
+    let number = number_of(&ended);
+    let means = copperfs_fuse::Abort::of(number).unwrap();
+    means.send(&ours).unwrap();
+    let mut late = copperfs(["attend", "--connections=1"]);
+    late.arg(format!("--of={}", ended.pid.as_raw_nonzero()));
+    late.arg(&ended.point).stdin(OwnedFd::from(theirs));
+    ended.unmount();
+
+    let next = Mount::of(origin.path());
+    if number_of(&next) != number {
+        eprintln!("another test's mount took the number {number}");
+    }
+    let mut late = Background::spawn(&mut late);
+    let status = late.exit_within(Duration::from_secs(20)).expect("its end");
+    assert!(status.success(), "{status}");
+    assert_eq!(fs::read(next.path("file")).unwrap(), b"content");
+    assert!(next.is_alive());
+}
+
 /// The same when the attendant was killed before (a scheduler kills all of a job): `unmount` frees it.
 #[test]
 fn unmount_frees_a_killed_daemon_that_hangs() {

@@ -450,6 +450,7 @@ fn a_restart_asks_about_listings_and_does_not_fetch_them() {
     assert!(second < 1000, "{second} bytes at the second launch");
 
     origin.file("dir/new", "new");
+    origin.settle();
     let mut clear = crate::support::copperfs(["clear", "--everything", "--this-node"]);
     crate::support::check(clear.arg(members.point(0)));
     let third = launch(2001);
