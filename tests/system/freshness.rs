@@ -134,7 +134,6 @@ fn clear_shows_what_is_new_and_keeps_what_is_open() {
     fs::write(&file, "new").unwrap();
     fs::remove_file(origin.path().join("dir/gone")).unwrap();
     origin.file("dir/new", "a new file");
-    // Young files get one more look, and may get one more read, in the background.
     origin.settle();
     assert_eq!(
         fs::read(&mounted).unwrap(),
@@ -213,7 +212,6 @@ fn clear_reaches_every_node() {
         assert_eq!(fs::read(tree.path(rank, "dir/file")).unwrap(), b"old");
     }
     fs::write(&file, "new and longer").unwrap();
-    // Young files get one more look, and may get one more read, in the background.
     origin.settle();
     let before = tree.root().stats();
     tree.leaf().clear_everywhere("/dir");

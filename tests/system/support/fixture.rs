@@ -61,8 +61,8 @@ impl Scratch {
         assert_eq!(mounted.read_at(&mut [0; 8], size).unwrap(), 0);
     }
 
-    /// Waits until all in it is old enough for its times to tell one version from the next: younger
-    /// files are asked for again, which a test that counts messages would see.
+    /// Waits until all in it is old enough for its times to tell one version from the next. Younger files get
+    /// one more look, and may get one more read, in the background: a test that counts messages would see it.
     pub fn settle(&self) {
         settle(self.path());
     }
