@@ -7,7 +7,7 @@ mod recorded;
 mod slow;
 
 use crate::support::{
-    TestTree, fake_parent, frame, hello, kind, path, raw_child, raw_member, whole, within,
+    TestTree, fake_parent, frame, hello, kind, path, raw_child, refusal, whole, within,
 };
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, Head, Hello, PageWriter, Request, message};
@@ -204,11 +204,8 @@ async fn garbage_after_the_handshake_costs_its_sender_the_connection() {
         vec![0; 4000],
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ] {
-        let (_endpoint, connection) = raw_member(&tree.secret, tree.address(0)).await;
-        let (mut send, _recv) = connection.open_bi().await.unwrap();
-        let _refused = send.write_all(&garbage).await;
-        let error = within(5, connection.closed()).await;
-        assert!(error.to_string().contains("hello"), "{error}");
+        let error = refusal(&tree.secret, tree.address(0), &garbage).await;
+        assert!(error.contains("hello"), "{error}");
     }
     tree.connected(2).await;
     assert!(tree.parent(2).list(path("dir"), None, 1).await.is_ok());
@@ -241,11 +238,8 @@ async fn a_hello_that_does_not_fit_the_tree_is_refused_with_the_reason() {
             "names, order or roots",
         ),
     ] {
-        let (_endpoint, connection) = raw_member(&tree.secret, tree.address(above)).await;
-        let (mut send, _recv) = connection.open_bi().await.unwrap();
-        let _refused = send.write_all(&bytes).await;
-        let error = within(5, connection.closed()).await;
-        assert!(error.to_string().contains(reason), "{error}");
+        let error = refusal(&tree.secret, tree.address(above), &bytes).await;
+        assert!(error.contains(reason), "{error}");
     }
     assert_eq!(tree.node(0).children(0), ["node1"]);
     assert!(tree.node(1).children(0).is_empty());

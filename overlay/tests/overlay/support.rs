@@ -703,6 +703,25 @@ pub(crate) async fn raw_member(
     (endpoint, connection)
 }
 
+/// How the node at `address` closes a member's connection on which `said` is sent.
+///
+/// QUIC delivers the reason in one packet, which may be lost (RFC 9000, section 10.2; a busy machine loses
+/// some packets of its loopback too). Then the peer learns by a reset only that the connection is gone. It
+/// connects again, as a child does, and is told.
+pub(crate) async fn refusal(secret: &Secret, address: SocketAddr, said: &[u8]) -> String {
+    for _ in 0..5 {
+        let (_endpoint, connection) = raw_member(secret, address).await;
+        if let Ok((mut send, _recv)) = connection.open_bi().await {
+            let _refused = send.write_all(said).await;
+            match within(5, connection.closed()).await {
+                quinn::ConnectionError::Reset => {}
+                error => return error.to_string(),
+            }
+        }
+    }
+    panic!("five connections were reset without a reason");
+}
+
 /// As [`raw_member`], at node 0 of `tree`, introduced as node `rank`.
 pub(crate) async fn raw_child(
     tree: &TestTree,

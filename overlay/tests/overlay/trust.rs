@@ -175,10 +175,7 @@ async fn a_leaf_takes_in_no_member() {
     let tree = TestTree::start(3, 2).await;
     let leaf = tree.node(1).local_addr().unwrap();
     for rank in 0..3 {
-        let (_endpoint, connection) = crate::support::raw_member(&tree.secret, leaf).await;
-        let (mut send, _recv) = connection.open_bi().await.unwrap();
-        send.write_all(&tree.hello(rank)).await.unwrap();
-        let error = within(5, connection.closed()).await.to_string();
+        let error = crate::support::refusal(&tree.secret, leaf, &tree.hello(rank)).await;
         assert!(error.contains("not above"), "{error}");
     }
 }

@@ -85,8 +85,11 @@ async fn slow_hellos_keep_the_door_for_seconds_only() {
     };
     during(&child, drip).await.is_no_worse_than(&quiet);
     for (_endpoint, connection, _streams) in &slow {
-        let error = within(5, connection.closed()).await.to_string();
-        assert!(error.contains("no hello in time"), "{error}");
+        // The packet with the reason may be lost: see `refusal`.
+        let error = within(5, connection.closed()).await;
+        let reset = matches!(error, quinn::ConnectionError::Reset);
+        let error = error.to_string();
+        assert!(reset || error.contains("no hello in time"), "{error}");
     }
     within(15, newcomer.first_connected()).await;
     // All come from one address, for one reason.
