@@ -53,10 +53,11 @@ async fn a_dead_child_is_named_and_those_below_it_answer_from_where_they_went() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_its_parent_answers_for_its_subtree() {
-    let mut tree = TestTree::plan(7, 2, Duration::from_secs(2));
+    // Longer than a busy machine may take for an answer: one that is late is missing.
+    let mut tree = TestTree::plan(7, 2, Duration::from_secs(15));
     tree.start_all().await;
-    within(1, tree.nodes[0].take().unwrap().shutdown()).await;
-    let all = within(5, tree.node(3).cluster_reports()).await;
+    within(5, tree.nodes[0].take().unwrap().shutdown()).await;
+    let all = within(20, tree.node(3).cluster_reports()).await;
     assert_eq!(ranks(&all.reports), [1, 3, 4]);
     assert_eq!(all.missing, ["node0", "node2", "node5", "node6"]);
 }

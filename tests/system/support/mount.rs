@@ -126,10 +126,16 @@ impl Node {
     pub fn take_away(&self) {
         if std::thread::panicking() {
             let log = self.log();
-            let telling = |line: &&str| !line.contains(" INFO ");
-            let tail: Vec<&str> = log.lines().rev().filter(telling).take(12).collect();
+            let tail: Vec<&str> = log.lines().rev().take(12).collect();
             eprintln!("--- log of {}", self.point.display());
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            let beside = self.log.parent().map(std::fs::read_dir);
+            let files: Vec<_> = beside.into_iter().flatten().flatten().flatten().collect();
+            eprintln!(
+                "--- alive: {}, mounted: {}, beside the log: {files:?}",
+                self.is_alive(),
+                self.is_mounted(),
+            );
         }
         if self.is_alive() {
             let _gone = rustix::process::kill_process(self.pid, Signal::CONT);
