@@ -339,6 +339,13 @@ pub(crate) async fn answer(
         tracing::warn!("refused a plan: {PLANS_MAX} are being carried out");
         return Err(StreamError::Cancelled);
     };
+    // The parent owes this node the pages of the plan. It is watched meanwhile, so that this node turns to
+    // another ancestor, and is given the plan there, if the parent dies without a word.
+    let above = match request {
+        Request::WarmBelow { .. } => parent(shared, tree).await,
+        _ => None,
+    };
+    let _owes = above.as_ref().map(|parent| parent.asking());
     let (plan, board) = (Plan::default(), Board::new(shared.roster.name()));
     let hearing = async {
         while let Some(page) = page(reader).await? {

@@ -11,8 +11,8 @@ use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
     Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemAnswer, ItemPath,
     ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, Listing, Member,
-    OriginFingerprint, Overlay, OverlayConfig, OverlayError, ReadRequest, ReadStream, Roster, Seat,
-    Secret, Service, StatAnswers, Timestamp, Upstream, Version, XattrList,
+    OriginFingerprint, Overlay, OverlayConfig, OverlayError, PlanReader, ReadRequest, ReadStream,
+    Roster, Seat, Secret, Service, StatAnswers, Tally, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -343,6 +343,14 @@ impl Service for Forgotten {
 }
 
 impl Service for TestService {
+    /// Takes all pages, and carries out none.
+    fn warm(&self, mut plan: PlanReader, tally: Tally) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            while plan.page().await.is_some() {}
+            drop(tally);
+        })
+    }
+
     fn files(&self, attempt: u8) -> Arc<dyn Files> {
         Arc::new(self.upstream.at(attempt))
     }

@@ -3,8 +3,10 @@
 use super::cable::{Cabled, Reader};
 use crate::support::{SOON, path, within};
 use crate::waiting::until;
-use copperfs_overlay::{FailureKind, Files, LinkStatus, Orphan};
+use bytes::Bytes;
+use copperfs_overlay::{FailureKind, Files, LinkStatus, Orphan, WarmProgress};
 use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
 
 /// Twice the silence that counts as death while requests are under way, and a second.
 const STALL_MAX: Duration = Duration::from_secs(3);
@@ -277,4 +279,32 @@ async fn a_parent_that_is_cut_off_itself_sends_its_children_on() {
     cabled.cables[1].plug();
     cabled.home(1).await;
     cabled.home(2).await;
+}
+
+/// A node that has carried out a plan as far as it has come asks its parent for nothing. The rest of the
+/// plan is due all the same, so it notices that its parent is gone, and is given the plan by another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_goes_on_below_a_parent_that_is_cut_off() {
+    let cabled = Cabled::start(4, 2, vec![0]).await;
+    let (pages, plan) = mpsc::channel(4);
+    let progress = watch::Sender::new(WarmProgress::default());
+    let warming = cabled.tree.node(0).warm_cluster(plan, &progress);
+    let cutting = async {
+        pages.send(Bytes::from_static(b"page")).await.unwrap();
+        until(SOON, "all nodes take part", || progress.borrow().nodes == 4).await;
+        cabled.cables[1].pull();
+        let moved = cabled.moved(3, 0).await;
+        println!("moved after {moved:?}");
+        assert!(moved < Duration::from_secs(10), "moved after {moved:?}");
+        until(SOON, "the plan reaches it again", || {
+            progress.borrow().nodes == 3
+        })
+        .await;
+        drop(pages);
+    };
+    let (outcome, ()) = within(60, async { tokio::join!(warming, cutting) }).await;
+    assert_eq!(
+        (outcome.warmed, outcome.missing),
+        (3, vec!["node1".to_owned()])
+    );
 }
