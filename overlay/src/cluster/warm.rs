@@ -324,28 +324,27 @@ pub(crate) async fn answer(
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
     reader.be_patient(PAGE_PATIENCE);
-    let tree = match request {
+    let (tree, above) = match request {
         Request::Warm { tree } => {
             let tree = usize::from(*tree);
             if let Some(parent) = parent(shared, tree).await {
                 return relay(&parent, tree, reader, writer).await;
             }
-            tree
+            (tree, None)
         }
-        Request::WarmBelow { tree } => usize::from(*tree),
+        Request::WarmBelow { tree } => {
+            let tree = usize::from(*tree);
+            (tree, parent(shared, tree).await)
+        }
         _ => return Err(WireError::Impossible("not a plan").into()),
     };
     let Ok(_place) = shared.plans.try_acquire() else {
         tracing::warn!("refused a plan: {PLANS_MAX} are being carried out");
         return Err(StreamError::Cancelled);
     };
-    // The parent owes this node the pages of the plan. It is watched meanwhile, so that this node turns to
-    // another ancestor, and is given the plan there, if the parent dies without a word.
-    let above = match request {
-        Request::WarmBelow { .. } => parent(shared, tree).await,
-        _ => None,
-    };
-    let _owes = above.as_ref().map(|parent| parent.asking());
+    // The parent owes this node pages and takes its news. It is watched meanwhile, so that this node turns
+    // to another ancestor, and is given the plan there, if the parent dies without a word.
+    let _asking = above.as_ref().map(|parent| parent.asking());
     let (plan, board) = (Plan::default(), Board::new(shared.roster.name()));
     let hearing = async {
         while let Some(page) = page(reader).await? {

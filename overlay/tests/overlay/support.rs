@@ -719,12 +719,11 @@ pub(crate) async fn raw_member(
 pub(crate) async fn refusal(secret: &Secret, address: SocketAddr, said: &[u8]) -> String {
     for _ in 0..5 {
         let (_endpoint, connection) = raw_member(secret, address).await;
-        if let Ok((mut send, _recv)) = connection.open_bi().await {
-            let _refused = send.write_all(said).await;
-            match within(5, connection.closed()).await {
-                quinn::ConnectionError::Reset => {}
-                error => return error.to_string(),
-            }
+        let (mut send, _recv) = connection.open_bi().await.unwrap();
+        let _refused = send.write_all(said).await;
+        match within(5, connection.closed()).await {
+            quinn::ConnectionError::Reset => {}
+            error => return error.to_string(),
         }
     }
     panic!("five connections were reset without a reason");

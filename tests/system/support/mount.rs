@@ -126,7 +126,7 @@ impl Node {
     pub fn take_away(&self) {
         if std::thread::panicking() {
             let log = self.log();
-            let tail: Vec<&str> = log.lines().rev().take(12).collect();
+            let tail: Vec<&str> = log.lines().rev().take(40).collect();
             eprintln!("--- log of {}", self.point.display());
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
             let beside = self.log.parent().map(std::fs::read_dir);

@@ -84,13 +84,19 @@ async fn slow_hellos_keep_the_door_for_seconds_only() {
         }
     };
     during(&child, drip).await.is_no_worse_than(&quiet);
+    let mut told = 0;
     for (_endpoint, connection, _streams) in &slow {
-        // The packet with the reason may be lost: see `refusal`.
-        let error = within(5, connection.closed()).await;
-        let reset = matches!(error, quinn::ConnectionError::Reset);
-        let error = error.to_string();
-        assert!(reset || error.contains("no hello in time"), "{error}");
+        match within(5, connection.closed()).await {
+            // The packet with the reason was lost: see `refusal`.
+            quinn::ConnectionError::Reset => {}
+            error => {
+                let error = error.to_string();
+                assert!(error.contains("no hello in time"), "{error}");
+                told += 1;
+            }
+        }
     }
+    assert!(told > slow.len() / 2, "only {told} were told the reason");
     within(15, newcomer.first_connected()).await;
     // All come from one address, for one reason.
     let logged = log::lines("no hello in time");
