@@ -22,6 +22,8 @@ DISK = "32MiB"
 REQUEST_TIMEOUT_S = 8
 NODE_FLAGS = [
     "--memory", f"{MEMORY_MIB}MiB", "--request-timeout", f"{REQUEST_TIMEOUT_S}s", "--arity", "2",
+    # The stores are used on a nearly full disk too.
+    "--disk-reserve", "0%",
 ]  # fmt: skip
 # Concurrent clears, each from its own process.
 STORM = 16

@@ -2,7 +2,7 @@
 
 use super::resolve::Reader;
 use super::settings::DiskSettings;
-use super::units::{Size, parse_size};
+use super::units::{Size, parse_size, whole_percent};
 use super::{ConfigError, Seat};
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub(super) fn resolve(
     reader: Reader<'_>,
     seat: &Seat,
 ) -> Result<Option<DiskSettings>, ConfigError> {
-    let reserve_percent = reader.parsed("disk_reserve", reserve)?;
+    let reserve_percent = reader.parsed("disk_reserve", |text| whole_percent(text, 0..=90))?;
     let place = reader.optional("disk", |text| place(text, seat))?;
     Ok(place.map(|(directory, size)| DiskSettings {
         directory,
@@ -45,22 +45,6 @@ fn place(text: &str, seat: &Seat) -> Result<(PathBuf, Size), String> {
     Ok((PathBuf::from(directory.replace(RANK, &rank)), size))
 }
 
-fn reserve(text: &str) -> Result<u8, String> {
-    match parse_size(text).map_err(|error| error.to_string())? {
-        Size::Percent(percent) if percent <= 90.0 => Ok(whole_percent(percent)),
-        _ => Err(format!("{text:?} is no share up to 90%; write 5%, say")),
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "between 0 and 90, as checked by the caller"
-)]
-fn whole_percent(percent: f64) -> u8 {
-    percent.ceil() as u8
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,11 +63,5 @@ mod tests {
         for wrong in ["/nvme", "nvme:1GiB", "/nvme:1MiB", "/nvme:", "/nvme:fast"] {
             assert!(place(wrong, &seat).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_reserve_is_a_share() {
-        assert_eq!(reserve("5%"), Ok(5));
-        assert!(reserve("5GiB").is_err() && reserve("95%").is_err());
     }
 }

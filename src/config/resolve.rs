@@ -14,7 +14,7 @@ use super::settings::{
 };
 use super::units::{
     Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
-    share,
+    share, whole_percent,
 };
 use super::{ConfigError, indexes, origins};
 use crate::budgets::registry::Registry;
@@ -94,7 +94,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
         datasets: reader.datasets(&served)?,
-        shared_reserve_percent: reader.parsed("shared_reserve", reserve)?,
+        shared_reserve_percent: reader.parsed("shared_reserve", shared_reserve)?,
         remote_io: reader.optional("remote_io", parse_whole_rate)?,
         allocation_policy: reader.parsed("allocation_policy", policy)?,
         gpus: reader.optional("gpus", number_at_least(1))?,
@@ -179,15 +179,9 @@ fn freshness(text: &str) -> Result<Freshness, String> {
     Ok(Freshness::Ttl(length))
 }
 
-/// A share in whole per cent. All of it would leave datasets nothing, and none of it everything else.
-fn reserve(text: &str) -> Result<u8, String> {
-    let number = text.trim().trim_end_matches('%').trim_end();
-    match number.parse() {
-        Ok(percent @ 1..=99) => Ok(percent),
-        _ => Err(format!(
-            "{text:?} is no share from 1% to 99%; write 20%, say"
-        )),
-    }
+/// All of it would leave datasets nothing, and none of it everything else.
+fn shared_reserve(text: &str) -> Result<u8, String> {
+    whole_percent(text, 1..=99)
 }
 
 fn policy(text: &str) -> Result<String, String> {

@@ -3,6 +3,7 @@
 //! Pure: text in, value or an error that shows the valid forms out.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A text that is not a value of the kind that was wanted. Its `Display` shows valid forms.
@@ -78,6 +79,20 @@ pub fn parse_size(text: &str) -> Result<Size, UnitError> {
     } else {
         Err(error("a share lies above 0 % and at most at 100 %".into()))
     }
+}
+
+/// A share in whole per cent: `5%`, or `5`.
+///
+/// # Errors
+/// A text that is not, or a share outside of `range`.
+pub fn whole_percent(text: &str, range: RangeInclusive<u8>) -> Result<u8, String> {
+    let number = text.trim().trim_end_matches('%').trim_end();
+    (number.parse().ok())
+        .filter(|percent| range.contains(percent))
+        .ok_or_else(|| {
+            let (least, most) = range.into_inner();
+            format!("{text:?} is no share from {least}% to {most}% in whole per cent")
+        })
 }
 
 /// Bytes per second: `200MB/s`, `1GiB/s`, or bits: `1.6Gbps`, `1.6Gbit/s` (1000-based).
@@ -471,6 +486,16 @@ mod tests {
             (2e18, "2000 PB"),
         ] {
             assert_eq!(Decimal(amount).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_share_is_in_whole_per_cent() {
+        assert_eq!(whole_percent("0%", 0..=90), Ok(0));
+        assert_eq!(whole_percent(" 35 %", 1..=99), Ok(35));
+        for wrong in ["5GiB", "91%", "-1%", "2.5%", "%", "256%"] {
+            let error = whole_percent(wrong, 0..=90).unwrap_err();
+            assert!(error.contains("from 0% to 90%"), "{error}");
         }
     }
 

@@ -129,7 +129,16 @@ impl Health {
     }
 
     fn tell(&self, action: &str, errno: Errno) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let reserve = self.reserve_percent;
+        if errno == Errno::NOSPC {
+            tracing::warn!(
+                "the store's disk has no room left beside its reserve of {reserve}% (disk_reserve); \
+                 nothing more is stored until there is room"
+            );
+        } else {
             tracing::warn!(
                 error = %std::io::Error::from(errno),
                 "cannot {action} the store's disk; going on without it, and trying again from time to time"
