@@ -7,10 +7,11 @@
 //!
 //! It decides nothing: checks are the registry's ([`crate::budgets::registry`]).
 
-use crate::allocator::{Policy, Problem, UnknownPolicy};
-use crate::budgets::{Command, CommandError, DatasetSpec, Decision, Overview, Reply, Steward};
-use crate::config::datasets::Served;
+use crate::budgets::Served;
+use crate::budgets::Steward;
+use crate::model::{Command, CommandError, DatasetSpec, Decision, Overview, Reply};
 use copperfs_overlay::FailureKind;
+use copperfs_policy::{Policy, Problem, UnknownPolicy};
 use error::ApiError;
 use serde_json::Value;
 use std::sync::Arc;

@@ -14,7 +14,7 @@
 //! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
 //! that has started the attendant: that has to be the daemon's first.
 
-use crate::daemon::process::parent_is_dead;
+use crate::process::parent_is_dead;
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, open, openat2};

@@ -7,21 +7,14 @@
 //! decision that they have heard.
 
 pub mod allocator;
-pub mod command;
 pub mod count;
-pub mod decision;
+mod counted;
 pub mod registry;
-pub mod report;
+pub(crate) mod served;
 pub mod steward;
 
-pub use command::{
-    Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec, Overview,
-    RateSource, Reply,
-};
 pub use count::DatasetCounter;
-pub use decision::{
-    DatasetDecision, Decision, HomeNode, JobDecision, JobNode, OriginReaders, Serial,
-};
-pub use registry::{POLICIES, UNATTRIBUTED};
-pub use report::{Beat, Down, JobReport, NodeReport, ShareReport, Up};
-pub use steward::{Counted, Counter, Neighbours, ReportSource, Steward, StewardConfig};
+pub use counted::Counted;
+pub use registry::POLICIES;
+pub use served::Served;
+pub use steward::{Counter, Neighbours, ReportSource, Steward, StewardConfig};

@@ -12,11 +12,12 @@ mod s3fifo;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use order::{Order, Victim};
+use order::Order;
+use parking_lot::Mutex;
+use s3fifo::Victim;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// How a full cache chooses what to drop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -115,7 +116,7 @@ where
 
     fn peek_and_touch(&self, key: &K) -> Option<V> {
         if self.policy == EvictionPolicy::Lru {
-            self.lock_order().touch(key);
+            self.order.lock().touch(key);
         }
         let slot = self.slots.get(key)?;
         let hits = slot.hits.load(Ordering::Relaxed);
@@ -171,7 +172,7 @@ where
             id,
             hits: AtomicU8::new(0),
         };
-        let mut order = self.lock_order();
+        let mut order = self.order.lock();
         match self.slots.entry(key.clone()) {
             Entry::Occupied(mut entry) => {
                 let old = entry.insert(slot);
@@ -191,7 +192,7 @@ where
     /// Drops entries until those that are left weigh at most `bytes`; `evicted` as in
     /// [`Cache::insert_evicting`].
     pub fn shrink_to(&self, bytes: u64, evicted: impl FnMut(K, V)) {
-        self.evict_to(&mut self.lock_order(), bytes, evicted);
+        self.evict_to(&mut self.order.lock(), bytes, evicted);
     }
 
     fn evict_to(&self, order: &mut Order<K>, bytes: u64, mut evicted: impl FnMut(K, V)) {
@@ -219,7 +220,7 @@ where
 
     /// Takes out what is under `key`.
     pub fn take(&self, key: &K) -> Option<V> {
-        let _order = self.lock_order();
+        let _order = self.order.lock();
         let (_, old) = self.slots.remove(key)?;
         self.bytes.fetch_sub(old.weight, Ordering::Relaxed);
         Some(old.value)
@@ -248,7 +249,7 @@ where
 
     /// Drops every entry for which `condemned` is true.
     pub fn remove_where(&self, mut condemned: impl FnMut(&K, &V) -> bool) {
-        let _order = self.lock_order();
+        let _order = self.order.lock();
         self.slots.retain(|key, slot| {
             let drop_it = condemned(key, &slot.value);
             if drop_it {
@@ -274,11 +275,6 @@ where
             misses: self.misses.load(Ordering::Relaxed),
             evictions: self.evictions.load(Ordering::Relaxed),
         }
-    }
-
-    /// The order stays usable after a panic elsewhere: at worst it names entries that are gone.
-    fn lock_order(&self) -> std::sync::MutexGuard<'_, Order<K>> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -26,6 +26,7 @@ mod socket;
 pub mod start;
 pub mod stats;
 pub mod status;
+pub mod teardown;
 pub mod top;
 pub mod unmount;
 pub mod warm;

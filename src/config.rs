@@ -5,6 +5,7 @@
 //! ([`layer`]) until all are laid on one another; [`mod@resolve`] then checks every value once and names
 //! the place it was written at.
 
+pub mod assigned;
 pub mod datasets;
 mod disk;
 pub mod file;
@@ -15,20 +16,20 @@ pub mod layer;
 pub mod machine;
 pub mod network;
 pub mod origins;
+mod reader;
 pub mod resolve;
 mod runtime_base;
+pub mod secret_file;
 mod settings;
 pub mod topology;
-pub mod units;
 
 pub use layer::{Layer, Place, Source};
 pub use machine::Machine;
-pub use network::NetworkPrefix;
 pub use resolve::resolve;
 pub use settings::{
-    CacheSettings, DatasetSpec, DiskSettings, EvictionPolicy, Freshness, IndexFile, IndexSpec,
-    LogSettings, Member, OpenMode, OriginSpec, Orphan, PushSettings, ReaddirPlus, Seat, Settings,
-    SymlinkPolicy, Toggle,
+    CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, Freshness, IndexFile,
+    IndexSpec, LogSettings, Member, NetworkPrefix, OpenMode, OriginSpec, Orphan, PushSettings,
+    ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};

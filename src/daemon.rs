@@ -6,7 +6,6 @@
 
 pub mod busy;
 pub mod mountpoint;
-pub mod process;
 pub mod runtime_dir;
 
 use crate::config::Settings;
@@ -65,7 +64,7 @@ pub enum DaemonError {
 /// # Errors
 /// What keeps the node from starting, before `ready`; a failure of the node, after it.
 pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), DaemonError> {
-    process::leave_no_core();
+    crate::process::leave_no_core();
     bind_to_cpus(&settings.cpus)?;
     raise_file_limit();
     runtime_dir::prepare(&settings.runtime_dir)?;

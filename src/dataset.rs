@@ -1,7 +1,7 @@
 //! Datasets: items, where each is at home, and the uniform cache that keeps them there.
 //!
 //! An *item* is a file, or of a file larger than 4 MiB each 4 MiB stripe. Every item has one *home*
-//! among the nodes that store datasets ([`slots`]). A home admits items until its *share* of the
+//! among the nodes that store datasets ([`crate::model::slots`]). A home admits items until its *share* of the
 //! dataset's budget is full, and evicts nothing until the budget shrinks (`SiloD`, section 2.2).
 //!
 //! What it does not do: decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or
@@ -13,9 +13,7 @@ pub mod item;
 pub mod reader;
 pub mod recency;
 mod shelf;
-pub mod slots;
 pub mod uniform;
 
 pub use home::{Home, HomeOptions, HomePlace};
 pub use item::ItemId;
-pub use slots::{Homes, SLOTS, items_of, slot_of};

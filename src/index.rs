@@ -22,7 +22,7 @@ pub use format::{FormatError, Totals};
 pub use read::{Bytestore, Index, LocalFile};
 pub use serve::{Indexed, IndexedFiles, Rules};
 
-use copperfs_overlay::Failure;
+use copperfs_overlay::{Failure, ItemPath};
 use std::io;
 use std::path::PathBuf;
 
@@ -108,3 +108,23 @@ pub enum IndexError {
 
 #[cfg(test)]
 mod tests;
+
+/// A prefix whose names come from an index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexSpec {
+    /// Where it answers.
+    pub prefix: ItemPath,
+    /// Its file.
+    pub file: IndexFile,
+    /// What is served at the prefix, and should have been indexed.
+    pub uri: String,
+}
+
+/// Where an index is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum IndexFile {
+    /// A file of the roots' hosts.
+    Local(PathBuf),
+    /// A file of the namespace: every node reads it through the tree.
+    Tree(ItemPath),
+}

@@ -20,7 +20,14 @@ pub mod progress;
 pub mod rate;
 pub mod tokens;
 
-pub use activity::{Activities, ActivityReport, ItemOutcome, JobActivity, Terms, Waiting};
+pub use activity::{Activities, ActivityReport, JobActivity, Terms, Waiting};
 pub use identity::{Proc, Process, Reader, Readers};
 pub use name::{JobId, JobName, JobNameError};
+pub use progress::ItemOutcome;
 pub use tokens::{Permit, RateLimit, Tokens};
+
+use std::time::Duration;
+
+/// A job that reads nothing and whose processes are all gone is over after this time. Longer than a
+/// restart of its loaders or a step's end before the next; shorter than what an idle budget costs.
+pub const ENDED_AFTER: Duration = Duration::from_secs(30);

@@ -3,7 +3,6 @@
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
-pub mod allocator;
 pub mod api;
 pub mod attend;
 pub mod bench;
@@ -16,15 +15,17 @@ pub mod daemon;
 pub mod dataset;
 pub mod index;
 pub mod job;
+pub mod model;
 pub mod namespace;
+mod nearest;
 pub mod node;
 pub mod num;
 pub mod origin;
+pub mod process;
 pub mod profile;
 pub mod read;
 pub mod record;
 pub mod report;
-pub mod simulate;
 pub mod store;
 pub mod warm;
 

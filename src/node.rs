@@ -5,20 +5,18 @@
 //! and the control socket.
 
 mod api;
-mod arrivals;
 mod attendant;
 mod backing;
+mod clearing;
 mod cluster;
-mod continued;
 mod data;
 mod datasets;
-mod directory;
 mod errors;
 mod front;
 mod indexed;
+mod items;
 mod ladder;
 mod mounts;
-mod opened;
 mod record;
 mod service;
 mod sweeps;
@@ -26,8 +24,8 @@ pub(crate) mod warm;
 
 use crate::api::ApiServer;
 use crate::budgets::DatasetCounter;
+use crate::budgets::Served;
 use crate::config::Settings;
-use crate::config::datasets::Served;
 use crate::control::{Command, ControlSocket, Talk};
 use crate::index::IndexError;
 use crate::origin::{HangingBound, Once, OriginError, OriginOptions, Origins, Retries};

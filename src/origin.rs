@@ -22,6 +22,7 @@ mod counters;
 mod error;
 mod exclusion;
 mod failure;
+mod hanging_bound;
 mod object;
 mod once;
 mod options;
@@ -29,17 +30,20 @@ mod posix;
 mod router;
 mod sightings;
 mod turns;
+mod under_way;
 
 pub use counters::{OriginCounters, OriginSnapshot};
 pub use error::OriginError;
 pub use error::redacted;
 pub use failure::{failure_of_errno, failure_of_status};
+pub use hanging_bound::HangingBound;
 pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
-pub use once::{Held, Kept, Once, Storage};
+pub use once::{Kept, Once, Storage};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
-pub use posix::{HangingBound, HangingCalls, PosixOrigin};
+pub use posix::{HangingCalls, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome};
 pub use turns::{Alone, Turn, TurnStream, Turns};
+pub use under_way::Held;
 
 use bytes::Bytes;
 use copperfs_overlay::{

@@ -23,6 +23,7 @@ mod bundle;
 mod directory;
 mod epoch;
 mod feed;
+mod file;
 mod flight;
 mod given;
 mod handouts;
@@ -38,6 +39,7 @@ mod room;
 mod scattered;
 mod serve;
 mod settling;
+mod share;
 mod siblings;
 mod single_flight;
 mod streams;
@@ -46,10 +48,9 @@ mod urgent;
 mod usage;
 mod walk;
 
-pub use attributes::Found;
-pub use blocks::{FileId, FileRef};
 pub use bundle::{Arrivals, BundleStats};
-pub use directory::{Directory, Edition};
+pub use directory::{Directory, Edition, Found};
+pub use file::{FileId, FileRef};
 pub use given::{Account, BLOCKS_MAX, Given, Meter, Noted, RUNS_MAX, SCATTERED_MAX, Scattered};
 pub use kept::KeptData;
 pub use parts::{Cut, Part, Parts, Place};
@@ -58,12 +59,12 @@ pub use streams::ReadAhead;
 
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use attributes::{Known, KnownAttributes, KnownXattrs};
-use blocks::BlockKey;
 use bytes::Bytes;
-use copperfs_overlay::{ContentHash, Failure, Files, ItemPath};
+use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemPath};
 use dashmap::DashMap;
+use directory::ListingKey;
 use epoch::Epoch;
-use listings::ListingKey;
+use file::BlockKey;
 use room::Room;
 use single_flight::SingleFlight;
 use std::fmt;
@@ -310,6 +311,13 @@ impl ReadPath {
             persisted: (inner.persisted.as_ref()).map_or_else(Default::default, |it| it.stats()),
         }
     }
+}
+
+fn given_up(path: &ItemPath) -> Failure {
+    Failure::new(
+        FailureKind::Unavailable,
+        format!("{path}: the request was given up"),
+    )
 }
 
 #[cfg(test)]

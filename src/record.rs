@@ -9,9 +9,9 @@
 
 use crate::profile::{ACCESSES_MAX, Access, Profile};
 use copperfs_overlay::ItemPath;
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that a recording may take, by estimate.
 const RECORD_BYTES_MAX: usize = 128 << 20;
@@ -64,7 +64,7 @@ impl Recorder {
 
     /// Starts a recording. Returns `None` if there is one already.
     pub fn start(&self) -> Option<RecordingId> {
-        let mut log = self.lock();
+        let mut log = self.log.lock();
         if log.is_some() {
             return None;
         }
@@ -88,7 +88,7 @@ impl Recorder {
     }
 
     fn end(&self, wanted: impl FnOnce(&Log) -> bool) -> Option<Recording> {
-        let mut log = self.lock();
+        let mut log = self.log.lock();
         if !log.as_ref().is_some_and(wanted) {
             return None;
         }
@@ -173,14 +173,10 @@ impl Recorder {
 
     fn note(&self, add: impl FnOnce(&mut Log)) {
         if self.is_on()
-            && let Some(log) = self.lock().as_mut()
+            && let Some(log) = self.log.lock().as_mut()
         {
             add(log);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Log>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

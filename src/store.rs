@@ -20,13 +20,17 @@
 //! The format is in `docs/format.md`.
 
 mod catalog;
+mod claims;
 mod content;
 mod directory;
 mod health;
 mod items;
+mod job;
 mod layer;
 mod log;
+mod record;
 mod sweep;
+mod unit;
 mod whole;
 mod writer;
 
@@ -36,20 +40,22 @@ pub use layer::Stored;
 pub use whole::{Verified, Whole, WholeWriter};
 
 use crate::cache::EvictionPolicy;
-use crate::config::units::Size;
 use crate::read::FileRef;
 use bytes::Bytes;
-use catalog::{Catalog, Place, Unit};
+use catalog::{Catalog, Place};
 use copperfs_overlay::{ContentHash, ItemPath};
+use copperfs_policy::amounts::Size;
 use directory::Directory;
 use health::Health;
+use job::Put;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
-use writer::{Put, Writer};
+use unit::Unit;
+use writer::Writer;
 
 /// What a [`Store`] is opened with.
 #[derive(Clone, Debug)]

@@ -6,16 +6,15 @@
 
 use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
 use crate::counters::{Counters, Op};
-use crate::device::Device;
 use crate::dirplus;
 use crate::errno::{READ_ONLY, errno};
 use crate::interrupt::Pending;
 use crate::ioctl;
 use crate::passthrough::Opens;
 use crate::policy::{Granted, OpenMode, Policy};
-use crate::push::PushQueue;
 use crate::repeats::{Repeats, What};
 use crate::reply;
+use crate::shared::Shared;
 use bytes::Bytes;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
@@ -37,17 +36,6 @@ const F_UNLCK: i32 = 2;
 const NAME_BYTES_MAX: usize = 255;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
-
-/// What replies need wherever they are sent from.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) device: Arc<Device>,
-    pub(crate) push: Arc<PushQueue>,
-    /// The user who mounted.
-    pub(crate) owner: u32,
-}
 
 /// fuser's view of one mount.
 pub(crate) struct Adapter {

@@ -7,10 +7,10 @@
 //! for a request that is no longer known, which the kernel ignores. `.` and `..` need none of this:
 //! the kernel takes neither node id nor attributes from them.
 
-use crate::adapter::Shared;
 use crate::attr::{bare_attr, file_attr, file_type};
 use crate::backend::{Attr, DirEntry, DirPage, FsError, Ino};
 use crate::errno::errno;
+use crate::shared::Shared;
 use fuser::{FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -17,9 +17,10 @@
 use crate::backend::FsError;
 use crate::counters::Counters;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -103,7 +104,7 @@ impl Pending {
     /// Cancels everything, now and from now on.
     pub(crate) fn close(&self) {
         let waiting = {
-            let mut table = self.lock();
+            let mut table = self.table.lock();
             table.closed = true;
             std::mem::take(&mut table.waiting)
         };
@@ -114,7 +115,7 @@ impl Pending {
     }
 
     fn enter(self: &Arc<Self>, reader: u32, cancel: AbortHandle) -> Option<Place> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.closed {
             return None;
         }
@@ -142,7 +143,7 @@ impl Pending {
 
     /// The next readers to look at, from request `from` on, and where to go on afterwards.
     fn due(&self, from: u64, now: Instant) -> (Vec<(u32, AbortHandle)>, u64) {
-        let table = self.lock();
+        let table = self.table.lock();
         let mut next = 0;
         let mut due = Vec::new();
         for (&id, request) in table.waiting.range(from..) {
@@ -155,10 +156,6 @@ impl Pending {
             }
         }
         (due, next)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,7 +189,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.pending.lock().waiting.remove(&self.id);
+        self.pending.table.lock().waiting.remove(&self.id);
     }
 }
 
@@ -203,7 +200,7 @@ async fn watch(pending: Weak<Pending>, stirred: Arc<Notify>) {
             return;
         };
         let (idle, closed) = {
-            let table = table.lock();
+            let table = table.table.lock();
             (table.waiting.is_empty(), table.closed)
         };
         drop(table);
@@ -271,10 +268,10 @@ mod tests {
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
         pending.wait(0, None, future, move |result| done.send(result).unwrap());
-        assert_eq!(pending.lock().waiting.len(), 1);
+        assert_eq!(pending.table.lock().waiting.len(), 1);
         pending.close();
         assert_eq!(outcome.await.unwrap(), Err(FsError::Interrupted));
-        assert!(pending.lock().waiting.is_empty());
+        assert!(pending.table.lock().waiting.is_empty());
         let (done, outcome) = tokio::sync::oneshot::channel();
         let future: BoxFuture<'static, Result<(), FsError>> = Box::pin(std::future::pending());
         pending.wait(0, None, future, move |result| done.send(result).unwrap());
@@ -295,7 +292,7 @@ mod tests {
             assert_eq!(outcome.await.unwrap(), Err(FsError::Io));
         }
         assert_eq!(begun.elapsed().as_secs(), 35);
-        assert!(pending.lock().waiting.is_empty());
+        assert!(pending.table.lock().waiting.is_empty());
     }
 
     #[tokio::test]
@@ -319,6 +316,6 @@ mod tests {
         let (due, _) = pending.due(0, Instant::now());
         assert!(due.is_empty(), "nothing has waited for long yet");
         places.clear();
-        assert!(pending.lock().waiting.is_empty());
+        assert!(pending.table.lock().waiting.is_empty());
     }
 }

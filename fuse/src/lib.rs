@@ -5,7 +5,7 @@
 //! trees, origins or caches: what is in the filesystem it asks of an implementation of [`Backend`].
 //!
 //! A request's way: `adapter` → [`Backend`] → `adapter` (at hand), or `interrupt` → the runtime →
-//! `adapter` (waited for). Towards the kernel, unasked: [`Notifier`] → `notifier` (one thread) →
+//! `adapter` (waited for). Towards the kernel, unasked: [`Notifier`] → `notify_thread` (one thread) →
 //! `device`.
 //!
 //! Invariants: no FUSE thread blocks; no reply waits for a notification; a mount is always
@@ -23,12 +23,14 @@ pub mod ioctl;
 pub mod mount;
 pub mod mountinfo;
 pub mod notifier;
+mod notify_thread;
 mod passthrough;
 pub mod policy;
 mod prune;
 pub mod push;
 mod repeats;
 mod reply;
+mod shared;
 
 pub use backend::{
     Answer, Attr, Backend, Backing, DirEntry, DirPage, FileKind, FsError, Ino, Lookup, OpenDir,

@@ -1,32 +1,19 @@
-//! The one thread that tells the kernel something unasked: what to forget, and what to hold.
-//!
-//! Why one thread: an invalidation takes the lock of a directory, a page or an inode, which a reader
-//! that waits for an answer may hold. A FUSE thread that waited for that lock could not give the
-//! answer: the mount would hang. So no reply ever waits for a notification, and notifications wait
-//! here, behind each other if it must be.
+//! The queue of notifications to the kernel: what to forget, and what to hold. One thread sends them
+//! (`notify_thread`).
 //!
 //! Bounds: [`QUEUE_MAX`] invalidations are queued; when the queue is full their senders wait (they
 //! are tasks, never FUSE threads), so none is lost. Pushes have a queue of their own that drops what
 //! does not fit (see [`push`](crate::push)); an invalidation goes ahead of every push.
 
-use crate::backend::{Backend, Ino};
-use crate::device::Device;
-use crate::prune::Pruner;
-use crate::push::{PushQueue, Pusher};
+use crate::backend::Ino;
 use bytes::Bytes;
-use rustix::io::Errno;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use tokio::sync::mpsc::{self, error::TryRecvError};
+use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 
 /// Invalidations in the queue at most; then their senders wait.
 pub const QUEUE_MAX: usize = 4096;
-
-/// How much less important this thread is than the threads of readers, in `nice` units.
-const NICENESS: i32 = 5;
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -137,10 +124,10 @@ impl Notifier {
 /// The thread's end of the queue.
 #[derive(Debug)]
 pub(crate) struct Commands {
-    receiver: mpsc::Receiver<Command>,
-    stopped: Arc<AtomicBool>,
+    pub(crate) receiver: mpsc::Receiver<Command>,
+    pub(crate) stopped: Arc<AtomicBool>,
     /// A prune message is queued, and the thread has not handled it yet.
-    pruning: Arc<AtomicBool>,
+    pub(crate) pruning: Arc<AtomicBool>,
 }
 
 /// A queue for the notifier thread, before it runs.
@@ -160,81 +147,4 @@ pub(crate) fn queue() -> (Notifier, Commands) {
             pruning,
         },
     )
-}
-
-/// Starts the thread. It ends on [`Notifier::stop`].
-pub(crate) fn start(
-    commands: Commands,
-    device: Arc<Device>,
-    backend: Arc<dyn Backend>,
-    push: Arc<PushQueue>,
-    prune_by_name: bool,
-) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name("copperfs-notify".to_owned())
-        .spawn(move || {
-            step_back();
-            let pruner = Pruner::new(Arc::clone(&device), Arc::clone(&backend), prune_by_name);
-            let pusher = Pusher::new(Arc::clone(&device), backend, push);
-            run(commands, &device, pruner, &pusher);
-        })
-}
-
-/// Lowers this thread's priority: readers come first. Failure costs nothing but speed.
-fn step_back() {
-    let result = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
-    if let Err(errno) = result {
-        tracing::debug!(%errno, "the notifier thread keeps its priority");
-    }
-}
-
-fn run(commands: Commands, device: &Device, mut pruner: Pruner, pusher: &Pusher) {
-    let Commands {
-        mut receiver,
-        stopped,
-        pruning,
-    } = commands;
-    while let Some(command) = receiver.blocking_recv() {
-        obey(command, device);
-        // Invalidations first, then one batch of pruning or pushing, then back to the queue.
-        loop {
-            if stopped.load(Ordering::Acquire) {
-                return;
-            }
-            match receiver.try_recv() {
-                Ok(command) => obey(command, device),
-                Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) => {
-                    pruning.store(false, Ordering::Release);
-                    if !pruner.prune_some() && !pusher.push_some() {
-                        break;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Carries out one command.
-fn obey(command: Command, device: &Device) {
-    match command {
-        Command::Entry { parent, name } => report(device.invalidate_entry(parent, &name)),
-        Command::Inode(ino) => report(device.invalidate_inode(ino)),
-        Command::Attributes(ino) => report(device.invalidate_attributes(ino)),
-        Command::AllEntries(done) => {
-            let result = device.expire_all_entries();
-            done.send(result.is_ok()).unwrap_or(());
-        }
-        Command::Flush(done) => done.send(()).unwrap_or(()),
-        // What these announce is looked at after every command.
-        Command::Prune | Command::Push | Command::Stop => {}
-    }
-}
-
-fn report(result: Result<(), Errno>) {
-    match result {
-        // The mount is gone, and what it held.
-        Ok(()) | Err(Errno::NODEV | Errno::NOTCONN) => {}
-        Err(errno) => tracing::warn!(%errno, "the kernel refused an invalidation"),
-    }
 }

@@ -7,8 +7,9 @@
 
 use crate::backend::{Backing, Ino};
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Debug)]
 enum Way {
@@ -37,7 +38,7 @@ pub(crate) struct Opens {
 impl Opens {
     /// Opens `ino` as it is open already; gives the reply back if it is not.
     pub(crate) fn join(&self, ino: Ino, reply: ReplyOpen) -> Option<ReplyOpen> {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let Some(entry) = open.get_mut(&ino) else {
             return Some(reply);
         };
@@ -52,7 +53,7 @@ impl Opens {
         let Some(reply) = self.join(ino, reply) else {
             return;
         };
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let entry = open.entry(ino).or_insert_with(|| {
             let id = backing.and_then(|fd| {
                 reply
@@ -74,17 +75,13 @@ impl Opens {
 
     /// One open of `ino` is over.
     pub(crate) fn release(&self, ino: Ino) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if let Some(entry) = open.get_mut(&ino) {
             entry.count -= 1;
             if entry.count == 0 {
                 open.remove(&ino);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Ino, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -23,10 +23,11 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::notifier::Notifier;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Inodes looked at in one go, between two looks at the invalidations.
@@ -118,7 +119,7 @@ impl PushQueue {
         if !self.limits.enabled || inos.is_empty() {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for &ino in inos {
             if state.order.len() >= self.limits.queue_max {
                 tracing::trace!("push queue full");
@@ -144,7 +145,7 @@ impl PushQueue {
     pub(crate) fn was_read(&self, ino: Ino) {
         if self.in_use.load(Ordering::Acquire) {
             // A reader never waits for the notifier thread: at worst a file is pushed in vain.
-            if let Ok(mut state) = self.state.try_lock() {
+            if let Some(mut state) = self.state.try_lock() {
                 state.waiting.remove(&ino);
             }
         }
@@ -153,7 +154,7 @@ impl PushQueue {
     /// The kernel has dropped the inode, and its pages with it.
     pub(crate) fn was_forgotten(&self, ino: Ino) {
         if self.in_use.load(Ordering::Acquire) {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.waiting.remove(&ino);
             if let Some(bytes) = state.held.remove(&ino) {
                 state.held_bytes -= bytes;
@@ -166,7 +167,7 @@ impl PushQueue {
     fn take(&self) -> Vec<Ino> {
         let mut batch = Vec::with_capacity(BATCH);
         self.announced.store(false, Ordering::Release);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let full = state.held_bytes >= self.limits.bytes_max;
         while batch.len() < BATCH {
             let Some(ino) = state.order.pop_front() else {
@@ -186,12 +187,12 @@ impl PushQueue {
     }
 
     fn still_wanted(&self, ino: Ino) -> bool {
-        self.lock().waiting.contains(&ino)
+        self.state.lock().waiting.contains(&ino)
     }
 
     /// The batch is done; `pushed` are those that the kernel took.
     fn done(&self, batch: &[Ino], pushed: &[(Ino, u64)]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for &(ino, bytes) in pushed {
             // Not waiting any more: read meanwhile, and then its pages would be there without us, or
             // forgotten, and its pages with it. Neither is held against the bound.
@@ -214,11 +215,6 @@ impl PushQueue {
         self.counters
             .push_pending
             .store(state.waiting.len() as u64, Ordering::Release);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under this lock can leave it half changed in a way that matters: a push is lost.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,9 +8,9 @@
 
 use crate::backend::{FsError, Ino};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long after a failure a request counts as the kernel's repetition.
@@ -56,7 +56,7 @@ pub(crate) struct Repeats {
 impl Repeats {
     /// Records that the request for `what` by thread `reader` failed after a long wait.
     pub(crate) fn failed(&self, reader: u32, what: What, error: FsError, now: Instant) {
-        let mut failed = self.lock();
+        let mut failed = self.failed.lock();
         forget(&mut failed, now);
         if failed.len() >= FAILED_MAX {
             failed.pop_front();
@@ -71,7 +71,7 @@ impl Repeats {
 
     /// The answer to a request that repeats a recent failure; `None` if it repeats none.
     pub(crate) fn answer(&self, reader: u32, what: &What, now: Instant) -> Option<FsError> {
-        let mut failed = self.lock();
+        let mut failed = self.failed.lock();
         if failed.is_empty() {
             return None;
         }
@@ -79,10 +79,6 @@ impl Repeats {
         let same = |one: &Failed| one.reader == reader && one.what.covers(what);
         let at = failed.iter().position(same)?;
         failed.remove(at).map(|one| one.error)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Failed>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,6 +123,6 @@ mod tests {
         for ino in 0..2 * FAILED_MAX as u64 {
             repeats.failed(1, What::Read(Ino(ino), 0..1), FsError::Io, now);
         }
-        assert_eq!(repeats.lock().len(), FAILED_MAX);
+        assert_eq!(repeats.failed.lock().len(), FAILED_MAX);
     }
 }

@@ -5,8 +5,8 @@
 //! as a daemon has. Knows neither frames nor the tree: a whole hop, with frames and verification, is
 //! measured through [`crate::Overlay`] by whoever owns the command. Loopback only.
 
+use crate::error::OverlayError;
 use crate::identity::{Identity, IdentityError, Secret, SecretError};
-use crate::overlay::OverlayError;
 use crate::transport::{KernelNetwork, Transport};
 use bytes::Bytes;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};

@@ -8,8 +8,8 @@
 
 pub(crate) mod warm;
 
-use crate::item::{Failure, FailureKind, ItemPath};
-use crate::overlay::Shared;
+use crate::model::{Failure, FailureKind, ItemPath};
+use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, Cleared, NodeId, Question, Reported};
 use crate::wire::{FrameKind, NAME_BYTES_MAX, REPORT_BYTES_MAX, Request, WireError};
@@ -326,7 +326,7 @@ async fn below(
         drop(out.send(Reply { node, body }).await);
     };
     let request = &operation.down(tree, budget_ms(deadline));
-    let children = shared.connected_children(tree);
+    let children = shared.children.in_tree(tree);
     let mut asking: FuturesUnordered<_> = children
         .iter()
         .map(async |(id, connection)| {

@@ -10,50 +10,53 @@
 
 pub mod ascent;
 pub mod bench;
+mod children;
 mod cluster;
 mod counters;
-pub mod files;
-pub mod forest;
-pub mod freshness;
+pub mod error;
+mod exchange;
 pub mod homes;
 pub mod identity;
-pub mod item;
 pub mod loopback;
+pub mod model;
 pub mod overlay;
 pub mod patience;
-pub mod placement;
+mod peer;
+mod plan;
+mod readers;
+mod refusals;
 pub mod roster;
 mod server;
+pub mod service;
+mod shared;
 pub mod steering;
 pub mod tls;
 pub mod transport;
-pub mod tree;
 pub mod upstream;
-pub mod version;
 pub mod wire;
 
-pub use cluster::warm::{Laggard, Plan, PlanReader, Tally, WarmOutcome, WarmProgress};
+pub use cluster::warm::WarmOutcome;
 pub use cluster::{ClusterClear, ClusterReports};
+pub use copperfs_topology::{Forest, Placement, ROOTS_MAX, Tree};
 pub use counters::Counters;
-pub use files::{
-    BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest,
-    BundleStream, Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream,
-    RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
-    STRIPE_BLOCKS, StatAnswers, UNSETTLED_BYTES_MAX,
-};
-pub use forest::{Forest, ROOTS_MAX};
-pub use freshness::{Leased, ListingDigest};
-pub use homes::{Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
+pub use error::OverlayError;
+pub use homes::{Homes, HomesBounds};
 pub use identity::{Secret, SecretError};
-pub use item::{
-    Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
-    FilesystemUsage, InvalidPath, ItemPath, Listing, Standing, Timestamp, Version, XattrList,
-    granularity,
+pub use model::{
+    Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
+    BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
+    FileKind, Files, FilesystemUsage, ITEM_BYTES_MAX, InvalidPath, ItemAnswer, ItemPath,
+    ItemRequest, LISTING_ENTRIES_MAX, Leased, Listed, Listing, ListingDigest, ListingHead,
+    ListingPart, ListingStream, OriginFingerprint, RANGE_ALIGN, RANGE_BYTES_MAX, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, Standing, StatAnswers, Timestamp,
+    UNSETTLED_BYTES_MAX, Version, XattrList, granularity, shorter,
 };
-pub use overlay::{OriginFingerprint, Overlay, OverlayConfig, OverlayError, Service};
-pub use placement::Placement;
+pub use overlay::{Overlay, OverlayConfig};
+pub use peer::Liveness;
+pub use plan::{Laggard, Plan, PlanReader, Tally, WarmProgress};
 pub use roster::{Member, Roster, Seat};
-pub use steering::{LatestReceiver, LatestSender, NotSent, STEERING_BYTES_MAX, Steering, latest};
+pub use service::Service;
+pub use steering::{LatestReceiver, LatestSender, NotSent, Steering, latest};
 pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};
-pub use tree::Tree;
-pub use upstream::{LinkReport, LinkStatus, Liveness, Orphan, Upstream};
+pub use upstream::{LinkReport, LinkStatus, Orphan, Upstream};
+pub use wire::STEERING_BYTES_MAX;

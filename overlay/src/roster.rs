@@ -4,10 +4,9 @@
 //! node that is not in the list (a guest) hangs below a member that its name picks, and has no
 //! children. Pure.
 
-use crate::forest::Forest;
-use crate::placement::{Placement, digest};
 use crate::wire::NAME_BYTES_MAX;
 use crate::wire::message::{Hello, NodeId};
+use copperfs_topology::{Forest, Placement, digest};
 use std::collections::HashSet;
 
 /// Longest member list.

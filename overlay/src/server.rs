@@ -6,53 +6,30 @@
 //! asks is answered in [`stream`].
 
 mod door;
-pub(crate) mod readers;
-pub(crate) mod stream;
+mod stream;
 
-use crate::overlay::{Full, Shared};
+use crate::peer::{IncomingStreams, explain};
+use crate::readers::{Full, Rooms};
+use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
-use crate::upstream::peer::explain;
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, Hello};
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
-use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use door::{Door, Place, Verdict};
-use readers::Rooms;
 use stream::{Asker, Floor};
 
 /// How long a peer may take for its handshake, and again for its hello.
 const INTRODUCTION: Duration = Duration::from_secs(5);
-/// Refusals that are remembered so as to be logged once; when full, further ones are not logged.
-const REFUSALS_MAX: usize = 256;
-
-/// Remembers which refusals were logged.
-#[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<HashSet<(IpAddr, String)>>);
-
-impl Refusals {
-    /// Logs `reason` against `peer`, the first time.
-    pub(crate) fn log(&self, peer: SocketAddr, reason: &str) {
-        if self.is_news(peer, reason) {
-            tracing::warn!(%peer, reason, "refused a peer");
-        }
-    }
-
-    fn is_news(&self, peer: SocketAddr, reason: &str) -> bool {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The port of a peer that tries again is another one, and part of the reason's text.
-        let key = (peer.ip(), reason.replace(&peer.to_string(), ""));
-        seen.len() < REFUSALS_MAX && seen.insert(key)
-    }
-}
-
 /// Accepts connections until it is dropped.
 pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     let door = Arc::new(Door::default());
@@ -160,7 +137,9 @@ pub(crate) fn admit(
     let id = shared.roster.check(hello)?;
     let added = match hello.reader {
         true => shared.readers.add(&id, connection),
-        false => shared.add_child(&id, usize::from(hello.tree), connection),
+        false => shared
+            .children
+            .add(&id, usize::from(hello.tree), connection),
     };
     match added {
         Ok(Some(older)) => older.close(close::REPLACED.into(), b"connected anew"),
@@ -202,7 +181,7 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         match self.tree {
-            Some(_) => self.shared.remove_child(&self.id, &self.connection),
+            Some(_) => self.shared.children.remove(&self.id, &self.connection),
             None => self.shared.readers.remove(&self.id, &self.connection),
         }
     }
@@ -257,20 +236,34 @@ async fn serve(shared: Arc<Shared>, (id, tree): (NodeId, Option<usize>), connect
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Answers what ancestors ask this node: about what lies below it.
+pub(crate) struct FromAncestors(pub(crate) Arc<Shared>);
 
-    #[test]
-    fn a_peer_that_tries_again_is_not_news_and_a_flood_is_not_logged() {
-        let refusals = Refusals::default();
-        let peer = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        assert!(refusals.is_news(peer(1000), "127.0.0.1:1000 has no secret"));
-        assert!(!refusals.is_news(peer(1001), "127.0.0.1:1001 has no secret"));
-        assert!(refusals.is_news(peer(1001), "another reason"));
-        let logged = (0..10_000)
-            .filter(|i| refusals.is_news(peer(1), &i.to_string()))
-            .count();
-        assert_eq!(logged, REFUSALS_MAX - 2);
+impl fmt::Debug for FromAncestors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromAncestors")
+    }
+}
+
+impl IncomingStreams for FromAncestors {
+    fn answer_all(&self, connection: Connection) -> BoxFuture<'static, ()> {
+        let shared = Arc::clone(&self.0);
+        Box::pin(async move {
+            let floor = Floor::new(Asker::Parent);
+            let mut streams = JoinSet::new();
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(_done) = streams.join_next() => {}
+                    incoming = connection.accept_bi() => match incoming {
+                        Ok((send, recv)) => {
+                            let shared = Arc::clone(&shared);
+                            streams.spawn(stream::answer(shared, floor.clone(), send, recv));
+                        }
+                        Err(_closed) => return,
+                    },
+                }
+            }
+        })
     }
 }

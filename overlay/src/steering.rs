@@ -7,21 +7,18 @@
 //! On each way there is one place for a frame: a newer one takes the place of one that was not taken
 //! yet. So a report or a decision must be whole in itself, and nothing queues up behind a slow peer.
 
-use crate::item::{Failure, FailureKind};
+use crate::exchange::unexpected;
+use crate::model::{Failure, FailureKind};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::upstream::unexpected;
-use crate::wire::FrameKind;
 use crate::wire::message::{self, NodeId};
+use crate::wire::{FrameKind, STEERING_BYTES_MAX};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
-
-/// Most bytes of one frame, and of a command and its answer.
-pub const STEERING_BYTES_MAX: usize = 1 << 20;
 
 /// How often a side that has nothing to say shows that it lives.
 const TICK: Duration = Duration::from_millis(500);
@@ -160,17 +157,13 @@ impl Steered {
         let (replace, replaced) = oneshot::channel();
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let key = (child, tree);
-        self.lock().insert(key.clone(), (number, replace));
+        self.streams.lock().insert(key.clone(), (number, replace));
         Place {
             steered: self,
             key,
             number,
             replaced,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,7 +177,7 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut streams = self.steered.lock();
+        let mut streams = self.steered.streams.lock();
         if streams
             .get(&self.key)
             .is_some_and(|(number, _)| *number == self.number)
@@ -234,9 +227,9 @@ mod tests {
         let newer = steered.enter(id(), 0);
         older.replaced().await;
         drop(older);
-        assert_eq!(steered.lock().len(), 2);
+        assert_eq!(steered.streams.lock().len(), 2);
         drop(newer);
         drop(other);
-        assert!(steered.lock().is_empty());
+        assert!(steered.streams.lock().is_empty());
     }
 }

@@ -8,8 +8,8 @@
 mod socket;
 pub(crate) mod stream;
 
+use crate::error::OverlayError;
 use crate::identity::{Identity, Secret};
-use crate::overlay::OverlayError;
 use crate::wire;
 use futures_util::future::BoxFuture;
 use quinn::congestion::CubicConfig;

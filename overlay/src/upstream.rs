@@ -16,24 +16,21 @@ mod bundle;
 pub(crate) mod climb;
 mod find;
 mod list;
-pub(crate) mod peer;
-pub(crate) mod range;
+mod range;
 mod read;
 mod steering;
 
 use crate::counters::Meters;
-use crate::files::{
-    BundleRequest, BundleStream, Files, Listed, RangeAnswer, RangeRequest, ReadRequest, ReadStream,
-    StatAnswers, only_answer,
-};
-use crate::freshness::{Leased, ListingDigest, from_ms, shorter};
+use crate::exchange::{trimmed, unexpected};
 use crate::homes::Homes;
-use crate::item::{
-    Attributes, ContentHash, Cursor, Entry, Failure, FailureKind, FilesystemUsage, ItemPath,
-    Listing, Version, XattrList,
+use crate::model::{
+    Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
+    Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, OriginFingerprint,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList, from_ms,
+    only_answer, shorter,
 };
-use crate::overlay::OriginFingerprint;
 use crate::patience;
+use crate::peer::{Asking, Liveness, Peer};
 use crate::roster::Roster;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{
@@ -44,7 +41,6 @@ use bytes::Bytes;
 use climb::{Hold, NoPeer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_all};
-use peer::{Asking, Peer};
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +50,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 pub use climb::{LinkReport, LinkStatus};
-pub use peer::Liveness;
 
 /// What a node does when it is cut off from every root of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -689,15 +684,6 @@ fn batches(names: Vec<Bytes>) -> Vec<Vec<Bytes>> {
         batches.push(batch);
     }
     batches
-}
-
-pub(crate) fn unexpected(got: FrameKind, wanted: &'static str) -> StreamError {
-    WireError::Unexpected { got, wanted }.into()
-}
-
-/// A failure from a peer, its text cut to what is kept.
-pub(crate) fn trimmed(failure: Failure) -> Failure {
-    Failure::new(failure.kind, failure.detail)
 }
 
 #[cfg(test)]

@@ -39,6 +39,8 @@ pub const REPORT_BYTES_MAX: usize = 64 << 10;
 pub const NAME_BYTES_MAX: usize = 255;
 /// Origins of one node.
 pub const ORIGINS_MAX: usize = 4096;
+/// Bytes of one frame of steering, and of a command and its answer.
+pub const STEERING_BYTES_MAX: usize = 1 << 20;
 /// Uncompressed bytes of all pages of one answer.
 pub const ANSWER_BYTES_MAX: usize = 128 << 20;
 

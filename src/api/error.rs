@@ -1,7 +1,7 @@
 //! What is refused, as HTTP and JSON say it: `{"error": "...", "try": "..."}`.
 
 use super::Answer;
-use crate::budgets::{CommandError, ErrorKind};
+use crate::model::{CommandError, ErrorKind};
 use copperfs_overlay::ItemPath;
 
 /// A refusal.

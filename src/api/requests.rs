@@ -3,10 +3,11 @@
 //! Amounts are numbers (bytes, bytes per second) or texts with a unit (`"120GB"`, `"200MB/s"`).
 
 use super::error::ApiError;
-use crate::budgets::{DatasetSpec, JobSpec};
-use crate::config::datasets::{Served, origin_readers};
-use crate::config::units::{parse_bytes, parse_whole_rate};
+use crate::budgets::Served;
+use crate::config::datasets::origin_readers;
+use crate::model::{DatasetSpec, JobSpec};
 use crate::num::whole;
+use copperfs_policy::amounts::{parse_bytes, parse_whole_rate};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

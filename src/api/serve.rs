@@ -9,12 +9,13 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
@@ -133,11 +134,11 @@ struct Activity(Mutex<Option<Instant>>);
 
 impl Activity {
     fn idle_since(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, idle_since: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = idle_since;
+        *self.0.lock() = idle_since;
     }
 }
 

@@ -3,12 +3,13 @@
 use super::client::{ApiClient, ClientError};
 use super::routes::ROUTES;
 use super::*;
-use crate::budgets::steward::{CountProgress, Counted, Counter, Neighbours, StewardConfig};
-use crate::budgets::{
+use crate::budgets::Counted;
+use crate::budgets::steward::{CountProgress, Counter, Neighbours, StewardConfig};
+use crate::config::OriginSpec;
+use crate::model::{
     Counting, DatasetDecision, DatasetSpec, IdealRate, JobDecision, JobNode, JobReport, NodeReport,
     OriginReaders, RateSource, ShareReport,
 };
-use crate::config::OriginSpec;
 use crate::testing::{SOON, path};
 use crate::waiting::until;
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
@@ -619,7 +620,7 @@ fn full() -> Overview {
             policy: "greedy".into(),
             cache_total: 1000,
             remote_io_total: Some(100),
-            homes: vec![crate::budgets::HomeNode {
+            homes: vec![crate::model::HomeNode {
                 rank: 0,
                 name: "n0".into(),
                 capacity: 1000,

@@ -2,7 +2,7 @@
 //!
 //! Bytes, bytes per second, seconds. What is not known is null.
 
-use crate::budgets::{
+use crate::model::{
     Counting, DatasetDecision, JobDecision, JobReport, NodeReport, OriginReaders, Overview,
     RateSource, ShareReport, UNATTRIBUTED,
 };

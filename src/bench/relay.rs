@@ -8,8 +8,9 @@ use copperfs_overlay::{
 };
 use futures_util::future::{BoxFuture, ready};
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::num::to_usize;
 
@@ -33,7 +34,7 @@ impl Memory {
     }
 
     fn hash(&self, len: u64) -> ContentHash {
-        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hashes = self.hashes.lock();
         *hashes.entry(len).or_insert_with(|| {
             let mut hasher = blake3::Hasher::new();
             for piece in self.pieces(len) {

@@ -9,12 +9,12 @@
 //! problem (`problem`); the policy; budgets, held still where moving them gains nothing (`budgets`);
 //! rates, divided over the nodes of each job (`rates`).
 
-use super::command::{Command, CommandError, Counting, Overview};
-use super::decision::{DatasetDecision, Decision, HomeNode, JobDecision, JobNode, Serial};
-use super::registry::{Limits, Registry, UNATTRIBUTED};
-use super::report::NodeReport;
-use super::steward::Counted;
-use crate::dataset::Homes;
+use super::counted::Counted;
+use super::registry::{Limits, Registry};
+use crate::model::{
+    Command, CommandError, Counting, DatasetDecision, Decision, HomeNode, Homes, JobDecision,
+    JobNode, NodeReport, Overview, Serial, UNATTRIBUTED,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

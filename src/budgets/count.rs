@@ -7,14 +7,14 @@
 //! Bytes that are homed on each of any set of nodes are then sums over slots: nothing is counted again
 //! when nodes come and go.
 
-use super::decision::DatasetDecision;
-use super::steward::{CountProgress, Counted, Counter};
+use super::counted::Counted;
+use super::steward::{CountProgress, Counter};
+use crate::budgets::Served;
 use crate::config::IndexFile;
-use crate::config::datasets::Served;
-use crate::dataset::slots::stripe_len;
-use crate::dataset::{SLOTS, items_of, slot_of};
 use crate::index::serve::TreeFile;
 use crate::index::{Index, IndexError, LocalFile};
+use crate::model::slots::stripe_len;
+use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
 use crate::read::ReadPath;
 use bytes::Bytes;
 use copperfs_overlay::{

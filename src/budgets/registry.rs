@@ -3,8 +3,10 @@
 //! Every change is checked here, with a message that says what to try. The registry is the part of a
 //! [`Decision`] that people and jobs decide; it is taken up again from one.
 
-use super::command::{Command, CommandError, DatasetSpec, ErrorKind, JobSpec};
-use super::decision::{DatasetDecision, Decision, JobDecision, OriginReaders};
+use crate::model::{
+    Command, CommandError, DatasetDecision, DatasetSpec, Decision, ErrorKind, JobDecision, JobSpec,
+    OriginReaders, UNATTRIBUTED,
+};
 use copperfs_overlay::ItemPath;
 
 mod error;
@@ -19,9 +21,6 @@ pub const DATASETS_MAX: usize = 1024;
 pub const JOBS_MAX: usize = 4096;
 /// Bytes of a name: they stand in paths, tables and frames.
 pub const NAME_BYTES_MAX: usize = 128;
-/// Reads of datasets that belong to no job, as a job. Its rate is a part of the total that is always
-/// there, so that such readers neither starve nor take what jobs were given.
-pub const UNATTRIBUTED: &str = "unattributed";
 /// The policies, by name; the first is the default.
 pub const POLICIES: [&str; 6] = ["greedy", "max-min", "sjf", "benefit", "lru", "static"];
 

@@ -12,17 +12,18 @@
 //! the overlay goes.
 
 use super::allocator::Allocator;
-use super::command::{
-    Asked, Command, CommandError, Counting, DatasetSpec, Reply, decode_answer, encode_answer,
+use crate::budgets::counted::Counted;
+use crate::model::{
+    Asked, Beat, Command, CommandError, Counting, DatasetDecision, DatasetSpec, Decision,
+    NodeReport, Reply, decode_answer, encode_answer,
 };
-use super::decision::{DatasetDecision, Decision};
-use super::report::{Beat, NodeReport};
 use bytes::Bytes;
 use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender, Steering};
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use state::State;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 
 mod allocate;
 mod climb;
+mod link;
 mod serve;
 mod state;
 #[cfg(test)]
@@ -59,19 +61,6 @@ pub trait Neighbours: Send + Sync + 'static {
     /// # Errors
     /// None can be reached, or the answer does not come.
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>>;
-}
-
-/// What a dataset holds.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Counted {
-    /// Files, and the stripes of larger ones.
-    pub items: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes of each slot.
-    pub slots: Vec<u64>,
-    /// What this count was made from, so that a change shows: an index's time and length, say.
-    pub source: u64,
 }
 
 impl CountProgress {
@@ -233,7 +222,7 @@ impl Steward {
     }
 
     fn begin(&self) {
-        let mut task = self.0.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = self.0.task.lock();
         if task.is_none() && self.0.report.get().is_some() {
             *task = Some(tokio::spawn(climb::climb(Arc::clone(&self.0))));
         }
@@ -241,11 +230,11 @@ impl Steward {
 
     /// Ends what [`Steward::start`] began. The last decision stays.
     pub fn stop(&self) {
-        let mut task = self.0.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = self.0.task.lock();
         if let Some(task) = task.take() {
             task.abort();
         }
-        self.0.lock().allocator = None;
+        self.0.state.lock().allocator = None;
         self.0.stand(Station::Searching(0));
     }
 
@@ -316,10 +305,6 @@ impl Steward {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Since this steward was made: the clock of the allocator.
     fn now(&self) -> Duration {
         self.began.elapsed()
@@ -373,7 +358,7 @@ impl Inner {
     /// What the allocator of this node answers; `None` while it listens, and where there is none.
     fn carry_out(&self, command: &Command) -> Option<Result<Reply, CommandError>> {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let counting = state.counting();
         let allocator = state.allocator.as_mut().filter(|one| one.has_decided())?;
         let answer = match command {

@@ -1,16 +1,9 @@
 //! The eviction order behind a [`super::Cache`]: which key goes next. Pure.
 
 use super::EvictionPolicy;
-use super::s3fifo::S3Fifo;
+use super::s3fifo::{S3Fifo, Victim};
 use lru::LruCache;
 use std::hash::Hash;
-
-/// A key to drop, as it was inserted with `id`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Victim<K> {
-    pub(super) key: K,
-    pub(super) id: u64,
-}
 
 /// One of the policies.
 pub(super) enum Order<K> {

@@ -5,7 +5,6 @@
 //! early and is remembered in a *ghost* queue of hashes; what was, or what comes back while the ghost
 //! still knows it, goes to the *main* queue, from which it leaves only after a round without a hit.
 
-use super::order::Victim;
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hash};
@@ -14,6 +13,13 @@ use std::hash::{BuildHasher, Hash};
 const SMALL_SHARE: u64 = 10;
 /// More hits than this in the small queue earn a place in the main queue.
 const PROMOTE_ABOVE: u8 = 1;
+
+/// A key to drop, as it was inserted with `id`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Victim<K> {
+    pub(super) key: K,
+    pub(super) id: u64,
+}
 
 struct Place<K> {
     key: K,

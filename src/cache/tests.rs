@@ -71,7 +71,7 @@ fn filling_and_clearing_for_ever_keeps_the_order_small() {
             cache.remove_where(|_, ()| true);
         }
         assert_eq!(cache.stats().bytes, 0);
-        let places = match &*cache.lock_order() {
+        let places = match &*cache.order.lock() {
             Order::S3Fifo(order) => order.len(),
             Order::Lru(order) => order.len(),
         };

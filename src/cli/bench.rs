@@ -6,11 +6,11 @@ use crate::bench::hop::{self, HopResult};
 use crate::bench::idle::{self, IdleResult};
 use crate::bench::tree::{RoundTrips, TreeBench, TreeResult};
 use crate::config::Machine;
-use crate::config::units::Bytes;
 use crate::daemon::runtime_dir;
-use crate::simulate::Calibration;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
+use copperfs_policy::amounts::Bytes;
+use copperfs_simulate::cold_start::Calibration;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -7,9 +7,9 @@ mod origins;
 
 use super::{say, wrapped};
 use crate::config::Machine;
-use crate::config::units::Bytes;
 use crate::daemon::{mountpoint, runtime_dir};
 use clap::Args;
+use copperfs_policy::amounts::Bytes;
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! `copperfs index`: walks a tree once and writes its index, or shows what one tells.
 
 use super::{fail, say};
-use crate::config::units::Bytes;
-use crate::config::{Machine, gather, indexes, layer::Layer, origins};
+use crate::config::{Machine, assigned, gather, layer::Layer, origins};
 use crate::index::partial::Partial;
 use crate::index::walk::{LeftOut, Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
@@ -11,6 +10,7 @@ use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy, redacted}
 use anyhow::{Context, bail};
 use clap::Args;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::amounts::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -264,7 +264,7 @@ fn report(failures: &[LeftOut]) {
 }
 
 async fn show(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let (_, path) = indexes::split(file.to_str().unwrap_or_default());
+    let (_, path) = assigned::split_prefix(file.to_str().unwrap_or_default());
     let path = if file.exists() { file } else { Path::new(path) };
     let index = Index::open(Arc::new(LocalFile::open(path)?)).await?;
     let totals = index.totals();

@@ -2,7 +2,7 @@
 //!
 //! `run` stays beside its command, so that it can end the job when the command does. When it is
 //! killed itself the command goes on, is still recognised by its environment, and the nodes end the
-//! job when its processes are gone ([`crate::job::activity::ENDED_AFTER`]).
+//! job when its processes are gone ([`crate::job::ENDED_AFTER`]).
 
 #[cfg(test)]
 mod tests;
@@ -10,11 +10,11 @@ mod tests;
 use super::api::Mounted;
 use super::child::{Signals, exit_code};
 use super::dataset::{ListArgs, OneArgs};
-use super::job_table::{self, Daemon};
+use super::job_table::{self, Daemon, JobRegistry};
 use super::simulate::rate;
 use super::{fail, socket};
-use crate::budgets::JobSpec;
 use crate::job::JobName;
+use crate::model::JobSpec;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
@@ -71,21 +71,6 @@ pub struct RunArgs {
     /// The program to run, and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
-}
-
-/// Who keeps the list of jobs: the cluster's allocator, by way of a daemon.
-pub(super) trait JobRegistry {
-    /// Declares a job.
-    ///
-    /// # Errors
-    /// Its name is taken, its dataset is not known, it asks for more than there is, or nobody answers.
-    async fn add(&self, job: &JobSpec) -> anyhow::Result<()>;
-
-    /// Ends the job of that name.
-    ///
-    /// # Errors
-    /// There is none, or nobody answers.
-    async fn end(&self, name: &str) -> anyhow::Result<()>;
 }
 
 /// Does it. The status is that of the program that was run.

@@ -2,11 +2,10 @@
 
 use super::api::{Mounted, bytes, is_missing, list, number, percent, rate, span, text};
 use super::dataset::{ListArgs, OneArgs, show};
-use super::job::JobRegistry;
 use super::table;
 use crate::api::client::ApiClient;
 use crate::api::routes::encoded;
-use crate::budgets::JobSpec;
+use crate::model::JobSpec;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -86,6 +85,21 @@ pub(super) fn end(args: &OneArgs) -> anyhow::Result<()> {
 
 fn path(name: &str) -> String {
     format!("/v1/jobs/{}", encoded(name))
+}
+
+/// Who keeps the list of jobs: the cluster's allocator, by way of a daemon.
+pub(super) trait JobRegistry {
+    /// Declares a job.
+    ///
+    /// # Errors
+    /// Its name is taken, its dataset is not known, it asks for more than there is, or nobody answers.
+    async fn add(&self, job: &JobSpec) -> anyhow::Result<()>;
+
+    /// Ends the job of that name.
+    ///
+    /// # Errors
+    /// There is none, or nobody answers.
+    async fn end(&self, name: &str) -> anyhow::Result<()>;
 }
 
 /// The cluster's list of jobs, by way of a daemon.

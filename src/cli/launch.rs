@@ -14,20 +14,21 @@ pub use bundle::{Answer, Bundle, start_here, start_node};
 use super::flags::LaunchFlags;
 use super::record::{Kind, Node, Record};
 use super::stats::{self, ClusterReports};
-use super::{fail, say, unmount};
+use super::{fail, say, teardown};
 use crate::config::hosts::launcher::Launcher;
 use crate::config::network::topology;
 use crate::config::{ConfigError, Layer, Machine, Source, file, hosts, keys, origins};
-use crate::daemon::process::leave_no_core;
 use crate::daemon::runtime_dir;
+use crate::process::leave_no_core;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
 use copperfs_overlay::loopback::Port;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// Nodes that are being started or ended at a time.
@@ -392,7 +393,7 @@ impl Plan {
             let node = &nodes[ranks[index]];
             match self.record.kind {
                 Kind::Local => {
-                    unmount::of_launch(&node.mountpoint, &self.record.id, machine).map(drop)
+                    teardown::of_launch(&node.mountpoint, &self.record.id, machine).map(drop)
                 }
                 Kind::Remote | Kind::Together => remote::unmount_own(&self.record, node),
             }
@@ -503,15 +504,13 @@ fn in_parallel<T: Send>(
                         break;
                     }
                     let outcome = work(index);
-                    let mut outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut outcomes = outcomes.lock();
                     outcomes.push((index, outcome));
                 }
             });
         }
     });
-    let mut outcomes = outcomes
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut outcomes = outcomes.into_inner();
     outcomes.sort_by_key(|(index, _)| *index);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }

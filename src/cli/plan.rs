@@ -1,10 +1,10 @@
 //! `copperfs plan`: what a policy would give, without a cluster.
 
 use super::{fail, say, table};
-use crate::allocator::{Allocation, Policy, Problem};
-use crate::config::units::Decimal;
 use anyhow::Context;
 use clap::Args;
+use copperfs_policy::amounts::Decimal;
+use copperfs_policy::{Allocation, Policy, Problem};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     anyhow::ensure!(
         text.len() as u64 <= PROBLEM_BYTES_MAX,
         "larger than 64 MiB; a problem has at most {} jobs",
-        crate::allocator::check::ENTRIES_MAX
+        copperfs_policy::check::ENTRIES_MAX
     );
     Ok(text)
 }

@@ -3,7 +3,7 @@
 //! In a Slurm Prolog every node starts on its own and no pipe reaches all of them, so the nodes make
 //! the same secret from what they share: a key that only root can read, the job's id, and its user.
 
-use crate::config::resolve::check_secret_file;
+use crate::config::secret_file::check_secret_file;
 use anyhow::{Context, bail, ensure};
 use copperfs_overlay::Secret;
 use std::io::Read;

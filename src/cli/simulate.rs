@@ -6,13 +6,13 @@ mod sweep;
 mod trace;
 
 use super::{say, table};
-use crate::config::units::{Bytes, parse_bytes};
-use crate::profile::Profile;
-use crate::simulate::plot::{Curve, svg};
-use crate::simulate::workload::{Item, described, of_profile};
-use crate::simulate::{Calibration, Outcome, Scenario, run};
+use crate::profile::{self, Profile};
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use copperfs_policy::amounts::{Bytes, parse_bytes};
+use copperfs_simulate::chart::{Chart, Series};
+use copperfs_simulate::cold_start::workload::{Access, Item, described, recorded};
+use copperfs_simulate::cold_start::{Calibration, Outcome, STATED, Scenario, Stated, run};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -162,18 +162,42 @@ pub fn simulate(command: SimulateCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An access of a profile as the model knows it; `None` if no node asks another for it.
+fn modelled(access: &profile::Access) -> Option<Access<'_>> {
+    match access {
+        profile::Access::List { path, entries } => Some(Access::List {
+            path,
+            entries: *entries,
+        }),
+        profile::Access::Stat { path } | profile::Access::Absent { path } => {
+            Some(Access::Stat { path })
+        }
+        profile::Access::Xattrs { .. } => None,
+        profile::Access::Read {
+            path,
+            size,
+            offset,
+            len,
+        } => Some(Access::Read {
+            path,
+            size: *size,
+            range: *offset..offset.saturating_add(*len),
+        }),
+    }
+}
+
 impl TreeArgs {
     fn items(&self) -> anyhow::Result<Vec<Item>> {
         match &self.profile {
             Some(path) => {
                 let profile = Profile::load(path).with_context(|| format!("{}", path.display()))?;
-                Ok(of_profile(&profile))
+                Ok(recorded(profile.accesses.iter().filter_map(modelled)))
             }
             None => {
                 anyhow::ensure!(
-                    self.files <= crate::profile::ACCESSES_MAX,
+                    self.files <= profile::ACCESSES_MAX,
                     "--files: more than {}",
-                    crate::profile::ACCESSES_MAX
+                    profile::ACCESSES_MAX
                 );
                 Ok(described(self.files, self.bytes, self.seed))
             }
@@ -241,7 +265,21 @@ impl TreeArgs {
             shown_rate(scenario.origin),
             shown(scenario.think),
         );
-        std::fs::write(path, svg(&[Curve { name, points }], &note))
+        let model = Series {
+            name,
+            points,
+            dots: true,
+        };
+        let stated = STATED.iter().map(Stated::series);
+        let chart = Chart {
+            title: "Cold start against nodes".to_owned(),
+            x: "nodes".to_owned(),
+            y: "seconds".to_owned(),
+            series: std::iter::once(model).chain(stated).collect(),
+            logarithmic: true,
+            note,
+        };
+        std::fs::write(path, chart.lines()?)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 }

@@ -130,7 +130,7 @@ fn end(child: &mut Child) -> io::Result<std::process::ExitStatus> {
     if let Some(status) = child.try_wait()? {
         return Ok(status);
     }
-    if let Some(process) = daemon::process::Process::open(child.id())? {
+    if let Some(process) = crate::process::Process::open(child.id())? {
         // It has closed its side or keeps silent; a moment for what it still cleans up.
         if !process.wait(Duration::from_secs(2))? {
             process.end(Duration::from_secs(5))?;

@@ -1,12 +1,12 @@
 //! `copperfs stats`: needs only the mount.
 
 use super::{say, table};
-use crate::config::topology::Crossings;
-use crate::config::units::Bytes;
+use crate::config::Crossings;
 use crate::daemon::mountpoint::{canonical, within};
 use crate::report::Report;
 use anyhow::{Context, bail};
 use copperfs_fuse::ioctl::client;
+use copperfs_policy::amounts::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -9,10 +9,11 @@ mod rates;
 mod screen;
 
 use super::stats::{ClusterReports, cluster_reports};
-use crate::config::{Machine, units};
+use crate::config::Machine;
 use crate::daemon::mountpoint::canonical;
 use anyhow::{Context, ensure};
 use app::{App, Step};
+use copperfs_policy::amounts::parse_duration;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use rates::{Look, Picture};
@@ -39,7 +40,7 @@ pub struct TopArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let interval = units::parse_duration(text).map_err(|error| error.to_string())?;
+    let interval = parse_duration(text).map_err(|error| error.to_string())?;
     if interval < INTERVAL_MIN {
         return Err(format!("{text:?} is less than {INTERVAL_MIN:?}"));
     }

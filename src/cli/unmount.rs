@@ -4,26 +4,19 @@
 //! launch, all nodes are asked first, and they are unmounted only if none is in use (`all`).
 
 mod all;
-mod target;
-
-pub use target::Done;
 
 use super::launch::together::{Outcome, Said};
 use super::place::default_mount;
 use super::stats::cluster_reports;
+use super::teardown::{ASK_TIMEOUT, Done, Target, of_launch};
 use super::{explained, say};
-use crate::config::{Machine, resolve::instance_name};
+use crate::config::Machine;
 use crate::daemon::mountpoint::{self, canonical, within};
-use crate::daemon::runtime_dir;
 use anyhow::bail;
 use clap::Args;
 use copperfs_fuse::ioctl::{ROLE_ROOT, client};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use target::Target;
-
-/// How long a daemon may take to answer a question about itself.
-const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a root may take to report the nodes that answer.
 const TREE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -168,21 +161,4 @@ fn nothing_at(path: &Path) -> anyhow::Result<String> {
             below.len()
         )
     })
-}
-
-/// Unmounts the mount that launch `id` has started at `path`, if it has started one, even if it is in use.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Done>> {
-    let path = canonical(path);
-    let name = instance_name(&path, machine.host_name());
-    let started = |base: &PathBuf| runtime_dir::launch(&base.join(&name)).as_deref() == Some(id);
-    if !machine.runtime_bases.iter().any(started) {
-        return Ok(None);
-    }
-    match Target::find(&path, machine) {
-        Some(target) => target.take_away(true).map(Some),
-        None => Ok(None),
-    }
 }

@@ -1,9 +1,9 @@
 //! The store on a disk: `DIR:SIZE`.
 
-use super::resolve::Reader;
+use super::reader::Reader;
 use super::settings::DiskSettings;
-use super::units::{Size, parse_size, whole_percent};
 use super::{ConfigError, Seat};
+use copperfs_policy::amounts::{Size, parse_size, whole_percent};
 use std::path::PathBuf;
 
 /// A store smaller than this holds too little to be worth its files.

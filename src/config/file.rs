@@ -5,8 +5,9 @@
 
 use super::ConfigError;
 use super::datasets::OPTIONS;
-use super::keys::{Form, KEYS, Key, nearest};
+use super::keys::{Form, KEYS, Key};
 use super::layer::{Given, Layer, Source, Written};
+use crate::nearest::nearest;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Read;

@@ -1,17 +1,9 @@
 //! What `--index` says, checked without touching the file.
 
+use super::assigned::split_prefix;
 use super::settings::{IndexFile, IndexSpec, OriginSpec};
 use copperfs_overlay::ItemPath;
 use std::path::PathBuf;
-
-/// Splits `[PREFIX=]FILE`.
-#[must_use]
-pub fn split(text: &str) -> (Option<&str>, &str) {
-    match text.split_once('=') {
-        Some((prefix, file)) => (Some(prefix), file),
-        None => (None, text),
-    }
-}
 
 /// An index from what was written, for a namespace of `origins`.
 ///
@@ -22,7 +14,7 @@ pub fn split(text: &str) -> (Option<&str>, &str) {
 /// A message that says what is wrong and how it should look.
 pub(super) fn parse(text: &str, origins: &[OriginSpec]) -> Result<IndexSpec, String> {
     const FORM: &str = "write PREFIX=FILE, as in /data=/data/.index or /data=file:///var/idx/data";
-    let (prefix, file) = split(text);
+    let (prefix, file) = split_prefix(text);
     let prefix = match (prefix, origins) {
         (Some(prefix), _) if !prefix.starts_with('/') => {
             return Err(format!(

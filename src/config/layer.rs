@@ -3,6 +3,7 @@
 //! Three layers (flags over environment over file) are laid on one another, and only the result is
 //! parsed, so that a value is checked once and its error names the place it was written at.
 
+use super::assigned::{absolute, split_prefix};
 use super::hosts::launcher::Launcher;
 use super::keys::{Form, KEYS};
 use std::collections::BTreeMap;
@@ -181,7 +182,7 @@ impl Layer {
             let base = working_dir.join(base);
             for value in &mut given.values {
                 if *key == "dataset" {
-                    value.text = super::datasets::absolute(&value.text, &base, tidy);
+                    value.text = absolute(&value.text, &base, tidy);
                     if let Some(index) = value.options.get_mut("index") {
                         *index = absolute_index(index, &base);
                     }
@@ -206,7 +207,7 @@ impl Layer {
 
 /// `[PREFIX=]FILE` with an absolute path.
 fn absolute_index(text: &str, base: &Path) -> String {
-    let (prefix, file) = super::indexes::split(text);
+    let (prefix, file) = split_prefix(text);
     if file.is_empty() || file.starts_with('/') || file.starts_with("file://") {
         return text.to_owned();
     }

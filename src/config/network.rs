@@ -4,11 +4,12 @@ use super::ConfigError;
 use super::hosts::launcher::Launcher;
 use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::machine::Machine;
-use super::resolve::{Reader, check_secret_file, number_at_least};
-use super::settings::{Member, Seat};
-use super::topology::{Crossings, Topology};
-use super::units::parse_bool;
+use super::reader::{Reader, number_at_least};
+use super::secret_file::check_secret_file;
+use super::settings::{Crossings, Member, NetworkPrefix, Seat};
+use super::topology::Topology;
 use copperfs_overlay::{Forest, ROOTS_MAX};
+use copperfs_policy::amounts::parse_bool;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -258,32 +259,6 @@ fn local_address(
         );
         reader.wrong("interface", why)
     })
-}
-
-/// A network: `10.12.0.0/16`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NetworkPrefix {
-    address: IpAddr,
-    bits: u32,
-}
-
-impl NetworkPrefix {
-    /// Whether `address` lies in it.
-    #[must_use]
-    pub fn holds(&self, address: IpAddr) -> bool {
-        let keep = |width: u32| width.saturating_sub(self.bits);
-        match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = u32::from(a) ^ u32::from(b);
-                differ.checked_shr(keep(32)).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = u128::from(a) ^ u128::from(b);
-                differ.checked_shr(keep(128)).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
 }
 
 /// `None`: not a CIDR, so the name of an interface.

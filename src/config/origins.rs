@@ -1,8 +1,8 @@
 //! What `--origin` says, checked without touching storage.
 
-use super::keys::nearest;
 use super::layer::Written;
 use super::settings::OriginSpec;
+use crate::nearest::nearest;
 use copperfs_overlay::ItemPath;
 
 /// The schemes that are served.

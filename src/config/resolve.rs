@@ -3,28 +3,27 @@
 //! Looks at the secret file's owner and mode, and reads the host list ([`super::network`]); touches
 //! nothing else.
 
-use super::datasets::{self, Served};
-use super::keys::{find, nearest};
+use super::datasets;
 use super::layer::{Layer, Source};
 use super::machine::Machine;
 use super::network::Network;
+use super::reader::{Reader, Words, number_at_least};
 use super::settings::{
     CacheSettings, DatasetSpec, EvictionPolicy, Freshness, IndexSpec, LogSettings, OpenMode,
     OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
-use super::units::{
+use super::{ConfigError, indexes, origins};
+use crate::budgets::Served;
+use crate::budgets::registry::Registry;
+use copperfs_overlay::ItemPath;
+use copperfs_policy::amounts::{
     Bytes, Size, parse_bool, parse_bytes, parse_cpus, parse_duration, parse_size, parse_whole_rate,
     share, whole_percent,
 };
-use super::{ConfigError, indexes, origins};
-use crate::budgets::registry::Registry;
-use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 /// The least memory that a node can work with: a few blocks in flight and the names of a job.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
@@ -46,9 +45,6 @@ const FEW_THREADS: [usize; 2] = [2, 1];
 /// The same where there are many processors. More would slow down a single reader of small files
 /// (docs/BENCHMARKS.md, "Processors").
 const MANY_THREADS: [usize; 2] = [4, 2];
-
-/// A text that may be a single word of a list, and what each word means.
-type Words<T> = [(&'static str, T)];
 
 const SYMLINKS: &Words<SymlinkPolicy> = &[
     ("relative", SymlinkPolicy::Relative),
@@ -217,42 +213,6 @@ pub fn instance_name(mountpoint: &Path, host: &str) -> String {
     format!("{name}-{}", &hash[..12])
 }
 
-/// Refuses a secret file that others could read, or that is not there.
-///
-/// # Errors
-/// Missing, not a regular file, someone else's, readable by others, empty.
-pub fn check_secret_file(path: &Path, uid: u32) -> Result<(), ConfigError> {
-    let refused = |why: String| ConfigError::SecretFile {
-        path: path.to_owned(),
-        why,
-    };
-    let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => refused("there is no such file".into()),
-        _ => refused(error.to_string()),
-    })?;
-    if !meta.is_file() {
-        return Err(refused("it is not a regular file".into()));
-    }
-    if meta.uid() != uid && meta.uid() != 0 {
-        return Err(refused(format!(
-            "it belongs to user {}, not to this one",
-            meta.uid()
-        )));
-    }
-    if meta.mode() & 0o077 != 0 {
-        let mode = meta.mode() & 0o7777;
-        return Err(refused(format!(
-            "others may read it (mode {mode:04o}), and who has it may read all that the job reads; \
-             chmod 600 {}, or better make a new one",
-            path.display()
-        )));
-    }
-    if meta.len() == 0 {
-        return Err(refused("it is empty".into()));
-    }
-    Ok(())
-}
-
 /// The daemon's threads.
 struct Threads {
     /// Where they run; everywhere if empty.
@@ -263,52 +223,7 @@ struct Threads {
     workers: usize,
 }
 
-/// A single value as text, with defaults from the table of keys.
-#[derive(Clone, Copy)]
-pub(super) struct Reader<'a> {
-    layer: &'a Layer,
-}
-
-impl<'a> Reader<'a> {
-    /// The value or its default; `None` if both are unset.
-    pub(super) fn text(self, key: &'static str) -> Option<&'a str> {
-        self.layer
-            .text(key)
-            .or_else(|| find(key).map(|key| key.default))
-            .filter(|text| !text.is_empty())
-    }
-
-    pub(super) fn wrong(self, key: &'static str, why: impl Display) -> ConfigError {
-        ConfigError::Value {
-            place: self.layer.place(key),
-            why: why.to_string(),
-        }
-    }
-
-    pub(super) fn optional<T, E: Display>(
-        self,
-        key: &'static str,
-        parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<Option<T>, ConfigError> {
-        self.text(key)
-            .map(|text| parse(text).map_err(|error| self.wrong(key, error)))
-            .transpose()
-    }
-
-    /// A value that always has a default.
-    pub(super) fn parsed<T, E: Display>(
-        self,
-        key: &'static str,
-        parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<T, ConfigError> {
-        let text = self.text(key).unwrap_or_default();
-        parse(text).map_err(|error| self.wrong(key, error))
-    }
-
-    fn count(self, key: &'static str, min: usize) -> Result<usize, ConfigError> {
-        self.parsed(key, number_at_least(min))
-    }
-
+impl Reader<'_> {
     fn threads(self, machine: &Machine) -> Result<Threads, ConfigError> {
         let cpus = self.optional("cpus", parse_cpus)?.unwrap_or_default();
         let processors = if cpus.is_empty() {
@@ -330,48 +245,6 @@ impl<'a> Reader<'a> {
             fuse: count("fuse_threads", fuse)?,
             workers: count("worker_threads", workers)?,
         })
-    }
-
-    pub(super) fn path(self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
-        self.optional(key, |text| {
-            if text.starts_with('/') {
-                Ok(PathBuf::from(text))
-            } else {
-                Err(format!("{text:?} is not an absolute path"))
-            }
-        })
-    }
-
-    fn word<T: Copy>(self, key: &'static str, words: &Words<T>) -> Result<T, ConfigError> {
-        self.parsed(key, |text| {
-            let known = || words.iter().map(|(word, _)| *word);
-            words
-                .iter()
-                .find(|(word, _)| *word == text)
-                .map(|(_, value)| *value)
-                .ok_or_else(|| {
-                    let all = known().collect::<Vec<_>>().join(", ");
-                    match nearest(text, known()) {
-                        Some(near) => format!("{text:?} is none of {all}; did you mean {near}?"),
-                        None => format!("{text:?} is none of {all}"),
-                    }
-                })
-        })
-    }
-
-    fn size_or_off(self, key: &'static str) -> Result<Option<u64>, ConfigError> {
-        self.parsed(key, |text| match text {
-            "off" => Ok(None),
-            _ => parse_bytes(text).map(Some),
-        })
-    }
-
-    fn positive_duration(self, key: &'static str) -> Result<std::time::Duration, ConfigError> {
-        let duration = self.parsed(key, parse_duration)?;
-        if duration.is_zero() {
-            return Err(self.wrong(key, "0 would fail every request; write 30s, say"));
-        }
-        Ok(duration)
     }
 
     fn cache(self, machine: &Machine) -> Result<CacheSettings, ConfigError> {
@@ -531,22 +404,6 @@ impl<'a> Reader<'a> {
             .map(Some)
     }
 }
-
-pub(super) fn number_at_least<T: FromStr + PartialOrd + Display + Copy>(
-    min: T,
-) -> impl Fn(&str) -> Result<T, String> {
-    move |text| {
-        let number: T = text
-            .parse()
-            .ok()
-            .ok_or_else(|| format!("{text:?} is not a whole number, or too large"))?;
-        if number < min {
-            return Err(format!("{number} is too small; at least {min}"));
-        }
-        Ok(number)
-    }
-}
-
 fn log_filter(text: &str) -> Result<String, String> {
     tracing_subscriber::EnvFilter::try_new(text)
         .map(|_| text.to_owned())

@@ -3,18 +3,17 @@
 //! This module is data only. How it comes about (flags, environment, file, defaults) is the business
 //! of its siblings; nobody behind it reads the environment or a configuration file again.
 
-use super::network::NetworkPrefix;
-use super::topology::Crossings;
-use super::units::Size;
-pub use crate::budgets::DatasetSpec;
 pub use crate::cache::EvictionPolicy;
+pub use crate::index::{IndexFile, IndexSpec};
+pub use crate::model::DatasetSpec;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
-use copperfs_overlay::ItemPath;
 pub use copperfs_overlay::{Member, Orphan, Seat};
+use copperfs_policy::amounts::Size;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -152,26 +151,6 @@ impl Freshness {
     }
 }
 
-/// A prefix whose names come from an index.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IndexSpec {
-    /// Where it answers.
-    pub prefix: ItemPath,
-    /// Its file.
-    pub file: IndexFile,
-    /// What is served at the prefix, and should have been indexed.
-    pub uri: String,
-}
-
-/// Where an index is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum IndexFile {
-    /// A file of the roots' hosts.
-    Local(PathBuf),
-    /// A file of the namespace: every node reads it through the tree.
-    Tree(ItemPath),
-}
-
 /// On, off, or what suits the other settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Toggle {
@@ -263,4 +242,41 @@ impl fmt::Debug for Settings {
             .field("cache", &self.cache)
             .finish_non_exhaustive()
     }
+}
+
+/// A network: `10.12.0.0/16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkPrefix {
+    pub(super) address: IpAddr,
+    pub(super) bits: u32,
+}
+
+impl NetworkPrefix {
+    /// Whether `address` lies in it.
+    #[must_use]
+    pub fn holds(&self, address: IpAddr) -> bool {
+        let keep = |width: u32| width.saturating_sub(self.bits);
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = u32::from(a) ^ u32::from(b);
+                differ.checked_shr(keep(32)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = u128::from(a) ^ u128::from(b);
+                differ.checked_shr(keep(128)).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+/// How many edges of the tree there are, and how many of them join hosts on different switches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crossings {
+    /// Edges of the tree, or of all trees.
+    pub edges: usize,
+    /// Crossing ones in the order that was given.
+    pub given: usize,
+    /// Crossing ones in the order that is used.
+    pub used: usize,
 }

@@ -13,9 +13,8 @@
 mod carve;
 
 use super::hosts::{HostsError, MEMBERS_MAX, fold, host_of, parse};
-use super::settings::Member;
+use super::settings::{Crossings, Member};
 use copperfs_overlay::Tree;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 /// What is wrong with a topology file.
@@ -51,17 +50,6 @@ pub struct Topology {
     switches: Vec<String>,
     /// Hosts in lower case, and the numbers of their switches.
     places: HashMap<String, u32>,
-}
-
-/// How many edges of the tree there are, and how many of them join hosts on different switches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Crossings {
-    /// Edges of the tree, or of all trees.
-    pub edges: usize,
-    /// Crossing ones in the order that was given.
-    pub given: usize,
-    /// Crossing ones in the order that is used.
-    pub used: usize,
 }
 
 impl Topology {

@@ -3,7 +3,7 @@
 //! Nobody but the owner may look inside, and nothing is trusted that somebody else could have put
 //! there: `/tmp` is everybody's.
 
-use super::process::{self, Identity, Process};
+use crate::process::{self, Identity, Process};
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsString;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! What of an item is read from storage for a request, and reading it.
 
 use super::shelf::Cut;
-use super::slots::{STRIPE_BYTES, stripe_len};
+use crate::model::slots::{STRIPE_BYTES, stripe_len};
 use crate::num::to_usize;
 use crate::read::FileRef;
 use crate::store::ItemBlock;

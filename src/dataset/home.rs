@@ -26,20 +26,21 @@ use super::fetch::Wanted;
 use super::item::ItemId;
 use super::recency::Recency;
 use super::shelf::Cut;
-use super::slots::{Homes, STRIPE_BYTES};
-use crate::allocator::Policy;
-use crate::budgets::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
+use crate::model::slots::{Homes, STRIPE_BYTES};
+use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest,
 };
-use flight::{Next, landed};
+use copperfs_policy::Policy;
+use flight::landed;
 use lifetime::Absence;
-use share::Share;
+use parking_lot::{Mutex, RwLock};
+use share::{Next, Share};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -186,7 +187,7 @@ impl Home {
     /// A node that the decision does not name as a home keeps what it has for a minute, and so does one
     /// whose dataset is unknown to a new allocator: both may be back.
     pub fn apply(&self, decision: &Decision, rank: u32, name: &str) {
-        let mut applied = lock(&self.0.applied);
+        let mut applied = self.0.applied.lock();
         if applied.serial.is_some_and(|last| decision.serial < last) {
             return;
         }
@@ -225,7 +226,7 @@ impl Home {
         }
         let lru = decision.policy == Policy::Lru.name();
         {
-            let mut recency = lock(&self.0.recency);
+            let mut recency = self.0.recency.lock();
             if !lru {
                 *recency = None;
             } else if recency.is_none() {
@@ -355,7 +356,7 @@ impl Home {
 
     /// Under the policy `lru` what was read longest ago makes way for an item that is read.
     fn touch(&self, share: &Share, item: ItemId, len: u64, payment: u64) {
-        let gone = match &mut *lock(&self.0.recency) {
+        let gone = match &mut *self.0.recency.lock() {
             Some(recency) if payment >= len || share.holds(&item) => {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
                 recency.read(share.id(), item, len)
@@ -370,12 +371,12 @@ impl Home {
     }
 
     fn all(&self) -> Vec<Arc<Share>> {
-        let shares = self.0.shares.read().unwrap_or_else(PoisonError::into_inner);
+        let shares = self.0.shares.read();
         shares.values().map(Arc::clone).collect()
     }
 
     fn find(&self, id: u64) -> Option<Arc<Share>> {
-        let shares = self.0.shares.read().unwrap_or_else(PoisonError::into_inner);
+        let shares = self.0.shares.read();
         shares.get(&id).map(Arc::clone)
     }
 
@@ -408,11 +409,7 @@ impl Home {
 
     /// The share of a dataset, made if it is new.
     fn share_of(&self, dataset: &DatasetDecision) -> Arc<Share> {
-        let mut shares = self
-            .0
-            .shares
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.0.shares.write();
         let known = shares.len();
         let share = shares.entry(dataset.id).or_insert_with(|| {
             let seed = self.0.options.seed ^ dataset.id;
@@ -509,10 +506,6 @@ fn may_pass(failure: &Failure) -> bool {
 fn vanished(request: &ItemRequest) -> Failure {
     let detail = format!("{}: the home could not hold on to it", request.path);
     Failure::new(FailureKind::Unavailable, detail)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What a home calls an item. Pure.
 
-use super::slots::{SLOTS, stripe_blocks};
+use crate::model::slots::{SLOTS, stripe_blocks};
 use crate::num::to_usize;
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::STRIPE_BLOCKS;
@@ -35,7 +35,7 @@ impl ItemId {
         hasher.update(&file.size.to_le_bytes());
         hasher.update(&stripe.to_le_bytes());
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&super::slots::digest_of(&file.path, stripe).to_le_bytes());
+        id[..8].copy_from_slice(&crate::model::slots::digest_of(&file.path, stripe).to_le_bytes());
         id[8] = if file.outlives_launch() {
             blocks
         } else {
@@ -88,7 +88,7 @@ impl fmt::Debug for ItemId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::{items_of, slot_of};
+    use crate::model::{items_of, slot_of};
     use copperfs_overlay::{ContentHash, ItemPath, Standing, Version};
 
     #[test]

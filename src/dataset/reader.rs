@@ -18,17 +18,17 @@ mod view;
 
 pub use open::OpenDatasetFile;
 
-use crate::budgets::registry::UNATTRIBUTED;
-use crate::budgets::{Decision, JobDecision};
 use crate::job::{Activities, JobActivity, JobName, RateLimit, Reader, Readers, Terms};
+use crate::model::{Decision, JobDecision, UNATTRIBUTED};
 use crate::read::FileRef;
 use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
 use open::Opened;
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use view::View;
@@ -128,7 +128,7 @@ impl DatasetReader {
         if known.decision.serial != decision.serial {
             let view = View::new(Arc::clone(decision), &known);
             self.0.readers.declare(owners(decision));
-            *self.0.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+            *self.0.view.write() = Arc::new(view);
         }
         for activity in self.0.activities.all() {
             activity.apply(terms(decision, own, &activity));
@@ -243,7 +243,7 @@ impl Begun {
 
 impl Inner {
     fn view(&self) -> Arc<View> {
-        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
+        let view = self.view.read();
         Arc::clone(&view)
     }
 }

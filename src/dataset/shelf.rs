@@ -5,18 +5,18 @@
 
 use super::item::ItemId;
 use crate::cache::EvictionPolicy;
-use crate::config::units::Size;
 use crate::num::to_usize;
 use crate::store::{ItemBlock, Store, StoreError, StoreOptions};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{BLOCK_BYTES, ContentHash};
+use copperfs_policy::amounts::Size;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes out of an item, verified.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl Shelf {
     pub(super) async fn keep(&self, item: ItemId, blocks: Vec<ItemBlock>) -> bool {
         match self {
             Self::Memory(items) => {
-                lock(items).insert(item, blocks);
+                items.lock().insert(item, blocks);
                 true
             }
             Self::Disk { store, .. } => store.keep_item(item.file(), blocks).await,
@@ -97,7 +97,7 @@ impl Shelf {
     pub(super) fn remove(&self, items: &[ItemId]) {
         match self {
             Self::Memory(held) => {
-                let mut held = lock(held);
+                let mut held = held.lock();
                 for item in items {
                     held.remove(item);
                 }
@@ -112,7 +112,7 @@ impl Shelf {
         let blocks = first..wanted.end.div_ceil(BLOCK_BYTES);
         let found = match self {
             Self::Memory(items) => {
-                let items = lock(items);
+                let items = items.lock();
                 let held = items.get(item)?;
                 let of = |index| {
                     held.get(to_usize(index))
@@ -158,10 +158,6 @@ pub(super) fn remove_directory(directory: &Path) -> io::Result<()> {
 
 /// What the directory of a removed dataset is called while it is emptied.
 pub(super) const GONE: &str = "gone";
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The bytes of an item, if its blocks are all there.
 fn whole(item: ItemId, mut blocks: Vec<(u64, u64)>) -> Option<(ItemId, u32)> {

@@ -9,6 +9,8 @@
 mod codec;
 #[path = "format/layout.rs"]
 mod layout;
+#[path = "format/primitive.rs"]
+mod primitive;
 #[cfg(test)]
 mod tests;
 

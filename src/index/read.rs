@@ -10,11 +10,12 @@ use bytes::Bytes;
 use copperfs_overlay::{Entry, ItemPath, Version};
 use futures_util::future::BoxFuture;
 use lru::LruCache;
+use parking_lot::Mutex;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Decoded blocks that are kept: less than 10 MiB.
 const BLOCKS_KEPT: NonZeroUsize = NonZeroUsize::new(128).unwrap();
@@ -299,19 +300,15 @@ impl Index {
     }
 
     async fn block(&self, block: BlockPlace) -> Result<Arc<Vec<u8>>, IndexError> {
-        let known = self.lock().get(&block.offset).map(Arc::clone);
+        let known = self.blocks.lock().get(&block.offset).map(Arc::clone);
         if let Some(known) = known {
             return Ok(known);
         }
         let stored = self.store.read(block.offset, block.stored as usize).await?;
         let raw = unpack(&stored, block.raw as usize, &block.sum);
         let raw = Arc::new(raw.map_err(|source| self.wrong(source))?);
-        self.lock().put(block.offset, Arc::clone(&raw));
+        self.blocks.lock().put(block.offset, Arc::clone(&raw));
         Ok(raw)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<Vec<u8>>>> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wrong(&self, source: FormatError) -> IndexError {

@@ -19,9 +19,10 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
+use parking_lot::RwLock;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 mod tree_file;
 
@@ -136,11 +137,11 @@ impl Indexed {
     }
 
     fn set(&self, state: State) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.state.write() = state;
     }
 
     fn state(&self) -> State {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         state.clone()
     }
 
@@ -479,7 +480,7 @@ impl Files for IndexedFiles {
             let Some(listing) = this.listing(&path, cursor.as_ref(), limit).await? else {
                 return this.inner.list_parts(path, cursor, limit, known).await;
             };
-            if known.is_some() && known == listing.digest() {
+            if known.is_some() && known == ListingDigest::of_page(&listing) {
                 return Ok(Listed::Unchanged { lease: None });
             }
             Ok(Listed::Listing(listing.into()))

@@ -18,24 +18,12 @@ pub use table::Activities;
 use super::identity::{Process, Reader};
 use super::meter::Recent;
 use super::name::JobName;
-use super::progress::{EpochCounts, Ordinals, Progress};
+use super::progress::{EpochCounts, ItemOutcome, Ordinals, Progress};
 use super::rate::Loader;
 use super::tokens::{RateLimit, Tokens};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How an item was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ItemOutcome {
-    /// Its bytes.
-    pub bytes: u64,
-    /// It came from the dataset's cache (this node's or its home's).
-    pub cached: bool,
-    /// Bytes of the origin that this read was charged: 0 for who joined another's.
-    pub charged: u64,
-    /// Its home has admitted it to the cache because of this read.
-    pub admitted: bool,
-}
 
 /// What the decision says about a job on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -51,10 +39,6 @@ pub struct Terms {
 /// Processes of one job that are watched on one node: of more, the first ones. They are anchors (one
 /// for each step or script), so even a few tell whether the job lives.
 const PROCESSES_MAX: usize = 64;
-
-/// A job that reads nothing and whose processes are all gone is over after this time. Longer than a
-/// restart of its loaders or a step's end before the next; shorter than what an idle budget costs.
-pub const ENDED_AFTER: Duration = Duration::from_secs(30);
 
 /// One job's reading of one dataset on this node.
 #[derive(Debug)]
@@ -142,7 +126,7 @@ impl JobActivity {
 
     /// A process of it has opened an item of the dataset.
     pub fn opened(&self, now: Instant) {
-        self.state().active = now;
+        self.state.lock().active = now;
     }
 
     /// The thread `reader` waits for bytes of the dataset from now on, until what this gives is
@@ -150,7 +134,7 @@ impl JobActivity {
     /// the job's threads wait says whether data is its bottleneck.
     #[must_use = "the wait ends when this is dropped"]
     pub fn waits(self: &Arc<Self>, reader: u32, now: Instant) -> Waiting {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.active = now;
         state.loader.begin(reader, now);
         drop(state);
@@ -179,17 +163,13 @@ impl JobActivity {
                 loader.read(bytes, true, now, now);
             });
         } else {
-            self.state().active = now;
+            self.state.lock().active = now;
         }
     }
 
     fn count(&self, item: u64, counts: &EpochCounts, now: Instant, load: impl FnOnce(&mut Loader)) {
-        let ordinal = self
-            .ordinals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .of(item);
-        let mut state = self.state();
+        let ordinal = self.ordinals.lock().of(item);
+        let mut state = self.state.lock();
         state.active = now;
         state.progress.read(ordinal, counts);
         state.throughput.add(counts.bytes, now);
@@ -202,7 +182,7 @@ impl JobActivity {
         if self.tokens.limit() != terms.limit {
             self.tokens.set_limit(terms.limit);
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let expected = terms.items.map(|items| items.div_ceil(nodes(&terms)));
         state.progress.expect(expected, terms.nodes.max(1));
         state.terms = terms;
@@ -211,21 +191,17 @@ impl JobActivity {
     /// The last epochs that ended here, oldest first: at most 1,000.
     #[must_use]
     pub fn epochs(&self) -> Vec<EpochCounts> {
-        self.state().progress.ended().copied().collect()
+        self.state.lock().progress.ended().copied().collect()
     }
 
     /// A process of the job is here.
     fn seen(&self, reader: &Reader) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let known = state.processes.contains(&reader.anchor);
         if !known && state.processes.len() < PROCESSES_MAX {
             state.processes.push(reader.anchor);
             state.running += 1;
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -243,7 +219,8 @@ pub struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.activity
-            .state()
+            .state
+            .lock()
             .loader
             .end(self.reader, Instant::now());
     }

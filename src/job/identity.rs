@@ -22,10 +22,11 @@ pub use proc::{Proc, Process};
 use super::name::JobName;
 use lru::LruCache;
 use owners::Owners;
+use parking_lot::Mutex;
 use rules::Claim;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -125,9 +126,9 @@ impl Readers {
 
     /// Sets the owners of declared jobs to `declared`.
     pub fn declare(&self, declared: HashMap<JobName, u32>) {
-        if lock(&self.owners).declare(declared) {
+        if self.owners.lock().declare(declared) {
             // The claims of some readers may no longer be believed.
-            lock(&self.threads).clear();
+            self.threads.lock().clear();
         }
     }
 
@@ -138,7 +139,7 @@ impl Readers {
         if pid == 0 {
             return Some(None);
         }
-        let mut threads = lock(&self.threads);
+        let mut threads = self.threads.lock();
         let known = threads.get(&pid)?;
         let trusted = now.saturating_duration_since(known.checked) < TRUSTED;
         trusted.then(|| Some(Arc::clone(&known.reader)))
@@ -192,7 +193,7 @@ impl Readers {
         if pid == 0 {
             return None;
         }
-        let known = lock(&self.threads).get(&pid).cloned();
+        let known = self.threads.lock().get(&pid).cloned();
         if let Some(known) = &known
             && now.saturating_duration_since(known.checked) < TRUSTED
         {
@@ -214,7 +215,7 @@ impl Readers {
             resolved,
             reader: Arc::clone(&reader),
         };
-        lock(&self.threads).put(pid, known);
+        self.threads.lock().put(pid, known);
         Some(reader)
     }
 
@@ -253,7 +254,7 @@ impl Readers {
             let of_job = line.iter().take_while(|(_, own)| own.names(job));
             let anchor = of_job.clone().last().map(|(process, _)| *process)?;
             let users = of_job.filter_map(|(_, own)| own.user);
-            let mut owners = lock(&self.owners);
+            let mut owners = self.owners.lock();
             let runs = |process| self.proc.runs(process);
             if *by_cgroup || { users }.any(|user| owners.may_name(job, user, now, runs)) {
                 if let Some(user) = first.user {
@@ -269,7 +270,7 @@ impl Readers {
 
     /// What a process says itself.
     fn own(&self, process: Process, now: Instant) -> Own {
-        if let Some((when, own)) = lock(&self.own).get(&process)
+        if let Some((when, own)) = self.own.lock().get(&process)
             && now.saturating_duration_since(*when) < FRESH
         {
             return own.clone();
@@ -280,11 +281,7 @@ impl Readers {
             user: self.proc.user(process.pid),
             claims: rules::claims(&environment, &cgroup).into(),
         };
-        lock(&self.own).put(process, (now, own.clone()));
+        self.own.lock().put(process, (now, own.clone()));
         own
     }
-}
-
-fn lock<T>(table: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,10 +6,22 @@ mod tests;
 
 pub use ordinals::Ordinals;
 
-use super::activity::ItemOutcome;
 use super::pattern::{Pattern, window};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+
+/// How an item was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ItemOutcome {
+    /// Its bytes.
+    pub bytes: u64,
+    /// It came from the dataset's cache (this node's or its home's).
+    pub cached: bool,
+    /// Bytes of the origin that this read was charged: 0 for who joined another's.
+    pub charged: u64,
+    /// Its home has admitted it to the cache because of this read.
+    pub admitted: bool,
+}
 
 /// What was read in an epoch, on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

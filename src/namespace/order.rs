@@ -1,7 +1,7 @@
 //! The order in which inodes are dropped: oldest first.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Stale entries that are tolerated, in addition to one per inode.
 const STALE_MAX: usize = 1024;
@@ -20,7 +20,7 @@ pub(super) struct Order {
 impl Order {
     /// Appends an inode. `alive` tells whether an entry's inode still exists, and `inodes` is their number.
     pub(super) fn push(&self, turn: Turn, inodes: usize, alive: impl Fn(Turn) -> bool) {
-        let mut turns = self.lock();
+        let mut turns = self.turns.lock();
         turns.push_back(turn);
         // Checking up to two old entries for each new one shrinks the queue, at a small cost to each
         // look-up.
@@ -45,7 +45,7 @@ impl Order {
         looks: usize,
         pick: impl Fn(Turn) -> Option<bool>,
     ) -> Vec<u64> {
-        let mut turns = self.lock();
+        let mut turns = self.turns.lock();
         let mut picked = Vec::with_capacity(count);
         for _ in 0..looks.min(turns.len()) {
             if picked.len() == count {
@@ -69,13 +69,8 @@ impl Order {
         picked
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Turn>> {
-        // After a panic an inode may lack its entry; then the kernel is never asked to drop it.
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        self.turns.lock().len()
     }
 }

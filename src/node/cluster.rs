@@ -3,10 +3,10 @@
 use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::sweeps::{Sweeps, Wanted};
-use crate::budgets::ShareReport;
 use crate::cache::CacheStats;
-use crate::config::topology::Crossings;
+use crate::config::Crossings;
 use crate::dataset::reader::ReaderStats;
+use crate::model::ShareReport;
 use crate::namespace::{InodeStats, InodeTable};
 use crate::origin::Origins;
 use crate::read::ReadPath;

@@ -6,16 +6,12 @@
 //! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
 //! file; the kernel's read-ahead does, and its READs are READs like any other.
 
-use super::continued::Source;
-use super::front::Front;
-use crate::namespace::Inode;
-use crate::read::{Cut, FileRef};
-use bytes::Bytes;
+use super::items::{ItemOpening, Items, OpenItem};
+use crate::read::FileRef;
 use copperfs_fuse as fuse;
-use copperfs_overlay::{ContentHash, Failure, ItemPath};
 use dashmap::DashMap;
 use fuse::ioctl::StatsBody;
-use fuse::{Answer, Op, Opened, Reader};
+use fuse::{Op, Opened, Reader};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,46 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Files open at a time that are kept track of: far more than the loaders of a node have. What is
 /// opened beyond that is read through the read path and not counted as opened or cached.
 const OPEN_MAX: usize = 1 << 16;
-
-/// An open file of a dataset. Dropped when it is closed, and with the mount.
-pub(crate) trait OpenItem: Send + Sync {
-    /// The bytes of `file` from `offset`, if they are in memory: `size` of them, within the file. Called on
-    /// a FUSE thread, so it never waits. `file` is the open file, perhaps in a newer version.
-    fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut>;
-
-    /// The same, waited for. Dropped (cancelled) when the reader is killed.
-    fn read(
-        &self,
-        file: &FileRef,
-        offset: u64,
-        size: u32,
-    ) -> BoxFuture<'static, Result<Cut, Failure>>;
-
-    /// The hash of a run of bytes of `file` that [`OpenItem::read`] returned earlier.
-    fn hash(
-        &self,
-        file: &FileRef,
-        offset: u64,
-        len: u64,
-    ) -> BoxFuture<'static, Result<ContentHash, Failure>>;
-}
-
-/// Knows which files belong to datasets.
-pub(crate) trait Items: Send + Sync {
-    /// Opens the file at `path` for thread `pid` (in this node's pid namespace; 0 if it is outside). Called
-    /// on a FUSE thread, so it does no I/O.
-    fn open(&self, pid: u32, path: &ItemPath, file: &FileRef) -> ItemOpening;
-}
-
-/// How a dataset answers an open.
-pub(crate) enum ItemOpening {
-    /// The file is in no dataset.
-    None,
-    /// The open is complete.
-    Ready(Arc<dyn OpenItem>),
-    /// The reader must be looked up first. Dropped (cancelled) when the reader is killed.
-    Later(BoxFuture<'static, Arc<dyn OpenItem>>),
-}
 
 /// The answer to an OPEN, possibly later.
 pub(super) enum Opening {
@@ -185,27 +141,12 @@ impl DataFiles {
     }
 }
 
-impl Front {
-    pub(super) fn read_item(
-        &self,
-        item: Arc<dyn OpenItem>,
-        inode: Arc<Inode>,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
-        let left = inode.file.size.saturating_sub(offset);
-        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
-        if size == 0 {
-            return Answer::Ready(Ok(Bytes::new()));
-        }
-        self.read_from(Source::Item(item), inode, offset, size)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use copperfs_overlay::Version;
+    use crate::read::Cut;
+    use bytes::Bytes;
+    use copperfs_overlay::{ContentHash, Failure, ItemPath, Version};
     use futures_util::FutureExt;
 
     struct One;
@@ -239,11 +180,11 @@ mod tests {
 
     /// Knows the files whose names begin with `item`; remembers who asked.
     #[derive(Default)]
-    struct Known(std::sync::Mutex<Vec<u32>>);
+    struct Known(parking_lot::Mutex<Vec<u32>>);
 
     impl Items for Known {
         fn open(&self, pid: u32, path: &ItemPath, _file: &FileRef) -> ItemOpening {
-            self.0.lock().unwrap().push(pid);
+            self.0.lock().push(pid);
             match path.as_bytes() {
                 name if name.starts_with(b"item") => ItemOpening::Ready(Arc::new(One)),
                 name if name.starts_with(b"later") => ItemOpening::Later(
@@ -296,7 +237,7 @@ mod tests {
         ));
         let item = opened(&files, &file("item1"));
         let other = opened(&files, &file("other"));
-        assert_eq!(*known.0.lock().unwrap(), [42, 42]);
+        assert_eq!(*known.0.lock(), [42, 42]);
         assert_ne!(item.handle, other.handle);
         assert!(!item.direct && item.handle > 0 && other.handle > 0);
         assert!(files.item(item.handle).is_some());

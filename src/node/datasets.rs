@@ -1,13 +1,13 @@
 //! The wiring of datasets: this node as a home of items, as a place where jobs read, and in the chain
 //! between the allocator and the others.
 
-use super::data::{ItemOpening, Items, OpenItem};
+use super::items::{ItemOpening, Items, OpenItem};
 use crate::budgets::steward::{Counter, Neighbours, Steward, StewardConfig};
-use crate::budgets::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile, Opening};
 use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
+use crate::model::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::origin::Origins;
 use crate::read::{Cut, FileRef};
 use bytes::Bytes;

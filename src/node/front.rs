@@ -3,24 +3,30 @@
 //! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
 //! paths and attributes into inodes and back; it holds no data of its own.
 
-use super::arrivals::PushArrivals;
+mod arrivals;
+mod continued;
+mod directory;
+mod opened;
+
 use super::attendant::Lister;
-use super::continued::{Continuing, Source};
+use super::clearing;
 use super::data::{DataFiles, Opening};
-use super::directory::Page;
 use super::errors::fs_error;
-use super::opened::OpenDirectories;
 use super::sweeps::Wanted;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
 use crate::store::Store;
+use arrivals::PushArrivals;
 use bytes::Bytes;
+use continued::{Continuing, Source};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
     Attributes, Failure, FailureKind, FileKind, ItemPath, Leased, Timestamp, XattrList,
 };
+use directory::Page;
 use fuse::{Answer, Attr, FsError, Ino, Lookup, Reader};
+use opened::OpenDirectories;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -54,7 +60,7 @@ pub(super) struct FrontInner {
     pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
     backings: super::backing::Backings,
-    pub(super) opened: OpenDirectories,
+    opened: OpenDirectories,
     store: Option<Store>,
     /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
     /// below, such names go with their directory when that is invalidated; the root cannot be.
@@ -67,7 +73,7 @@ pub(super) struct FrontInner {
     pub(super) datasets: OnceLock<super::datasets::Datasets>,
     /// The front of the node's other mount, if there are two. Weak: each knows the other.
     other: OnceLock<Weak<Self>>,
-    pub(super) continuing: Continuing,
+    continuing: Continuing,
 }
 
 /// More absent names at the top than this are promised to the kernel for no time at all.
@@ -165,7 +171,7 @@ impl Front {
         let known = |front: &Self| !front.inodes.below(path).is_empty();
         let known = known(self) || self.other_mount().as_ref().is_some_and(known);
         let datasets = self.datasets.get();
-        let held = super::service::clear(&self.read, self.store.as_ref(), datasets, path).await;
+        let held = clearing::clear(&self.read, self.store.as_ref(), datasets, path).await;
         self.backings.clear(path);
         known || held
     }

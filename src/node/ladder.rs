@@ -3,7 +3,6 @@
 use super::NodeError;
 use super::backing::Backings;
 use super::indexed::Indexes;
-use crate::config::units::{Size, share};
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomePlace;
 use crate::origin::{HangingBound, Kept, Once};
@@ -11,6 +10,7 @@ use crate::read::{FileRef, KeptData, ReadOptions, ReadPath};
 use crate::store::{Store, StoreOptions, Stored};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
+use copperfs_policy::amounts::{Size, share};
 use rustix::fs::statvfs;
 use std::sync::Arc;
 

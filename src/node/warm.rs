@@ -8,6 +8,7 @@
 
 pub(crate) mod ask;
 mod helper;
+mod planner;
 mod walk;
 
 use crate::read::{FileRef, ReadAhead, ReadPath};

@@ -1,8 +1,8 @@
 //! What the origins have done, counted: `origin.{opens,bytes_read,listings,stats,errors,throttled,concurrency}`.
 
 use copperfs_overlay::{Failure, FailureKind};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Counters, each monotonic. Relaxed: they are read for people, not for decisions.
@@ -90,7 +90,7 @@ impl OriginCounters {
             return;
         }
         let now = Instant::now();
-        let mut complaints = (self.complaints.lock()).unwrap_or_else(PoisonError::into_inner);
+        let mut complaints = self.complaints.lock();
         let recent = |last: Instant| now.duration_since(last) < BETWEEN_COMPLAINTS;
         if complaints.last.is_some_and(recent) {
             complaints.untold += 1;

@@ -6,12 +6,13 @@
 
 use copperfs_fuse::mountinfo;
 use copperfs_overlay::ItemPath;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The paths, relative to one origin, that it does not serve.
 #[derive(Debug, Default)]
@@ -100,7 +101,7 @@ impl CopperMounts {
     }
 
     fn points(&self) -> Arc<[ItemPath]> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let mut changed = [PollFd::new(&table.file, PollFlags::PRI)];
         let timeout = Timespec {
             tv_sec: 0,

@@ -19,11 +19,8 @@
 //! way without being cached (homes of datasets have their own flights). Ranges are not combined into
 //! blocks: bytes that were read as ranges are read again with their block.
 
-mod under_way;
-
-pub use under_way::Held;
-
 use super::turns::{Turn, TurnStream, Turns};
+use super::under_way::{Held, UnderWay, Unit};
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, BlockPart, BundleFile, BundleRequest, BundleStream, ContentHash, Cursor, Failure,
@@ -39,7 +36,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
-use under_way::{UnderWay, Unit};
 
 /// Storage, as [`Once`] uses it.
 pub trait Storage: Files {

@@ -1,6 +1,6 @@
 //! How origins are named and opened. Plain values: `src/config` fills them.
 
-use super::posix::HangingBound;
+use super::hanging_bound::HangingBound;
 use copperfs_overlay::ItemPath;
 use std::collections::BTreeMap;
 use std::fmt;

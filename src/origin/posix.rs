@@ -23,7 +23,7 @@ mod stat;
 mod threads;
 mod xattrs;
 
-pub use hanging::{HangingBound, HangingCalls};
+pub use hanging::HangingCalls;
 
 use super::error::OriginError;
 use super::exclusion::Exclusion;

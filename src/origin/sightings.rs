@@ -18,10 +18,10 @@
 //! Pure: every time is an argument. One lock, held for table look-ups.
 
 use copperfs_overlay::{Standing, Version};
+use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Looks remembered in each of two generations, 7.5 MiB for both. When the newer generation is full, the
@@ -125,7 +125,7 @@ impl Sightings {
         at: Moment,
     ) -> Option<u64> {
         let (key, state) = (self.hasher.hash_one(path), state_of(version));
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(sighting) = table.find(key, &state) else {
             return Some(table.insert(key, state, at.answered));
         };
@@ -144,7 +144,7 @@ impl Sightings {
         now: Instant,
     ) -> bool {
         let (key, state) = (self.hasher.hash_one(path), state_of(version));
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Standing::Unsettled(look) = version.standing() else {
             return false;
         };
@@ -166,10 +166,6 @@ impl Sightings {
         };
         let open = now.saturating_duration_since(sighting.first) <= granularity;
         open && !std::mem::replace(&mut sighting.read, true)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,7 @@
 //! its files by then. So an origin takes a turn before it reads a file of a bundle, and returns the turn
 //! with the bytes. The turn ends when the bytes are cached where the next request looks for them.
 
-use super::once::Held;
+use super::under_way::Held;
 use copperfs_overlay::BundleItem;
 use futures_util::stream::BoxStream;
 use std::sync::Arc;

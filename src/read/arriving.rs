@@ -6,7 +6,8 @@ use copperfs_overlay::{
     Entry, Failure, FailureKind, Listing, ListingHead, ListingPart, ListingStream,
 };
 use futures_util::{StreamExt, stream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Entries that are copied for a child at a time.
@@ -63,7 +64,7 @@ impl Arriving {
                 }
             });
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some((head, lease)) = state.head.clone() else {
             return Err(Failure::new(FailureKind::Corrupt, "a listing without head"));
         };
@@ -91,7 +92,7 @@ impl Arriving {
         let mut changed = self.changed.subscribe();
         let (head, restarts) = loop {
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 if let Some(head) = &state.head {
                     break (remaining(head), state.restarts);
                 }
@@ -120,12 +121,8 @@ impl Arriving {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut self.state.lock());
         self.changed.send_replace(());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,7 +159,7 @@ impl Follower {
     #[expect(clippy::option_option, reason = "nothing yet, and nothing more")]
     fn ready(&mut self) -> Option<Option<Result<ListingPart, Failure>>> {
         self.changed.mark_unchanged();
-        let state = self.arriving.lock();
+        let state = self.arriving.state.lock();
         if let (true, Some(head)) = (state.restarts != self.restarts, &state.head) {
             (self.restarts, self.sent) = (state.restarts, 0);
             return Some(Some(Ok(ListingPart::Restart(remaining(head)))));

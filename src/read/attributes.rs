@@ -1,25 +1,15 @@
 //! Attributes: from a listing, or asked for by name, once whoever asks.
 
-use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
+use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES, Found, ListingKey, is_current};
 use super::lease::{Lease, least_for_child};
-use super::listings::ListingKey;
 use super::single_flight::{Joined, Lead, Pending, answer_of};
-use super::{Inner, ReadPath};
+use super::{Inner, ReadPath, given_up};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, Entry, Failure, FailureKind, ItemPath, Leased, Version, XattrList,
 };
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// What a look-up found.
-#[derive(Clone, Debug)]
-pub enum Found {
-    /// It exists.
-    Attributes(Attributes),
-    /// It does not.
-    Absent,
-}
 
 type PendingAttributes = Pending<Result<Known, Failure>>;
 type AttributesLead = Lead<ItemPath, Result<Known, Failure>>;
@@ -77,12 +67,6 @@ impl KnownAttributes {
 pub(super) struct KnownXattrs {
     answer: Result<Arc<XattrList>, Failure>,
     lease: Lease,
-}
-
-/// Whether attributes that arrived at `since` may be used. Those of an unsettled version expire when
-/// another look could settle it.
-pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
-    attributes.version.is_settled() || since.elapsed() < attributes.granularity()
 }
 
 impl ReadPath {
@@ -596,11 +580,4 @@ pub(super) fn attributes_in(found: Leased<Found>) -> Option<Leased<Attributes>> 
         }),
         Found::Absent => None,
     }
-}
-
-pub(super) fn given_up(path: &ItemPath) -> Failure {
-    Failure::new(
-        FailureKind::Unavailable,
-        format!("{path}: the request was given up"),
-    )
 }

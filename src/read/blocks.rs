@@ -1,5 +1,6 @@
 //! File data: blocks from the cache, from a flight, or fetched.
 
+use super::file::{BlockKey, FileRef};
 use super::flight::{Flight, Progress};
 use super::parts::{Cut, Part, Parts, Place};
 use super::room::{Charge, FETCH_BYTES_MAX};
@@ -8,187 +9,15 @@ use super::{Block, Inner, ReadPath};
 use crate::num::to_usize;
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Files, ItemPath,
-    ReadRequest, ReadStream, STRIPE_BLOCKS, UNSETTLED_BYTES_MAX, Version,
+    BLOCK_BYTES, BlockPart, Failure, FailureKind, Files, ReadRequest, ReadStream, STRIPE_BLOCKS,
+    UNSETTLED_BYTES_MAX,
 };
 use dashmap::mapref::entry::Entry;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
-
-/// Names what a file holds in the block cache: a hash of its content and size where its content is
-/// known, so that equal files are one, and of its path and version otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct FileId([u8; 16]);
-
-impl FileId {
-    /// The identity with this hash, as [`FileId::as_bytes`] gave it.
-    #[must_use]
-    pub fn of(hash: [u8; 16]) -> Self {
-        Self(hash)
-    }
-
-    /// Of one version of the file at `path`.
-    #[must_use]
-    pub fn of_place(path: &ItemPath, version: Version) -> Self {
-        Self::hashed(&[&version.to_bytes(), path.as_bytes()])
-    }
-
-    /// Like [`FileId::of_place`], for a version that is valid in one launch only. No other process creates
-    /// this identity, so data that an earlier process kept on a disk under such a version is never found.
-    fn of_launch(path: &ItemPath, version: Version) -> Self {
-        static PROCESS: OnceLock<[u64; 2]> = OnceLock::new();
-        let process = PROCESS.get_or_init(|| {
-            let random = RandomState::new();
-            [random.hash_one(0), random.hash_one(1)]
-        });
-        let [one, two] = process.map(u64::to_le_bytes);
-        Self::hashed(&[b"launch", &one, &two, &version.to_bytes(), path.as_bytes()])
-    }
-
-    fn of_content(content: &ContentHash, size: u64) -> Self {
-        Self::hashed(&[b"content", &content.0, &size.to_le_bytes()])
-    }
-
-    fn hashed(parts: &[&[u8]]) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        for part in parts {
-            hasher.update(part);
-        }
-        let mut id = [0; 16];
-        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-        Self(id)
-    }
-
-    /// The hash.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-}
-
-/// One version of one file.
-#[derive(Clone, Debug)]
-pub struct FileRef {
-    /// Where it is.
-    pub path: ItemPath,
-    /// Which state of it.
-    pub version: Version,
-    /// Its size in bytes.
-    pub size: u64,
-    /// The hash of all its bytes, where an index knows it.
-    pub content: Option<ContentHash>,
-    id: FileId,
-}
-
-impl FileRef {
-    /// Whether a later process may use its cached data: its content is known, or its version differs from
-    /// that of every later state.
-    #[must_use]
-    pub fn outlives_launch(&self) -> bool {
-        self.content.is_some() || self.version.outlives_launch()
-    }
-}
-
-impl FileRef {
-    /// The file at `path` in state `version`, `size` bytes long, of `content` where that is known.
-    #[must_use]
-    pub fn new(path: ItemPath, version: Version, size: u64, content: Option<ContentHash>) -> Self {
-        let id = match &content {
-            Some(content) => FileId::of_content(content, size),
-            None if version.outlives_launch() => FileId::of_place(&path, version),
-            None => FileId::of_launch(&path, version),
-        };
-        Self {
-            path,
-            version,
-            size,
-            content,
-            id,
-        }
-    }
-
-    /// The file that another node requests. The content hash in the request is used only for a file of one
-    /// block, because only then can the bytes be checked against it. Otherwise this file's bytes could be
-    /// returned to readers of the content with that hash.
-    pub(crate) fn asked(
-        path: ItemPath,
-        version: Version,
-        size: u64,
-        content: Option<ContentHash>,
-    ) -> Self {
-        let content = content.filter(|_| size.div_ceil(BLOCK_BYTES) == 1);
-        Self::new(path, version, size, content)
-    }
-
-    /// The file at `path` that `attributes` describe.
-    #[must_use]
-    pub fn of(path: ItemPath, attributes: &Attributes) -> Self {
-        Self::new(
-            path,
-            attributes.version,
-            attributes.size,
-            attributes.content,
-        )
-    }
-
-    /// Refuses a block that cannot be part of the content that an index promised. Only a file of one
-    /// block can be judged: its block's hash is the file's.
-    pub(super) fn check(&self, hash: ContentHash) -> Result<(), Failure> {
-        match self.content {
-            Some(content) if self.block_count() == 1 && content != hash => {
-                let detail = format!(
-                    "{}: it changed since it was indexed; make the index anew",
-                    self.path
-                );
-                Err(Failure::new(FailureKind::Stale, detail))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The name of this version in the block cache.
-    #[must_use]
-    pub fn id(&self) -> FileId {
-        self.id
-    }
-
-    pub(super) fn key(&self, index: u64) -> BlockKey {
-        BlockKey {
-            file: self.id,
-            index,
-            piece: WHOLE,
-        }
-    }
-
-    /// Of one piece of block `index`.
-    pub(super) fn piece_key(&self, index: u64, piece: u64) -> BlockKey {
-        BlockKey {
-            file: self.id,
-            index,
-            piece: u16::try_from(piece).unwrap_or(WHOLE),
-        }
-    }
-
-    /// The number of its blocks.
-    pub(super) fn block_count(&self) -> u64 {
-        self.size.div_ceil(BLOCK_BYTES)
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct BlockKey {
-    file: FileId,
-    index: u64,
-    /// Which piece of the block, or [`WHOLE`].
-    piece: u16,
-}
-
-/// In the place of a piece: all of the block, which has far fewer pieces than this.
-const WHOLE: u16 = u16::MAX;
 
 /// How one waits for a block that a bundle or a run will bring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

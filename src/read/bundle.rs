@@ -17,8 +17,9 @@
 //! again. A bundle that has brought nothing for [`PATIENCE`] does not prevent others from starting. When a
 //! bundle ends, a reader that waits for a file that it did not bring gets its own request.
 
-use super::blocks::{FileRef, Haste};
+use super::blocks::Haste;
 use super::directory::Directory;
+use super::file::FileRef;
 use super::flight::Flight;
 use super::touched::Whole;
 use super::{Block, ReadPath, scattered};
@@ -29,8 +30,9 @@ use copperfs_overlay::{
 };
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -118,12 +120,6 @@ impl Account {
         }
     }
 
-    fn lock_walked_out(&self) -> MutexGuard<'_, Option<ItemPath>> {
-        self.walked_out
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many bundles of one kind are under way.
     fn count_of(&self, own: bool) -> &AtomicUsize {
         if own {
@@ -197,7 +193,7 @@ impl ReadPath {
         let carried_on = self.carries_on(&parent);
         let step = directory.reading(position, carried_on);
         if step.ended {
-            *account.lock_walked_out() = Some(parent.clone());
+            *account.walked_out.lock() = Some(parent.clone());
         }
         let large = count > WHOLE_ENTRIES || directory.touched.whole() == Whole::TooLarge;
         if large && !directory.is_walked() {
@@ -412,7 +408,7 @@ impl ReadPath {
 
     /// Whether a reader has just gone to the end of the directory before `path`.
     fn carries_on(&self, path: &ItemPath) -> bool {
-        let walked_out = self.0.bundles.lock_walked_out().clone();
+        let walked_out = self.0.bundles.walked_out.lock().clone();
         walked_out.is_some_and(|before| self.next_directory(&before).as_ref() == Some(path))
     }
 

@@ -1,6 +1,5 @@
 //! A directory as this node knows it. Pure.
 
-use super::attributes::{Found, is_current};
 use super::lease::{Lease, Term};
 use super::siblings::Descent;
 use super::touched::Touched;
@@ -10,12 +9,35 @@ use copperfs_overlay::{
     Attributes, Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Leased, Listing,
     ListingDigest,
 };
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+
+/// What a look-up found.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// It exists.
+    Attributes(Attributes),
+    /// It does not.
+    Absent,
+}
+
+/// Whether attributes that arrived at `since` may be used. Those of an unsettled version expire when
+/// another look could settle it.
+pub(super) fn is_current(attributes: &Attributes, since: Instant) -> bool {
+    attributes.version.is_settled() || since.elapsed() < attributes.granularity()
+}
+
+/// A directory's page in the listings cache. Page 0 is the only one but for large directories.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct ListingKey {
+    pub(super) path: ItemPath,
+    pub(super) page: u32,
+}
 
 /// A directory as this node knows it: all of it, a page of a large one, or only that it exists.
 pub struct Directory {
@@ -178,7 +200,7 @@ impl Directory {
 
     /// `name` was asked for by itself; gives those that were before it.
     pub(super) fn name_asked(&self, name: &[u8]) -> Vec<Bytes> {
-        let mut named = self.named();
+        let mut named = self.named.lock();
         named.retain(|other| other != name);
         let others = named.iter().cloned().collect();
         if named.len() == NAMED_MAX {
@@ -190,12 +212,8 @@ impl Directory {
 
     /// What was learned of the habits of its readers in `older`, which this one replaces.
     pub(super) fn inherit(&self, older: &Self) {
-        let names = std::mem::take(&mut *older.named());
-        *self.named() = names;
-    }
-
-    fn named(&self) -> MutexGuard<'_, VecDeque<Bytes>> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+        let names = std::mem::take(&mut *older.named.lock());
+        *self.named.lock() = names;
     }
 
     /// The attributes that came along with entry `position`, while they can be trusted.

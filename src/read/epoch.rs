@@ -6,7 +6,7 @@
 //! `clear` is found after it, in any thread.
 
 use copperfs_overlay::ItemPath;
-use std::sync::{PoisonError, RwLock};
+use parking_lot::RwLock;
 
 /// Clears that are remembered with their paths; older ones are treated as clears of everything.
 const CLEARS_MAX: usize = 64;
@@ -35,12 +35,7 @@ pub(super) struct Epoch {
 impl Epoch {
     /// The moment of a question that is asked now.
     pub(super) fn now(&self) -> Moment {
-        Moment(
-            self.state
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .now,
-        )
+        Moment(self.state.read().now)
     }
 
     /// Calls `keep` to store an answer about `path` to a question asked at `asked`, unless it is void.
@@ -50,7 +45,7 @@ impl Epoch {
         path: &ItemPath,
         keep: impl FnOnce() -> R,
     ) -> Option<R> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         let void = |(at, cleared): &(u64, ItemPath)| asked.0 < *at && path.is_within(cleared);
         if asked.0 < state.all_before || state.clears.iter().any(void) {
             return None;
@@ -60,7 +55,7 @@ impl Epoch {
 
     /// Voids the answers to all earlier questions about `path` and below.
     pub(super) fn clear(&self, path: &ItemPath) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         state.now += 1;
         let now = state.now;
         state.clears.retain(|(_, older)| !older.is_within(path));

@@ -3,7 +3,8 @@
 //! A feed looks for a block only when it comes to it, and holds it until it is sent ([`super::handouts`]).
 //! Of a run that is missing it has as many blocks fetched as it may hold.
 
-use super::blocks::{FileRef, Source};
+use super::blocks::Source;
+use super::file::FileRef;
 use super::flight::{Flight, Progress};
 use super::handouts::Hold;
 use super::room::COPY_BYTES;

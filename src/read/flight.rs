@@ -4,8 +4,8 @@ use super::epoch::Moment;
 use super::{Block, FileRef};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Failure, FailureKind, ItemPath};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// How far a block has come.
@@ -165,7 +165,7 @@ impl Flight {
 
     /// Whether none of its bytes have arrived.
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().arrived() == 0
+        self.filling.lock().arrived() == 0
     }
 
     /// Appends bytes as they arrive.
@@ -173,7 +173,7 @@ impl Flight {
     /// # Errors
     /// `Corrupt` when the block would become longer than it is.
     pub(super) fn push(&self, bytes: Bytes) -> Result<(), Failure> {
-        let mut guard = self.lock();
+        let mut guard = self.filling.lock();
         let filling = &mut *guard;
         if filling.arrived() + bytes.len() > self.len {
             return Err(Failure::new(
@@ -197,7 +197,7 @@ impl Flight {
 
     /// What has arrived is void.
     pub(super) fn restart(&self) {
-        let mut filling = self.lock();
+        let mut filling = self.filling.lock();
         filling.bytes.clear();
         filling.whole = None;
         filling.restarts += 1;
@@ -213,7 +213,7 @@ impl Flight {
     /// `Corrupt` when bytes are missing.
     pub(super) fn complete(&self, hash: ContentHash) -> Result<Block, Failure> {
         let path = &self.path;
-        let mut filling = self.lock();
+        let mut filling = self.filling.lock();
         let arrived = filling.arrived();
         if arrived != self.len {
             let detail = format!("{path}: a block ended after {arrived} of {} B", self.len);
@@ -232,14 +232,14 @@ impl Flight {
 
     pub(super) fn finish(&self, outcome: Result<Block, Failure>) {
         self.progress.send_replace(match outcome {
-            Ok(block) => Progress::Done(block, self.lock().restarts),
+            Ok(block) => Progress::Done(block, self.filling.lock().restarts),
             Err(failure) => Progress::Failed(failure),
         });
     }
 
     /// The bytes after `from`, at most [`FORWARD_BYTES_MAX`], if the block has restarted `restarts` times.
     pub(super) fn forwardable(&self, from: usize, restarts: u32) -> Option<Bytes> {
-        let filling = self.lock();
+        let filling = self.filling.lock();
         if filling.restarts != restarts || filling.arrived() <= from {
             return None;
         }
@@ -248,9 +248,5 @@ impl Flight {
             Some(whole) => whole.slice(from..to),
             None => Bytes::copy_from_slice(&filling.bytes[from..to]),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Filling> {
-        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

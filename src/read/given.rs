@@ -19,8 +19,9 @@
 use super::parts::{Part, Place};
 use super::pieces::BLOCK_PIECES;
 use copperfs_overlay::ContentHash;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Blocks noted for one file: 8 GiB, in 192 KiB of memory. Beyond it the ledger is full.
 pub const BLOCKS_MAX: usize = 8192;
@@ -480,7 +481,7 @@ impl Drop for State {
 }
 
 fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    ledger.lock()
 }
 
 #[cfg(test)]

@@ -12,11 +12,12 @@
 
 use super::Block;
 use super::flight::Flight;
-use super::room::{Held, Share};
+use super::share::{Held, Share};
 use copperfs_overlay::BLOCK_BYTES;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -92,7 +93,7 @@ impl Handouts {
                 used: Instant::now(),
             }),
         });
-        let mut holds = lock(&self.holds);
+        let mut holds = self.holds.lock();
         if holds.listed.len() >= holds.prune_at {
             holds.listed.retain(|hold| hold.strong_count() > 0);
             holds.prune_at = HOLDS_LISTED.max(2 * holds.listed.len());
@@ -102,7 +103,7 @@ impl Handouts {
     }
 
     fn reclaim(&self) {
-        let listed = lock(&self.holds).listed.clone();
+        let listed = self.holds.lock().listed.clone();
         for hold in listed.iter().filter_map(Weak::upgrade) {
             hold.reclaim();
         }
@@ -112,7 +113,7 @@ impl Handouts {
 impl Hold {
     /// The feed is alive. Whether it has its room still.
     pub(super) fn touch(&self) -> bool {
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks.lock();
         blocks.used = Instant::now();
         blocks.room.is_some()
     }
@@ -120,7 +121,7 @@ impl Hold {
     /// Takes room for up to `more` further blocks, as long as half of all room stays free for other feeds.
     /// Returns for how many.
     pub(super) fn extend(&self, more: u64) -> u64 {
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks.lock();
         let Some(room) = &mut blocks.room else {
             return 0;
         };
@@ -135,29 +136,29 @@ impl Hold {
 
     /// Keeps the flights of the blocks that come after the current one.
     pub(super) fn lead(&self, ahead: impl Iterator<Item = Arc<Flight>>) {
-        lock(&self.blocks).ahead.extend(ahead);
+        self.blocks.lock().ahead.extend(ahead);
     }
 
     /// Keeps the block that is being sent.
     pub(super) fn keep(&self, block: Block) {
-        lock(&self.blocks).current = Some(block);
+        self.blocks.lock().current = Some(block);
     }
 
     /// Whether the current block may be given to the network as a whole. Otherwise it is sent in copies.
     pub(super) fn give(&self) -> bool {
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks.lock();
         blocks.given = blocks.given || self.share.is_half_free();
         blocks.given
     }
 
     /// The block that is being sent, unless its room was taken away.
     pub(super) fn current(&self) -> Option<Block> {
-        lock(&self.blocks).current.clone()
+        self.blocks.lock().current.clone()
     }
 
     /// The current block is sent. The flight of the next one, if there is room for it.
     pub(super) fn next(&self) -> Option<Arc<Flight>> {
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks.lock();
         (blocks.current, blocks.given) = (None, false);
         let next = blocks.ahead.pop_front()?;
         let units = self.share.units(BLOCK_BYTES) as usize;
@@ -167,7 +168,7 @@ impl Hold {
     }
 
     fn reclaim(&self) {
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks.lock();
         if blocks.used.elapsed() < STALLED {
             return;
         }
@@ -184,8 +185,4 @@ impl Hold {
             blocks.room = None;
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

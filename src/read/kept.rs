@@ -1,6 +1,7 @@
 //! Access to a node's cached file data for the reader of its storage, which checks it before it reads.
 
-use super::blocks::{BlockKey, FileRef, slice};
+use super::blocks::slice;
+use super::file::{BlockKey, FileRef};
 use super::{Block, ReadPath, pieces};
 use crate::cache::Cache;
 use bytes::Bytes;

@@ -4,7 +4,7 @@
 //! what remains of that node's lease and counts from before its own question, so that nothing is used
 //! for longer than the rule says after storage was asked, whatever the depth.
 
-use copperfs_overlay::freshness::shorter;
+use copperfs_overlay::shorter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

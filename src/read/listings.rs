@@ -1,11 +1,10 @@
 //! Listings: a directory is fetched once and then answers for all its names.
 
 use super::arriving::Arriving;
-use super::attributes::given_up;
-use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES};
+use super::directory::{ATTRIBUTES_BYTES, Directory, ENTRY_BYTES, ListingKey};
 use super::lease::{Lease, least_for_child};
 use super::single_flight::{Joined, Lead, Pending, answer_of};
-use super::{Inner, ReadPath};
+use super::{Inner, ReadPath, given_up};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, Cursor, Failure, FailureKind, ItemPath, Leased, Listed, ListingDigest,
@@ -13,13 +12,6 @@ use copperfs_overlay::{
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// A directory's page in the listings cache. Page 0 is the only one but for large directories.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct ListingKey {
-    pub(super) path: ItemPath,
-    pub(super) page: u32,
-}
 
 impl ReadPath {
     /// The listing of `path` if it is here: the first page of a large directory.

@@ -5,7 +5,8 @@
 //! are neither here nor under way come by one request. Where the block is here, or on its way, there are
 //! no pieces.
 
-use super::blocks::{BlockKey, FileRef, Haste, Source, cut_of, landed};
+use super::blocks::{Haste, Source, cut_of, landed};
+use super::file::{BlockKey, FileRef};
 use super::flight::Flight;
 use super::parts::{Cut, Part as Given, Parts, Place};
 use super::{Block, Inner, ReadPath};

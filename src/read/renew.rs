@@ -1,10 +1,12 @@
 //! Finds the new version of a file that is being read, and compares it with the bytes that were returned.
 
-use super::attributes::{Demand, Found, Known, attributes_in, given_up};
-use super::blocks::{FileRef, Haste};
+use super::attributes::{Demand, Known, attributes_in};
+use super::blocks::Haste;
+use super::directory::Found;
+use super::file::FileRef;
 use super::given::{Account, Scattered};
 use super::single_flight::{Joined, answer_of};
-use super::{Inner, ReadPath};
+use super::{Inner, ReadPath, given_up};
 use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::{

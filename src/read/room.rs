@@ -18,24 +18,18 @@
 //! continues even if there is none.
 
 use super::handouts::Handouts;
-use crate::num::to_usize;
+use super::share::{Held, Share};
 use futures_util::FutureExt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// One part in so many of the bytes for data is for what is under way …
 const RESERVE_SHARE: u64 = 4;
 /// … but no more than this: 256 blocks under way keep any link busy.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
-/// The minimum of each share, which is enough for one block.
-const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// How long a read keeps its room without an answer.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// The unit in which room is given.
-const UNIT_BYTES: u64 = 4096;
 
 /// The maximum that a fetch holds: the block that it fills, and those that its source has begun.
 pub(super) const FETCH_BYTES_MAX: u64 = 3 << 20;
@@ -47,9 +41,6 @@ pub(super) const COPY_BYTES: usize = 64 << 10;
 pub(super) fn reserve(data_bytes: u64) -> u64 {
     (data_bytes / RESERVE_SHARE).min(RESERVE_BYTES_MAX)
 }
-
-/// Room that is released on drop.
-pub(super) type Held = OwnedSemaphorePermit;
 
 /// See the module.
 #[derive(Debug)]
@@ -147,47 +138,10 @@ impl Charge {
     }
 }
 
-/// The room for one kind of holders.
-#[derive(Clone, Debug)]
-pub(super) struct Share {
-    units: Arc<Semaphore>,
-    units_max: u64,
-}
-
-impl Share {
-    pub(super) fn new(bytes: u64) -> Self {
-        let units_max = bytes.max(SHARE_BYTES_MIN) / UNIT_BYTES;
-        Self {
-            units: Arc::new(Semaphore::new(to_usize(units_max))),
-            units_max,
-        }
-    }
-
-    pub(super) fn units(&self, bytes: u64) -> u32 {
-        let units = bytes.div_ceil(UNIT_BYTES).min(self.units_max);
-        u32::try_from(units).unwrap_or(u32::MAX)
-    }
-
-    pub(super) async fn take(&self, bytes: u64) -> Option<Held> {
-        // The semaphore is never closed.
-        let units = Arc::clone(&self.units);
-        units.acquire_many_owned(self.units(bytes)).await.ok()
-    }
-
-    pub(super) fn take_now(&self, bytes: u64) -> Option<Held> {
-        let units = Arc::clone(&self.units);
-        units.try_acquire_many_owned(self.units(bytes)).ok()
-    }
-
-    /// Whether at least half of the room is free.
-    pub(super) fn is_half_free(&self) -> bool {
-        self.units.available_permits() >= to_usize(self.units_max).div_ceil(2)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! The read path as its children see it.
 
-use super::blocks::FileRef;
 use super::feed::Feed;
+use super::file::FileRef;
 use super::lease::least_for_child;
 use super::{Found, ReadPath};
 use bytes::Bytes;

@@ -5,8 +5,9 @@
 //! directory, so that readers find settled versions. A reader that comes earlier asks for the whole batch,
 //! too. A file that changes constantly stays unsettled until a reader asks for it.
 
-use super::attributes::{Demand, Found};
+use super::attributes::Demand;
 use super::directory::Directory;
+use super::directory::Found;
 use super::{Inner, ReadPath};
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Entry, Failure, ItemPath, Leased, Version};

@@ -14,9 +14,9 @@
 //! Pure but for the lock: no I/O, no clock.
 
 use copperfs_overlay::BLOCK_BYTES;
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Places remembered for each file. More readers of one file than this, none of them near another,
 /// are served without read-ahead when they take turns.
@@ -112,7 +112,7 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// The bytes of `range`, not empty, of a file of `size` bytes are being read.
     pub(super) fn read(&self, range: &Range<u64>, size: u64, pace: &Pace) -> Pattern {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         let near = |stream: &Stream| {
             let ahead = stream.end.saturating_add(GAP_BYTES);
             let behind = stream.end.saturating_sub(BACK_BYTES).max(stream.start);

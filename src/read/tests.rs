@@ -10,8 +10,8 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::Semaphore;
 
@@ -84,7 +84,7 @@ impl Source {
     }
 
     fn attributes(&self, name: &[u8]) -> Result<Attributes, Failure> {
-        let files = self.files.lock().unwrap();
+        let files = self.files.lock();
         let (kind, size, state) = match files.get(name) {
             _ if name.is_empty() => (FileKind::Directory, 0, 0),
             Some((content, state)) => (FileKind::File, content.len() as u64, *state),
@@ -99,19 +99,19 @@ impl Source {
     }
 
     fn change(&self, name: &str, content: Vec<u8>) {
-        let mut files = self.files.lock().unwrap();
+        let mut files = self.files.lock();
         let state = files[name.as_bytes()].1 + 1;
         files.insert(name.as_bytes().to_vec(), (content, state));
     }
 
     /// Blocks that were asked for, in all reads.
     fn blocks_read(&self) -> u64 {
-        let reads = self.reads.lock().unwrap();
+        let reads = self.reads.lock();
         reads.iter().map(|read| read.block_count).sum()
     }
 
     fn content(&self, name: &str) -> Vec<u8> {
-        self.files.lock().unwrap()[name.as_bytes()].0.clone()
+        self.files.lock()[name.as_bytes()].0.clone()
     }
 }
 
@@ -137,7 +137,7 @@ impl Files for Shared {
                     "may not be listed",
                 ));
             }
-            let names: Vec<Vec<u8>> = source.files.lock().unwrap().keys().cloned().collect();
+            let names: Vec<Vec<u8>> = source.files.lock().keys().cloned().collect();
             let start = cursor.map_or(0, |at| std::str::from_utf8(&at.0).unwrap().parse().unwrap());
             let end = names.len().min(start + limit);
             let entries = names[start..end].iter().map(|name| Entry {
@@ -162,7 +162,7 @@ impl Files for Shared {
         let source = Arc::clone(&self.0);
         async move {
             let answers = names.iter().map(|name| source.attributes(name)).collect();
-            source.stats.lock().unwrap().push(names);
+            source.stats.lock().push(names);
             Ok(Leased::lasting(answers))
         }
         .boxed()
@@ -191,7 +191,7 @@ impl Files for Shared {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
         let source = Arc::clone(&self.0);
-        source.reads.lock().unwrap().push(request.clone());
+        source.reads.lock().push(request.clone());
         async move {
             if request.block_count == 1 && source.single_hangs.load(Ordering::Relaxed) {
                 std::future::pending::<()>().await;
@@ -199,9 +199,7 @@ impl Files for Shared {
             if source.attributes(request.path.as_bytes())?.version != request.version {
                 return Err(Failure::new(FailureKind::Stale, "changed"));
             }
-            let content = source.files.lock().unwrap()[request.path.as_bytes()]
-                .0
-                .clone();
+            let content = source.files.lock()[request.path.as_bytes()].0.clone();
             let mut parts = Vec::new();
             for index in request.first_block..request.first_block + request.block_count {
                 let start = usize::try_from(index * BLOCK_BYTES).unwrap();
@@ -259,13 +257,13 @@ impl Files for Shared {
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
         let source = Arc::clone(&self.0);
         assert_eq!(request.fault(), None);
-        source.ranges.lock().unwrap().push(request.clone());
+        source.ranges.lock().push(request.clone());
         async move {
             let _permit = source.gate.acquire().await.unwrap();
             if source.attributes(request.path.as_bytes())?.version != request.version {
                 return Err(Failure::new(FailureKind::Stale, "changed"));
             }
-            let files = source.files.lock().unwrap();
+            let files = source.files.lock();
             let start = usize::try_from(request.offset).unwrap();
             let end = start + usize::try_from(request.len).unwrap();
             let bytes = &files[request.path.as_bytes()].0[start..end];
@@ -276,7 +274,7 @@ impl Files for Shared {
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         let source = Arc::clone(&self.0);
-        source.bundles.lock().unwrap().push(request.clone());
+        source.bundles.lock().push(request.clone());
         let items =
             stream::iter(request.files.into_iter().enumerate()).then(move |(index, file)| {
                 let source = Arc::clone(&source);
@@ -291,12 +289,11 @@ impl Files for Shared {
                     if index as u64 >= source.bundle_hangs.load(Ordering::Relaxed) {
                         std::future::pending::<()>().await;
                     }
-                    let state =
-                        Version::from_data([source.files.lock().unwrap()[&file.name[..]].1; 16]);
+                    let state = Version::from_data([source.files.lock()[&file.name[..]].1; 16]);
                     if state != file.version {
                         return None;
                     }
-                    let bytes = Bytes::from(source.files.lock().unwrap()[&file.name[..]].0.clone());
+                    let bytes = Bytes::from(source.files.lock()[&file.name[..]].0.clone());
                     let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
@@ -392,7 +389,7 @@ async fn a_small_file_is_fetched_whole_by_one_request_and_read_from_memory_after
         path.read_now(&f, 0, 1000).as_deref(),
         Some(&source.content("f")[..1000])
     );
-    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(source.reads.lock().len(), 1);
     assert_eq!(path.stats().data.bytes, 3_500_000);
 }
 
@@ -412,7 +409,6 @@ async fn with_several_roots_each_stripe_is_asked_for_by_itself() {
     let mut asked: Vec<_> = source
         .reads
         .lock()
-        .unwrap()
         .iter()
         .map(|read| (read.first_block, read.block_count))
         .collect();
@@ -434,7 +430,7 @@ async fn many_readers_cost_one_request() {
             &source.content("f")[i * 30_000..i * 30_000 + 40]
         );
     }
-    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(source.reads.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -448,7 +444,7 @@ async fn what_a_source_takes_back_is_never_given_out() {
         .await
         .unwrap();
     assert_eq!(bytes, source.content("f"));
-    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(source.reads.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -483,9 +479,9 @@ async fn bytes_that_are_here_outlive_a_change_under_their_own_version() {
 async fn a_failed_read_is_not_cached() {
     let (path, source) = read_path(Source::new(&[("f", 10)]), options());
     let f = file(&path, "f").await;
-    let kept = source.files.lock().unwrap().remove(&b"f"[..]).unwrap();
+    let kept = source.files.lock().remove(&b"f"[..]).unwrap();
     assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_err());
-    source.files.lock().unwrap().insert(b"f".to_vec(), kept);
+    source.files.lock().insert(b"f".to_vec(), kept);
     assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_ok());
 }
 
@@ -508,7 +504,7 @@ async fn one_listing_answers_for_every_name_there_is_or_is_not() {
         Some(Found::Absent)
     ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
-    assert_eq!(source.stats.lock().unwrap().len(), 0);
+    assert_eq!(source.stats.lock().len(), 0);
 }
 
 #[tokio::test]
@@ -523,7 +519,7 @@ async fn attributes_that_did_not_come_along_are_asked_for_in_growing_batches() {
     for name in &names {
         file(&path, name).await;
     }
-    let batches: Vec<usize> = source.stats.lock().unwrap().iter().map(Vec::len).collect();
+    let batches: Vec<usize> = source.stats.lock().iter().map(Vec::len).collect();
     assert_eq!(
         batches.iter().sum::<usize>(),
         900,
@@ -563,16 +559,12 @@ async fn a_large_directory_is_paged_and_looked_up_by_name() {
         path.find(&root, b"nothing").await,
         Ok(Found::Absent)
     ));
-    let asked = source.stats.lock().unwrap().len();
+    let asked = source.stats.lock().len();
     assert!(matches!(
         path.find_now(&root, b"nothing").map(|it| it.value),
         Some(Found::Absent)
     ));
-    assert_eq!(
-        source.stats.lock().unwrap().len(),
-        asked,
-        "absence is remembered"
-    );
+    assert_eq!(source.stats.lock().len(), asked, "absence is remembered");
 }
 
 #[tokio::test]
@@ -610,11 +602,7 @@ async fn clear_forgets_and_what_was_under_way_is_not_kept() {
     })
     .await;
     path.clear(&root);
-    source
-        .files
-        .lock()
-        .unwrap()
-        .insert(b"b".to_vec(), (vec![1], 0));
+    source.files.lock().insert(b"b".to_vec(), (vec![1], 0));
     drop(closed);
     early.await.unwrap().unwrap();
     assert!(matches!(
@@ -671,7 +659,7 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
         let (bytes, blocks) = child.await.unwrap().unwrap();
         assert_eq!((bytes, blocks), (source.content("f"), 3));
     }
-    assert_eq!(source.reads.lock().unwrap().len(), 1);
+    assert_eq!(source.reads.lock().len(), 1);
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
 
     // Cut-through: with the source stopped in the middle of a block, a child has its beginning.
@@ -719,14 +707,14 @@ async fn what_is_read_through_a_chain_is_kept_by_nobody() {
         for path in [&leaf, &middle, &root] {
             assert_eq!(path.stats().data.bytes, 0);
         }
-        let reads = source.reads.lock().unwrap().clone();
+        let reads = source.reads.lock().clone();
         assert_eq!(reads, vec![through(); times]);
     }
     // Two at once share nothing, and hold nobody up: the source lets as much through as both need.
     source.gate.forget_permits(OPEN_GATE);
     let first = Files::read(&leaf, through()).await.unwrap();
     let second = Files::read(&leaf, through()).await.unwrap();
-    assert_eq!(source.reads.lock().unwrap().len(), 4);
+    assert_eq!(source.reads.lock().len(), 4);
     source.gate.add_permits(OPEN_GATE);
     let (first, second) = tokio::join!(collect(first), collect(second));
     assert_eq!(first.unwrap(), second.unwrap());
@@ -735,7 +723,7 @@ async fn what_is_read_through_a_chain_is_kept_by_nobody() {
         .await
         .unwrap();
     assert_eq!(bytes, source.content("f"));
-    assert_eq!(source.reads.lock().unwrap().len(), 5);
+    assert_eq!(source.reads.lock().len(), 5);
     assert!(leaf.stats().data.bytes > 0);
 }
 

@@ -4,8 +4,9 @@
 //! use. Therefore one file of each group of [`GROUP`] that a bundle brings is left to be asked for: it
 //! stands for its group.
 
+use parking_lot::Mutex;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A reader or a child has asked for it.
 const READ: u8 = 1;
@@ -90,7 +91,7 @@ impl Touched {
                 self.mark(sample, count, SAMPLE);
                 let narrow = |&at: &usize| u32::try_from(at).unwrap_or(u32::MAX);
                 let entry = (narrow(&sample), rest.iter().map(narrow).collect());
-                self.lock().push(entry);
+                self.groups.lock().push(entry);
             }
         }
     }
@@ -148,7 +149,7 @@ impl Touched {
     }
 
     fn take_group(&self, sample: usize) -> Box<[u32]> {
-        let mut groups = self.lock();
+        let mut groups = self.groups.lock();
         let place = groups.iter().position(|(at, _)| *at as usize == sample);
         place.map_or_else(Box::default, |place| groups.swap_remove(place).1)
     }
@@ -175,10 +176,6 @@ impl Touched {
             .marks
             .get_or_init(|| (0..count).map(|_| AtomicU8::new(0)).collect());
         Some(marks.get(position)?.fetch_or(mark, Ordering::Relaxed))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, Box<[u32]>)>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

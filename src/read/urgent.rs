@@ -4,7 +4,8 @@
 //! The delay avoids a second transfer of the blocks that arrive in time, which are most of them. Storage
 //! reads the block only once in any case (`origin::Once`).
 
-use super::blocks::{FileRef, landed};
+use super::blocks::landed;
+use super::file::FileRef;
 use super::flight::{Behind, Flight, Progress};
 use super::room::Charge;
 use super::{Block, Inner, ReadPath};

@@ -4,58 +4,17 @@
 //! A block costs about a quarter of a KiB here. A clear is a prefix and a moment: what was asked for
 //! before it is not found under that prefix any more, so no path is kept for each file.
 
-use super::log::Record;
+use super::record::Record;
+use super::unit::{Kind, Unit};
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::{ContentHash, ItemPath, ReadRequest};
 use dashmap::{DashMap, DashSet};
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-
-/// What one content file holds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Kind {
-    /// One block; the name is its hash.
-    Block,
-    /// All blocks of a file, in order; the name is the hash of their hashes.
-    Whole,
-}
-
-/// A content file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Unit {
-    pub(super) kind: Kind,
-    pub(super) name: ContentHash,
-}
-
-impl Unit {
-    pub(super) fn block(hash: ContentHash) -> Self {
-        Self {
-            kind: Kind::Block,
-            name: hash,
-        }
-    }
-
-    pub(super) fn whole(name: ContentHash) -> Self {
-        Self {
-            kind: Kind::Whole,
-            name,
-        }
-    }
-}
-
-/// The name in hexadecimal.
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.name
-            .0
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
+use std::sync::{Arc, Weak};
 
 /// Where the bytes of a block are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -222,7 +181,7 @@ impl Catalog {
 
     pub(super) fn cleared(&self, cleared: Cleared) {
         self.reach(cleared.until + 1);
-        let mut clears = self.clears.write().unwrap_or_else(PoisonError::into_inner);
+        let mut clears = self.clears.write();
         clears
             .retain(|other| !(other.until <= cleared.until && other.path.is_within(&cleared.path)));
         clears.push(cleared);
@@ -238,14 +197,11 @@ impl Catalog {
 
     /// The clears that are remembered.
     pub(super) fn clears(&self) -> Vec<Cleared> {
-        self.clears
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.clears.read().clone()
     }
 
     fn is_void(&self, path: &ItemPath, moment: u64) -> bool {
-        let clears = self.clears.read().unwrap_or_else(PoisonError::into_inner);
+        let clears = self.clears.read();
         clears
             .iter()
             .any(|cleared| moment <= cleared.until && path.is_within(&cleared.path))
@@ -366,7 +322,7 @@ impl Catalog {
         if early >= late {
             return false;
         }
-        let clears = self.clears.read().unwrap_or_else(PoisonError::into_inner);
+        let clears = self.clears.read();
         clears
             .iter()
             .any(|cleared| early <= cleared.until && cleared.until < late)
@@ -447,21 +403,15 @@ impl Catalog {
         }
         if let Some(open) = &held.open {
             let entry = (Arc::downgrade(open), disk_bytes(held.len));
-            self.lock_lingering().push(entry);
+            self.lingering.lock().push(entry);
         }
     }
 
     /// Disk taken by evicted files that are still open.
     pub(super) fn lingering_bytes(&self) -> u64 {
-        let mut lingering = self.lock_lingering();
+        let mut lingering = self.lingering.lock();
         lingering.retain(|(open, _)| open.strong_count() > 0);
         lingering.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    fn lock_lingering(&self) -> MutexGuard<'_, Vec<(Weak<OwnedFd>, u64)>> {
-        self.lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The content file that holds all of `file`.

@@ -1,7 +1,8 @@
 //! Content files: written once, checked at every read.
 
-use super::catalog::{Kind, Place, Unit};
+use super::catalog::Place;
 use super::directory::Directory;
+use super::unit::{Kind, Unit};
 use crate::num::to_usize;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;

@@ -1,6 +1,7 @@
 //! A store's directory: whose it is, which format it has, and where things lie in it.
 
-use super::catalog::{Kind, Unit};
+use super::unit::{Kind, Unit};
+use parking_lot::RwLock;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, unlinkat,
 };
@@ -9,8 +10,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 /// Version of what lies on disk, as `docs/format.md` describes it.
 pub(super) const FORMAT: u32 = 1;
@@ -162,12 +163,12 @@ impl Directory {
             Arc::new(identify(&root).map_err(failed)?)
         };
         let opened = Opened::make(root, identity).map_err(failed)?;
-        *self.opened.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(opened);
+        *self.opened.write() = Arc::new(opened);
         Ok(true)
     }
 
     fn opened(&self) -> Arc<Opened> {
-        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.opened.read();
         Arc::clone(&opened)
     }
 
@@ -181,7 +182,7 @@ impl Directory {
             .usage()
             .map_err(StoreError::on(&self.path, "see the size of"))?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
-        Ok(crate::config::units::share(total, percent))
+        Ok(copperfs_policy::amounts::share(total, percent))
     }
 
     pub(super) fn metadata(&self) -> PathBuf {

@@ -3,7 +3,7 @@
 //! request can ask for.
 
 use super::catalog::Place;
-use super::writer::Put;
+use super::job::Put;
 use super::{Store, count};
 use crate::num::to_usize;
 use crate::read::FileRef;

@@ -4,12 +4,12 @@
 //! the payload, a postcard [`Record`]; integers little-endian. The log is never flushed to the disk by
 //! force, except by `clear`: what a crash takes costs a fetch, and a frame that is torn ends the log.
 
-use super::catalog::{Catalog, Cleared, Held, Unit};
+use super::catalog::{Catalog, Cleared, Held};
 use super::directory::{Directory, StoreError, errno_of};
+use super::record::Record;
+use super::unit::Unit;
 use crate::read::FileId;
-use copperfs_overlay::{ContentHash, ItemPath};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -24,64 +24,7 @@ const BUFFER_BYTES: usize = 8 << 10;
 /// A log is written anew when it is twice as long as it was after the last time, and longer than this.
 const COMPACT_BYTES_MIN: u64 = 4 << 20;
 
-/// One thing to know again.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) enum Record {
-    /// A content file with one block exists.
-    Content {
-        /// Its name.
-        hash: ContentHash,
-        /// Bytes in it.
-        len: u32,
-    },
-    /// A block of a file version.
-    Block {
-        /// Which version of which file.
-        file: [u8; 16],
-        /// When it was asked for.
-        moment: u64,
-        /// Which block.
-        index: u64,
-        /// Its bytes.
-        hash: ContentHash,
-    },
-    /// A content file with all blocks of a file version.
-    Whole {
-        /// Which version of which file.
-        file: [u8; 16],
-        /// When it was asked for.
-        moment: u64,
-        /// The content file's name.
-        name: ContentHash,
-        /// Bytes in it.
-        len: u64,
-        /// The hashes of its blocks, in order.
-        blocks: Vec<ContentHash>,
-    },
-    /// A content file is gone.
-    Gone {
-        /// It held a whole file.
-        whole: bool,
-        /// Its name.
-        name: ContentHash,
-    },
-    /// What was asked for is void.
-    Cleared {
-        /// From here down.
-        path: ItemPath,
-        /// Up to this moment.
-        until: u64,
-    },
-}
-
 impl Record {
-    pub(super) fn gone(unit: &Unit) -> Self {
-        Self::Gone {
-            whole: *unit == Unit::whole(unit.name),
-            name: unit.name,
-        }
-    }
-
     /// Appends the frame of this record. Records that are too large are left out.
     fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
@@ -327,6 +270,7 @@ fn write_anew(file: OwnedFd, catalog: &Catalog) -> std::io::Result<(File, u64)> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use copperfs_overlay::{ContentHash, ItemPath};
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Record> {

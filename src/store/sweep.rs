@@ -3,10 +3,10 @@
 //! Content that the index does not know (its last records were lost, or all of it) is adopted by the
 //! label that it carries, or removed; content that it knows and that is not there is forgotten.
 
-use super::catalog::Unit;
 use super::content;
 use super::directory::FANS;
-use super::writer::Job;
+use super::job::Job;
+use super::unit::Unit;
 use super::{Shared, content::Origin};
 use copperfs_overlay::ContentHash;
 use std::collections::HashSet;

@@ -11,9 +11,9 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
 
 #[derive(Default)]
 struct Source {
@@ -35,7 +35,7 @@ impl Source {
     }
 
     fn blocks_read(&self) -> u64 {
-        let reads = self.reads.lock().unwrap();
+        let reads = self.reads.lock();
         reads.iter().map(|request| request.block_count).sum()
     }
 }
@@ -46,7 +46,7 @@ impl Files for Counted {
     unasked!(list, stat, xattrs, usage);
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        self.0.reads.lock().unwrap().push(request.clone());
+        self.0.reads.lock().push(request.clone());
         let whole = Bytes::from(self.0.files[&request.path].clone());
         let blocks = request.first_block..request.first_block + request.block_count;
         let parts = blocks.flat_map(move |index| {
@@ -69,7 +69,7 @@ impl Files for Counted {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        self.0.bundled.lock().unwrap().push(request.files.len());
+        self.0.bundled.lock().push(request.files.len());
         let items: Vec<_> = request
             .files
             .iter()
@@ -189,7 +189,7 @@ async fn only_the_missing_runs_are_asked_for() {
     }
     store.flush();
     whole(&files, &source, "/a").await;
-    let reads = source.reads.lock().unwrap().clone();
+    let reads = source.reads.lock().clone();
     let runs: Vec<_> = reads
         .iter()
         .map(|r| (r.first_block, r.block_count))
@@ -215,10 +215,7 @@ async fn what_is_read_through_is_neither_kept_nor_looked_for() {
         assert!(got == source.files[&path("/a")], "wrong bytes");
     }
     store.flush();
-    assert_eq!(
-        source.reads.lock().unwrap()[1..],
-        [through.clone(), through]
-    );
+    assert_eq!(source.reads.lock()[1..], [through.clone(), through]);
     let stats = store.stats();
     assert_eq!((stats.hits, stats.misses), (0, 1));
     assert_eq!(contents(directory.path()).len(), 1);
@@ -317,7 +314,7 @@ async fn damaged_content_is_not_adopted_again() {
             moment: store.moment(),
             index: 0,
         };
-        let adopt = writer::Job::Adopt(place.unit, 4, Some(origin));
+        let adopt = job::Job::Adopt(place.unit, 4, Some(origin));
         let jobs = &store.0.writer.jobs;
         assert!(store.0.shared.catalog.condemn(place.unit, place.serial));
         if told_first == "sweep" {
@@ -466,7 +463,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
         content: None,
     });
     for asked in [3, 0] {
-        source.bundled.lock().unwrap().clear();
+        source.bundled.lock().clear();
         let request = BundleRequest {
             directory: path("/d"),
             files: wanted.to_vec(),
@@ -478,7 +475,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
             assert!(item.bytes == source.files[&path(name)]);
         }
         assert!(items.next().await.is_none());
-        assert_eq!(source.bundled.lock().unwrap().iter().sum::<usize>(), asked);
+        assert_eq!(source.bundled.lock().iter().sum::<usize>(), asked);
         store.flush();
     }
 }

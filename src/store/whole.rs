@@ -7,7 +7,7 @@
 
 use super::catalog::Held;
 use super::content;
-use super::writer::PutWhole;
+use super::job::PutWhole;
 use super::{Store, count};
 use crate::read::FileRef;
 use bytes::Bytes;

@@ -5,22 +5,25 @@
 //! speed of the disk at least, and is there the second time. A disk that takes nothing for a second is
 //! passed by: that costs hits, not time.
 
-use super::catalog::{Held, Unit, disk_bytes};
+use super::catalog::{Held, disk_bytes};
+use super::claims::Claims;
 use super::content::{self, Origin};
-use super::items::Claims;
-use super::log::{Log, Record};
+use super::job::{Job, Put, PutWhole};
+use super::log::Log;
+use super::record::Record;
 use super::sweep;
+use super::unit::Unit;
 use super::{Keeps, Shared, StoreError, count};
 use crate::num::to_usize;
 use crate::read::FileId;
-use bytes::Bytes;
 use copperfs_overlay::{ContentHash, ItemPath};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
 /// Bytes that may wait to be written. They are part of what a daemon takes above its caches.
 const QUEUE_BYTES_MAX: u64 = 16 << 20;
@@ -46,59 +49,6 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// Clears that wait for the disk; beyond it they are merged into one clear of everything.
 const CLEARS_MAX: usize = 256;
 
-/// A verified block to keep.
-#[derive(Debug)]
-pub(super) struct Put {
-    pub(super) file: FileId,
-    /// When it was asked for.
-    pub(super) moment: u64,
-    pub(super) index: u64,
-    pub(super) hash: ContentHash,
-    /// Its bytes, in order.
-    pub(super) pieces: Vec<Bytes>,
-}
-
-impl Put {
-    fn len(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.len() as u64).sum()
-    }
-}
-
-/// A finished file to keep for passthrough, and what it is.
-#[derive(Debug)]
-pub(super) struct PutWhole {
-    pub(super) file: FileId,
-    pub(super) moment: u64,
-    pub(super) name: ContentHash,
-    pub(super) held: Held,
-    /// Where it was written.
-    pub(super) temporary: String,
-}
-
-/// What the thread is asked to do.
-pub(super) enum Job {
-    Put(Put, OwnedSemaphorePermit),
-    Whole(PutWhole, mpsc::SyncSender<()>),
-    /// So many bytes are about to be written beside the queue.
-    Room(u64, mpsc::SyncSender<Result<(), Errno>>),
-    /// A content file that is not what it should be.
-    Remove(Unit),
-    /// A content file that the sweep found and the index does not know.
-    Adopt(Unit, u64, Option<Origin>),
-    /// A content file that the index knows and the sweep did not find.
-    Missing(Unit),
-    /// The sweep has ended.
-    Swept,
-    /// What was queued before is written, or refused.
-    Written(oneshot::Sender<()>),
-    /// These are not held any more.
-    Release(Vec<FileId>),
-    /// Answered after the clears in [`Aside`] are recorded.
-    Cleared(mpsc::SyncSender<()>),
-    Flush(mpsc::SyncSender<()>),
-    Stop,
-}
-
 /// Work that needs no room in the queue, and so can be added while the queue is full.
 #[derive(Debug, Default)]
 struct Aside {
@@ -110,7 +60,7 @@ struct Aside {
 
 impl Aside {
     fn clear(&self, path: ItemPath, until: u64) {
-        let mut clears = lock(&self.clears);
+        let mut clears = self.clears.lock();
         if clears.len() >= CLEARS_MAX {
             clears.clear();
             clears.push((ItemPath::root(), until));
@@ -120,12 +70,8 @@ impl Aside {
     }
 
     fn release(&self, files: Vec<FileId>) {
-        lock(&self.releases).extend(files);
+        self.releases.lock().extend(files);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A handle on the thread. Dropping it ends the thread, when what is queued is written.
@@ -190,25 +136,19 @@ impl Writer {
             Ok(permit) => permit,
             Err(_) => {
                 let began = Instant::now();
-                if *self.lock_next_wait() > began {
+                if *self.next_wait.lock() > began {
                     return false;
                 }
                 let patience = self.shared.patience;
                 let waited = tokio::time::timeout(patience, room.acquire_many_owned(units)).await;
                 let Ok(Ok(permit)) = waited else {
-                    *self.lock_next_wait() = began + patience * (1 + BETWEEN_WAITS);
+                    *self.next_wait.lock() = began + patience * (1 + BETWEEN_WAITS);
                     return false;
                 };
                 permit
             }
         };
         self.jobs.try_send(Job::Put(put, permit)).is_ok()
-    }
-
-    fn lock_next_wait(&self) -> MutexGuard<'_, Instant> {
-        self.next_wait
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until what was queued before is written or refused; `false`: it cannot be told.
@@ -277,10 +217,6 @@ impl Writer {
         answer.recv_timeout(ASK_PATIENCE).ok()
     }
 
-    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Compares the index with the directory, on a thread of its own.
     pub(super) fn sweep(&self) {
         let (shared, jobs) = (Arc::clone(&self.shared), self.jobs.clone());
@@ -292,7 +228,7 @@ impl Writer {
                 drop(runs);
             });
         match sweeping {
-            Ok(thread) => self.lock_threads().push(thread),
+            Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
                 tracing::warn!(%error, "the store's directory is not compared with its index");
                 self.shared.swept.send_replace(true);
@@ -308,7 +244,7 @@ impl Drop for Writer {
         let (running, ended) = mpsc::sync_channel(0);
         drop(std::mem::replace(&mut self.running, running));
         let ended = std::mem::replace(&mut self.ended, Mutex::new(ended));
-        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let ended = ended.into_inner();
         let deadline = Instant::now() + self.shared.patience * CLOSE_PATIENCES;
         let mut told = false;
         loop {
@@ -330,7 +266,7 @@ impl Drop for Writer {
                 Ok(()) | Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
         }
-        for thread in std::mem::take(&mut *self.lock_threads()) {
+        for thread in std::mem::take(&mut *self.threads.lock()) {
             drop(thread.join());
         }
     }
@@ -370,7 +306,7 @@ impl Writing {
     }
 
     fn note_clears(&mut self) {
-        let clears = std::mem::take(&mut *lock(&self.aside.clears));
+        let clears = std::mem::take(&mut *self.aside.clears.lock());
         if clears.is_empty() {
             return;
         }
@@ -382,7 +318,7 @@ impl Writing {
 
     /// Nothing waits: what was added to the index is handed on.
     fn rest(&mut self) {
-        let releases = std::mem::take(&mut *lock(&self.aside.releases));
+        let releases = std::mem::take(&mut *self.aside.releases.lock());
         releases.iter().for_each(|file| self.release(file));
         self.log.flush();
         if self.log.wants_compaction() && self.shared.health.may_write() {

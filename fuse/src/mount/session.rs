@@ -4,14 +4,16 @@ use super::abort::Abort;
 use super::fusermount::{Connection, Via, disconnect};
 use super::readahead;
 use super::{MountError, MountOptions, MountState, UnmountError, mount_state};
-use crate::adapter::{Adapter, Shared};
+use crate::adapter::Adapter;
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::interrupt::Pending;
 use crate::mountinfo;
 use crate::notifier::{self, Notifier};
+use crate::notify_thread;
 use crate::policy::Policy;
 use crate::push::{Push, PushQueue};
+use crate::shared::Shared;
 use fuser::SessionACL;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -134,7 +136,7 @@ impl Session {
             .map_err(undo)?;
         let ended = Ended::new();
         let by_name = options.prune_by_name;
-        notifier::start(commands, device, backend, Arc::clone(&push), by_name)
+        notify_thread::start(commands, device, backend, Arc::clone(&push), by_name)
             .and_then(|_thread_ends_on_stop| {
                 run(
                     session,

@@ -13,13 +13,11 @@
 //!
 //! To stop is to drop: a stream that is given up ends the work at its other end, and so on down.
 
-mod plan;
-mod progress;
-
 use super::{GUESTS_MAX, number, reachable};
-use crate::overlay::Shared;
+use crate::peer::Peer;
+use crate::plan::{Board, News, PLANS_MAX, Plan, WarmProgress};
+use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::upstream::peer::Peer;
 use crate::wire::message::{self, NodeId, Question};
 use crate::wire::{FrameKind, Request, WireError};
 use bytes::Bytes;
@@ -32,12 +30,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-pub use plan::{Plan, PlanReader};
-use progress::{Board, News};
-pub use progress::{Laggard, Tally, WarmProgress};
-
-/// Plans that lie on a node at a time; further ones are broken off at once.
-pub(crate) const PLANS_MAX: usize = 8;
 /// How often a node looks for children that have come to it meanwhile, from a parent that died.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often a node says how far it is.
@@ -246,7 +238,7 @@ async fn spread(
         let mut looks = interval(LOOK);
         let mut known = HashSet::new();
         loop {
-            for (id, connection) in shared.connected_children(tree) {
+            for (id, connection) in shared.children.in_tree(tree) {
                 if known.insert(connection.stable_id()) {
                     let place = known.len();
                     asking.push(child(shared, (tree, id, connection), plan, (board, place)));

@@ -5,13 +5,14 @@
 //! elsewhere, and one attempt in the background finds out when it is back.
 
 use super::Home;
-use crate::item::{Failure, FailureKind};
+use crate::model::{Failure, FailureKind};
+use crate::peer::{Dialer, Peer, explain};
 use crate::transport::stream::StreamError;
-use crate::upstream::peer::{Dialer, Peer, explain};
 use crate::wire::WireError;
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep, timeout};
@@ -110,17 +111,17 @@ impl Pool {
     }
 
     pub(super) fn open(&self, dialer: Arc<Dialer>) {
-        self.lock().dialer = Some(dialer);
+        self.state.lock().dialer = Some(dialer);
     }
 
     pub(super) fn stop(&self) {
-        let state = std::mem::take(&mut *self.lock());
+        let state = std::mem::take(&mut *self.state.lock());
         // Not under the lock: connections close.
         drop(state);
     }
 
     pub(super) fn connected(&self) -> usize {
-        let state = self.lock();
+        let state = self.state.lock();
         let up = |slot: &&Slot| matches!(slot, Slot::Up { .. });
         state.slots.values().filter(up).count()
     }
@@ -141,7 +142,7 @@ impl Pool {
 
     fn look(self: &Arc<Self>, rank: usize) -> Result<Found, Failure> {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(dialer) = state.dialer.clone() else {
             return Err(unavailable("this node is not connected to others"));
         };
@@ -198,7 +199,7 @@ impl Pool {
                     }
                 }
             };
-            let mut state = pool.lock();
+            let mut state = pool.state.lock();
             if state.dialer.is_some() {
                 drop(state.slots.insert(rank, slot));
             }
@@ -210,7 +211,7 @@ impl Pool {
 
     /// The connection of `home` is no more.
     pub(super) fn lost(&self, home: &Home) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let rank = home.peer.rank;
         if state.is_current(home) {
             drop(state.slots.remove(&rank));
@@ -227,7 +228,7 @@ impl Pool {
             }
             StreamError::Silent(_) | StreamError::Cancelled => (FailureKind::Unavailable, None),
             StreamError::Wire(WireError::WrongHash) => {
-                let meters = &home.dialer.shared().meters;
+                let meters = home.dialer.meters();
                 meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(home = %label, "an item's hash is wrong");
                 (FailureKind::Corrupt, Some(LIAR_BACK_OFF))
@@ -243,7 +244,7 @@ impl Pool {
         };
         let why = format!("home {label}: {why}");
         if let Some(away) = away {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.is_current(home) {
                 let down = Slot::Down {
                     until: Instant::now() + away,
@@ -261,17 +262,13 @@ impl Pool {
         let mut looks = interval((self.bounds.idle / 4).max(Duration::from_millis(10)));
         loop {
             let now = looks.tick().await;
-            self.lock().slots.retain(|_rank, slot| match slot {
+            self.state.lock().slots.retain(|_rank, slot| match slot {
                 Slot::Up { peer, used } => {
                     !peer.is_idle() || now.saturating_duration_since(*used) < self.bounds.idle
                 }
                 Slot::Connecting(_) | Slot::Down { .. } => true,
             });
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

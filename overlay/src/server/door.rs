@@ -7,9 +7,10 @@
 //! A proven address may take up to half of the places. While there are enough places, no proof is
 //! requested. Pure: no I/O, no clock.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Connections in handshake or before their hello; further connections are refused.
 const PLACES: usize = 64;
@@ -64,7 +65,7 @@ impl Door {
     /// Decides on a new connection from `address`, which is `proven` or not.
     pub(super) fn knock(self: &Arc<Self>, address: IpAddr, proven: bool) -> Verdict {
         let address = network_of(address);
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let (taken, of_address) = (state.taken, state.of(address));
         if !proven && (taken.unproven >= UNPROVEN_MAX || of_address.unproven >= UNPROVEN_OF_ADDRESS)
         {
@@ -80,10 +81,6 @@ impl Door {
             address,
             proven,
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -116,7 +113,7 @@ impl Place {
     /// Marks the address as proven, because the handshake succeeded.
     pub(super) fn prove(&mut self) {
         if !std::mem::replace(&mut self.proven, true) {
-            let mut state = self.door.lock();
+            let mut state = self.door.0.lock();
             state.taken.unproven -= 1;
             if let Some(count) = state.by_address.get_mut(&self.address) {
                 count.unproven -= 1;
@@ -127,7 +124,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.door.lock();
+        let mut state = self.door.0.lock();
         state.taken.subtract(self.proven);
         if let Some(count) = state.by_address.get_mut(&self.address) {
             count.subtract(self.proven);
@@ -162,8 +159,8 @@ mod tests {
         assert!(matches!(door.knock(host(99), false), Verdict::Prove));
         drop(inside);
         entered(door.knock(host(99), false));
-        assert!(door.lock().by_address.is_empty());
-        assert_eq!(door.lock().taken, Count::default());
+        assert!(door.0.lock().by_address.is_empty());
+        assert_eq!(door.0.lock().taken, Count::default());
     }
 
     #[test]

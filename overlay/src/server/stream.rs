@@ -5,14 +5,13 @@
 //! the service's future is dropped.
 
 use crate::cluster;
-use crate::files::{
-    BLOCK_BYTES, Listed, ListingHead, ListingPart, ListingStream, RangeAnswer, ReadStream,
-    StatAnswers,
+use crate::model::{
+    BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Leased, Listed, ListingHead,
+    ListingPart, ListingStream, OriginFingerprint, RangeAnswer, ReadStream, StatAnswers, XattrList,
+    to_ms,
 };
-use crate::freshness::{Leased, to_ms};
-use crate::item::{BlockPart, ContentHash, Failure, FailureKind, XattrList};
-use crate::overlay::{OriginFingerprint, Shared};
-use crate::server::readers::Rooms;
+use crate::readers::Rooms;
+use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
 use crate::wire::{FrameHeader, FrameKind, Head, Hello, PageWriter, Question, Request, WireError};

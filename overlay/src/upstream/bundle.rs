@@ -4,9 +4,9 @@
 //! and they come as they come. A connection that is lost ends its share: whoever still wants a file of
 //! it asks for that file.
 
-use super::{ANOTHER, Answer, Asked, Route, Upstream, impossible, trimmed, unexpected};
-use crate::files::{BundleItem, BundleRequest, BundleStream};
-use crate::item::{Failure, FailureKind, ItemPath};
+use super::{ANOTHER, Answer, Asked, Route, Upstream, impossible};
+use crate::exchange::{trimmed, unexpected};
+use crate::model::{BundleItem, BundleRequest, BundleStream, Failure, FailureKind, ItemPath};
 use crate::transport::stream::StreamError;
 use crate::wire::{BundleDecoder, FrameHeader, FrameKind, Request, WireError, message};
 use bytes::Bytes;

@@ -1,15 +1,16 @@
 //! A node's hold in one tree: one task turns what happens into [`Ascent`]'s events and its actions
 //! into connections; everybody else waits on the state it publishes.
 
-use super::peer::{Dialed, Dialer, Peer};
 use crate::ascent::{Action, Ascent, Event, Patience};
+use crate::peer::{Dialed, Dialer, Peer};
 use crate::roster::Roster;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -138,7 +139,7 @@ impl Hold {
             State::Hanging(peer) => Some(peer.connection.rtt()),
             _ => None,
         };
-        let since = *self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *self.since.lock();
         LinkReport {
             tree: self.tree,
             home: self.ancestors.first().copied().unwrap_or_default(),
@@ -233,7 +234,7 @@ impl Hold {
             }
             running
         });
-        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.since.lock() = Instant::now();
     }
 
     fn using(&self, at: usize, peer: &Arc<Peer>) {

@@ -4,10 +4,9 @@
 //! the bytes: so it is heard by every node on the way to the root, and by nobody twice. It never gets to
 //! storage, and from one tree into another it does not pass.
 
-use super::range::take;
 use super::{Inner, Upstream};
-use crate::files::not_here;
-use crate::item::{ContentHash, Failure};
+use crate::exchange::take;
+use crate::model::{ContentHash, Failure, not_here};
 use crate::transport::stream::StreamError;
 use crate::wire::{Request, WireError, message};
 use bytes::Bytes;

@@ -3,12 +3,12 @@
 //! A listing whose connection is lost in the middle is asked for anew, and begins anew: the directory
 //! may have changed meanwhile.
 
-use super::{
-    ANOTHER, Answer, Asked, Inner, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected,
+use super::{ANOTHER, Answer, Asked, Inner, REPLAYS_MAX, Route, Upstream, again};
+use crate::exchange::{trimmed, unexpected};
+use crate::model::{
+    Cursor, Entry, Failure, ItemPath, LISTING_ENTRIES_MAX, Listed, ListingDigest, ListingHead,
+    ListingPart, ListingStream, from_ms,
 };
-use crate::files::{LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream};
-use crate::freshness::{ListingDigest, from_ms};
-use crate::item::{Cursor, Entry, Failure, ItemPath};
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameKind, Head, PageReader, Request, WireError, message};
 use bytes::Bytes;

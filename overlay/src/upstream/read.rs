@@ -8,9 +8,9 @@
 //! what was passed on of the block is taken back by [`BlockPart::Restart`]: bytes of two senders are
 //! never put together under the hash of one.
 
-use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, again, trimmed, unexpected};
-use crate::files::{ReadRequest, ReadStream, STRIPE_BLOCKS};
-use crate::item::{BlockPart, ContentHash, Failure};
+use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, again};
+use crate::exchange::{trimmed, unexpected};
+use crate::model::{BlockPart, ContentHash, Failure, ReadRequest, ReadStream, STRIPE_BLOCKS};
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
 use bytes::Bytes;

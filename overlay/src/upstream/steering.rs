@@ -1,12 +1,13 @@
 //! Steering and commands, as the child sees them: [`crate::steering`] says what they are.
 
-use super::{Upstream, again, impossible, trimmed, unexpected};
-use crate::item::{Failure, FailureKind};
-use crate::steering::{LatestReceiver, LatestSender, STEERING_BYTES_MAX, Steering, carry, latest};
+use super::{Upstream, again, impossible};
+use crate::exchange::{trimmed, unexpected};
+use crate::model::{Failure, FailureKind};
+use crate::peer::{Asking, Peer};
+use crate::steering::{LatestReceiver, LatestSender, Steering, carry, latest};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::upstream::climb::{Hold, NoPeer};
-use crate::upstream::peer::{Asking, Peer};
-use crate::wire::{FrameKind, Request, message};
+use crate::wire::{FrameKind, Request, STEERING_BYTES_MAX, message};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,8 +6,9 @@
 //! that the file has. Each place comes once at most, in any order. A done frame ends the answer.
 
 use super::{BUNDLE_NAME_BYTES_MAX, WireError};
-use crate::files::{BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleItem, BundleRequest};
-use crate::item::{ContentHash, ItemPath};
+use crate::model::{
+    BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleItem, BundleRequest, ContentHash, ItemPath,
+};
 use bytes::{BufMut, Bytes, BytesMut};
 
 /// Bytes in front of each file's own.
@@ -125,8 +126,7 @@ impl BundleDecoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::BundleFile;
-    use crate::item::Version;
+    use crate::model::{BundleFile, Version};
     use proptest::prelude::*;
 
     fn request(sizes: &[usize]) -> BundleRequest {

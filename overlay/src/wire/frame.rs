@@ -1,8 +1,8 @@
 //! Frame headers: a length, bounded by the frame's kind, and the kind.
 
 use super::{REPORT_BYTES_MAX, WireError};
-use crate::files::BLOCK_BYTES;
-use crate::steering::STEERING_BYTES_MAX;
+use crate::model::BLOCK_BYTES;
+use crate::wire::STEERING_BYTES_MAX;
 
 /// Bytes of a frame header: `u32` little-endian body length, then the kind.
 pub const HEADER_BYTES: usize = 5;

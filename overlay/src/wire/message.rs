@@ -4,10 +4,10 @@ use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
     XATTRS_MAX,
 };
-use crate::files::{BLOCK_BYTES, BundleRequest, LISTING_ENTRIES_MAX, RangeRequest, ReadRequest};
-use crate::freshness::ListingDigest;
-use crate::homes::ItemRequest;
-use crate::item::{Attributes, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath, Version};
+use crate::model::{
+    Attributes, BLOCK_BYTES, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage,
+    ItemPath, ItemRequest, LISTING_ENTRIES_MAX, ListingDigest, RangeRequest, ReadRequest, Version,
+};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -5,10 +5,10 @@
 //! more than [`GAIN_MIN`]; what was not given to anybody goes to datasets that nobody reads now, and
 //! what they hold stays until somebody needs the room.
 
-use super::super::decision::Decision;
 use super::super::registry::Dataset;
-use crate::allocator::{Policy, Problem};
+use crate::model::Decision;
 use crate::num::{as_f64, whole};
+use copperfs_policy::{Policy, Problem};
 
 /// A move is made if it saves so much more remote IO (for the policies that maximise that), and not at
 /// all if it moves less than this part of the cache.

@@ -1,8 +1,6 @@
 //! Nodes that were not heard of yet, as the decision that was taken up knows them. Pure.
 
-use super::super::decision::{Decision, JobDecision};
-use super::super::registry::UNATTRIBUTED;
-use super::super::report::{JobReport, NodeReport, ShareReport};
+use crate::model::{Decision, JobDecision, JobReport, NodeReport, ShareReport, UNATTRIBUTED};
 use std::collections::BTreeMap;
 
 /// What each node of `decision` would report if it held its shares and read as it was allowed to.

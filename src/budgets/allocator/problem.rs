@@ -1,12 +1,12 @@
 //! From what is declared and reported to a [`Problem`], and from its answer to bytes and rates. Pure.
 
-use super::super::command::{IdealRate, RateSource};
-use super::super::decision::{Decision, HomeNode};
-use super::super::registry::{self, Registry, UNATTRIBUTED};
-use super::super::report::{JobReport, NodeReport};
+use super::super::registry::{self, Registry};
 use super::{budgets, rates};
-use crate::allocator::{self, Dataset, Job, Policy, Problem, Totals};
+use crate::model::{
+    Decision, HomeNode, IdealRate, JobReport, NodeReport, RateSource, UNATTRIBUTED,
+};
 use crate::num::{as_f64, whole};
+use copperfs_policy::{Dataset, Job, Policy, Problem, Totals, allocate_partitioned};
 use std::collections::BTreeMap;
 
 /// What a job is taken to read at, where nothing is known of it and remote IO has no limit: with no
@@ -210,7 +210,7 @@ impl Question<'_> {
             .iter()
             .map(|(at, _)| jobs.get(*at).is_some_and(|job| job.irregular))
             .collect();
-        let allocation = allocator::allocate_partitioned(policy, &problem, &irregular);
+        let allocation = allocate_partitioned(policy, &problem, &irregular);
         let wanted: Vec<f64> = allocation
             .datasets
             .iter()

@@ -1,10 +1,8 @@
 //! Rates: of each node of a job, and of those who belong to none. Pure.
 
-use super::super::decision::{Decision, JobDecision, JobNode};
-use super::super::registry::UNATTRIBUTED;
-use super::super::report::{JobReport, NodeReport};
-use crate::allocator::water;
+use crate::model::{Decision, JobDecision, JobNode, JobReport, NodeReport, UNATTRIBUTED};
 use crate::num::{as_f64, whole};
+use copperfs_policy::water;
 use std::collections::BTreeMap;
 
 /// The part of remote IO that is always there for reads that belong to no job.

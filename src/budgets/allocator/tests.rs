@@ -1,5 +1,5 @@
 use super::*;
-use crate::budgets::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
+use crate::model::{DatasetSpec, JobReport, JobSpec, RateSource, ShareReport};
 use crate::num::whole;
 use copperfs_overlay::ItemPath;
 
@@ -597,7 +597,7 @@ fn a_dataset_that_is_not_counted_gets_what_was_set_by_hand() {
 
 #[test]
 fn the_policies_of_the_registry_are_those_of_the_allocator() {
-    let names: Vec<&str> = crate::allocator::Policy::ALL
+    let names: Vec<&str> = copperfs_policy::Policy::ALL
         .iter()
         .map(|p| p.name())
         .collect();

@@ -1,9 +1,9 @@
 use super::*;
 use crate::config::OriginSpec;
-use crate::dataset::slots::STRIPE_BYTES;
 use crate::index::partial::Partial;
 use crate::index::walk::{Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
+use crate::model::slots::STRIPE_BYTES;
 use crate::origin::{OriginOptions, Origins};
 use crate::testing::path;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Why a change is refused, and what to try.
 
 use super::{DATASETS_MAX, JOBS_MAX, NAME_BYTES_MAX, POLICIES};
-use crate::config::keys::nearest;
-use crate::config::units::Bytes;
+use crate::nearest::nearest;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::amounts::Bytes;
 
 /// Why a change is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

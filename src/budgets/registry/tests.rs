@@ -1,5 +1,5 @@
 use super::*;
-use crate::budgets::Serial;
+use crate::model::Serial;
 use crate::testing::path;
 
 fn dataset(name: &str, at: &str) -> DatasetSpec {

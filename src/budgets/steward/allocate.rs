@@ -2,10 +2,10 @@
 
 use super::super::allocator::{Allocator, AllocatorConfig};
 use super::super::registry::{Limits, Registry};
-use super::super::report::Beat;
-use super::climb::{Link, return_to};
-use super::{CountProgress, Counted, Inner, Station};
-use crate::budgets::DatasetDecision;
+use super::link::{Link, return_to};
+use super::{CountProgress, Inner, Station};
+use crate::budgets::counted::Counted;
+use crate::model::{Beat, DatasetDecision};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ struct Reign<'a>(&'a Inner);
 
 impl Drop for Reign<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.allocator = None;
         state.counts.clear();
     }
@@ -82,7 +82,7 @@ pub(super) async fn allocate(inner: &Inner, tree: usize) -> Link {
         }
         counts.begin(inner);
         let now = inner.now();
-        let mut state = inner.lock();
+        let mut state = inner.state.lock();
         if let Some(allocator) = &mut state.allocator
             && allocator.tick(now)
         {
@@ -110,7 +110,7 @@ fn begin(inner: &Inner, tree: usize) -> (Reign<'_>, Beat) {
     let mut allocator = Allocator::new(limits, configured, tree, now);
     let held = Arc::clone(&inner.decision.borrow());
     allocator.heard_decision(&held, now);
-    let mut state = inner.lock();
+    let mut state = inner.state.lock();
     state.reigns += 1;
     let beat = Beat {
         allocator: config.boot.wrapping_add(state.reigns),
@@ -124,7 +124,7 @@ fn begin(inner: &Inner, tree: usize) -> (Reign<'_>, Beat) {
 impl Inner {
     fn report_to_own(&self) {
         let (now, report) = (self.now(), self.own_report());
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let (Some(allocator), Some(report)) = (&mut state.allocator, report) {
             allocator.heard(report, now);
         }
@@ -136,7 +136,7 @@ impl Counts {
     fn begin(&mut self, inner: &Inner) {
         let now = Instant::now();
         self.failed.retain(|_, again| *again > now);
-        let mut state = inner.lock();
+        let mut state = inner.state.lock();
         let Some(allocator) = &state.allocator else {
             return;
         };
@@ -160,7 +160,7 @@ impl Counts {
         inner: &Inner,
         counted: Result<(u64, Result<Counted, String>), tokio::task::JoinError>,
     ) {
-        let mut state = inner.lock();
+        let mut state = inner.state.lock();
         let Ok((id, counted)) = counted else {
             // Which one it was is not known: all that are not running any more begin anew.
             state.counts.clear();
@@ -178,7 +178,7 @@ impl Counts {
 
     /// Asks of every count whether it is out of date.
     fn look_again(&mut self, inner: &Inner) {
-        let state = inner.lock();
+        let state = inner.state.lock();
         let Some(allocator) = &state.allocator else {
             return;
         };
@@ -198,7 +198,7 @@ impl Counts {
     }
 
     fn outdated(&self, inner: &Inner, id: Result<Option<u64>, tokio::task::JoinError>) {
-        if let (Ok(Some(id)), Some(allocator)) = (id, &mut inner.lock().allocator) {
+        if let (Ok(Some(id)), Some(allocator)) = (id, &mut inner.state.lock().allocator) {
             allocator.recount(id);
         }
     }

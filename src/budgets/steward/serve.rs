@@ -1,8 +1,7 @@
 //! The parent's side of a stream: hears a child's reports, tells it decisions and signs of life.
 
-use super::super::decision::Serial;
-use super::super::report::Up;
 use super::{Inner, Station};
+use crate::model::{Serial, Up};
 use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender};
 
 /// Serves `child` until it is gone, or this node turns to another tree.

@@ -1,10 +1,8 @@
 //! What a node knows of others, and the frames that it makes of that.
 
 use super::super::allocator::{Allocator, NODE_GONE};
-use super::super::command::Counting;
-use super::super::decision::{Decision, Serial};
-use super::super::report::{Down, NodeReport, Up};
 use super::{CountProgress, Inner};
+use crate::model::{Counting, Decision, Down, NodeReport, Serial, Up};
 use bytes::Bytes;
 use copperfs_overlay::STEERING_BYTES_MAX;
 use std::collections::BTreeMap;
@@ -40,7 +38,7 @@ impl Inner {
         if let Some(held) = up.held {
             self.adopt(*held);
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut news = false;
         for report in up.reports {
             let known = state.below.get(&report.rank);
@@ -71,7 +69,7 @@ impl Inner {
     pub(super) fn up_frame(&self, above: Serial) -> Bytes {
         let now = self.now();
         let own = self.own_report();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state
             .below
             .retain(|_, (_, heard)| now.saturating_sub(*heard) < NODE_GONE);
@@ -117,7 +115,7 @@ impl Inner {
 
     /// Follows `decision` if it is newer than what this node holds; its allocator takes up from it.
     pub(super) fn adopt(&self, decision: Decision) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(allocator) = &mut state.allocator {
             allocator.heard_decision(&decision, self.now());
         }

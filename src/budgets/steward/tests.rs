@@ -2,7 +2,7 @@
 //! everybody waits.
 
 use super::*;
-use crate::budgets::{JobSpec, OriginReaders, Serial, ShareReport};
+use crate::model::{JobSpec, OriginReaders, Serial, ShareReport};
 use copperfs_overlay::{ItemPath, Member, Roster, Seat, steering};
 use futures_util::FutureExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,7 +75,7 @@ impl Neighbours for Links {
                 drop(steward.service_steer(child, tree, heard, told).await);
             });
             world.with(above, |node| {
-                node.serving.lock().unwrap().push(serving.abort_handle());
+                node.serving.lock().push(serving.abort_handle());
             });
             Ok(Steering { up, down })
         }
@@ -144,7 +144,7 @@ impl World {
     }
 
     fn with<T>(&self, rank: usize, act: impl FnOnce(&Node) -> T) -> Option<T> {
-        self.0.nodes.lock().unwrap()[rank].as_ref().map(act)
+        self.0.nodes.lock()[rank].as_ref().map(act)
     }
 
     fn steward(&self, rank: usize) -> Option<Steward> {
@@ -188,17 +188,17 @@ impl World {
             alive: Arc::new(AtomicBool::new(true)),
             serving: Arc::default(),
         };
-        self.0.nodes.lock().unwrap()[rank] = Some(node);
+        self.0.nodes.lock()[rank] = Some(node);
     }
 
     /// The process of node `rank` dies.
     fn kill(&self, rank: usize) {
-        let node = self.0.nodes.lock().unwrap()[rank].take().unwrap();
+        let node = self.0.nodes.lock()[rank].take().unwrap();
         node.alive.store(false, Ordering::Relaxed);
         node.steward.stop();
         tokio::spawn(async move {
             sleep(DEATH_KNOWN).await;
-            for stream in node.serving.lock().unwrap().drain(..) {
+            for stream in node.serving.lock().drain(..) {
                 stream.abort();
             }
         });
@@ -259,7 +259,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
             trouble: None,
         }
     });
-    let reads = crate::budgets::JobReport {
+    let reads = crate::model::JobReport {
         job: "run:j".into(),
         dataset: "configured".into(),
         ..Default::default()
@@ -362,7 +362,7 @@ async fn everybody_follows_one_decision_and_any_node_takes_commands() {
         .ask(12, Command::AddDataset(dataset("b")))
         .await
         .unwrap_err();
-    assert_eq!(refused.kind, crate::budgets::ErrorKind::Conflict);
+    assert_eq!(refused.kind, crate::model::ErrorKind::Conflict);
     assert!(refused.message.contains("there is a dataset"), "{refused}");
     // A change is everywhere within the second.
     world.ask(9, Command::EndJob("run:k".into())).await.unwrap();
@@ -513,7 +513,7 @@ async fn a_node_alone_is_its_own_allocator_and_one_that_is_cut_off_goes_on() {
     sleep(Duration::from_secs(30)).await;
     assert_eq!(world.decision(1).serial, both.serial);
     let error = world.ask(1, Command::Overview).await.unwrap_err();
-    assert_eq!(error.kind, crate::budgets::ErrorKind::Unavailable);
+    assert_eq!(error.kind, crate::model::ErrorKind::Unavailable);
     assert!(error.to_string().contains("copperfs status"), "{error}");
 }
 
@@ -521,14 +521,14 @@ async fn a_node_alone_is_its_own_allocator_and_one_that_is_cut_off_goes_on() {
 fn what_a_peer_sends_is_not_trusted() {
     let serial = Serial { term: 1, count: 1 };
     assert!(Asked::decode(&[1, 0, 255, 255, 255, 255]).is_err());
-    assert!(crate::budgets::Down::decode(b"").is_err());
-    let mut frame = crate::budgets::Up {
+    assert!(crate::model::Down::decode(b"").is_err());
+    let mut frame = crate::model::Up {
         holds: serial,
         ..Default::default()
     }
     .encode();
-    assert_eq!(crate::budgets::Up::decode(&frame).unwrap().holds, serial);
+    assert_eq!(crate::model::Up::decode(&frame).unwrap().holds, serial);
     frame[0] = 9;
-    let error = crate::budgets::Up::decode(&frame).unwrap_err().to_string();
+    let error = crate::model::Up::decode(&frame).unwrap_err().to_string();
     assert!(error.contains("same copperfs"), "{error}");
 }

@@ -5,8 +5,8 @@ use crate::testing::SOON;
 use crate::waiting::until;
 use anyhow::bail;
 use clap::Parser;
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::Mutex;
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -40,12 +40,12 @@ impl JobRegistry for Kept {
         if self.refuses {
             bail!("there is no dataset {:?}", job.dataset);
         }
-        self.added.lock().unwrap().push(job.clone());
+        self.added.lock().push(job.clone());
         Ok(())
     }
 
     async fn end(&self, name: &str) -> anyhow::Result<()> {
-        self.ended.lock().unwrap().push(name.to_owned());
+        self.ended.lock().push(name.to_owned());
         if self.silent_at_end {
             bail!("nobody answers");
         }
@@ -112,10 +112,10 @@ async fn a_job_lasts_as_long_as_its_program_whose_status_it_gives() {
     let code = run(&of_shell(&script), &registry).await.unwrap();
     assert_eq!(shown(code), shown(ExitCode::from(7)));
     assert_eq!(written(&file), "x d\n");
-    let added = registry.added.lock().unwrap();
+    let added = registry.added.lock();
     assert_eq!((added[0].name.as_str(), added[0].gpus), ("run:x", 2));
     assert_eq!(added[0].ideal_rate, Some(114_000_000));
-    assert_eq!(*registry.ended.lock().unwrap(), ["run:x"]);
+    assert_eq!(*registry.ended.lock(), ["run:x"]);
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_program_that_a_signal_ends_gives_its_number() {
     let registry = Kept::default();
     let code = run(&of_shell("kill -9 $$"), &registry).await.unwrap();
     assert_eq!(shown(code), shown(ExitCode::from(137)));
-    assert_eq!(registry.ended.lock().unwrap().len(), 1);
+    assert_eq!(registry.ended.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn signals_are_the_programs() {
     };
     let (code, ()) = tokio::join!(run(&args, &registry), signal);
     assert_eq!(shown(code.unwrap()), shown(ExitCode::from(9)));
-    assert_eq!(*registry.ended.lock().unwrap(), ["run:x"]);
+    assert_eq!(*registry.ended.lock(), ["run:x"]);
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn a_program_that_is_not_there_leaves_no_job() {
             .to_string()
             .contains("cannot run /nonexistent/program")
     );
-    assert_eq!(*registry.ended.lock().unwrap(), ["run:x"]);
+    assert_eq!(*registry.ended.lock(), ["run:x"]);
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn a_job_that_is_refused_runs_nothing() {
     let error = run(&args, &registry).await.unwrap_err();
     assert!(error.to_string().contains("no dataset"));
     assert!(!file.exists());
-    assert!(registry.ended.lock().unwrap().is_empty());
+    assert!(registry.ended.lock().is_empty());
 }
 
 #[tokio::test]

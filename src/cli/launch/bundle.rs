@@ -2,8 +2,8 @@
 
 use super::super::{say, start};
 use crate::config::{Layer, Machine, Settings, Source, file, resolve};
-use crate::daemon::process::leave_no_core;
 use crate::daemon::{free_killed, make_way, mountpoint, runtime_dir};
+use crate::process::leave_no_core;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

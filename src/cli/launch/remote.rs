@@ -8,7 +8,7 @@ use super::super::stats::ClusterReports;
 use super::{Answer, Bundle, in_parallel, members};
 use crate::config::network::host_list;
 use crate::config::{ConfigError, Machine};
-use crate::daemon::process::Process;
+use crate::process::Process;
 use anyhow::{Context, bail};
 use std::io::{self, Write};
 use std::path::Path;

@@ -4,7 +4,7 @@ use super::super::record::Record;
 use super::super::stats::ClusterReports;
 use super::super::table;
 use super::Answer;
-use crate::config::units::Bytes;
+use copperfs_policy::amounts::Bytes;
 
 /// For people: one line per node, as far as they fit one screen.
 pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports) -> String {

@@ -1,12 +1,12 @@
 //! `copperfs simulate cluster`: the cluster's model on the command line.
 
-use super::figures;
+use super::figures::{self, Run};
 use super::sweep::{Sweep, sweep};
 use crate::cli::{say, table};
-use crate::simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
-use crate::simulate::cluster::{Granularity, Outcome, Scenario, Scheduler, System, Workload, run};
 use anyhow::Context;
 use clap::Args;
+use copperfs_simulate::cluster::trace::{bytes, from_csv, from_toml, rate};
+use copperfs_simulate::cluster::{Granularity, Scenario, Scheduler, System, Workload, run};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -78,15 +78,6 @@ fn systems(text: &str) -> Result<Systems, String> {
     found.map(|one| Systems(vec![one])).map_err(|_unsaid| {
         format!("{text:?} is no cache policy. Write silod, alluxio, coordl, quiver, or all")
     })
-}
-
-/// A run, and where it stands in the comparison.
-pub(super) struct Run {
-    pub(super) scheduler: Scheduler,
-    pub(super) system: System,
-    /// The sweep's value.
-    pub(super) at: Option<f64>,
-    pub(super) outcome: Outcome,
 }
 
 /// Simulates and prints.
@@ -312,7 +303,7 @@ mod tests {
             error.contains("cannot read") && error.contains("t.csv"),
             "{error}"
         );
-        let columns = crate::simulate::cluster::trace::COLUMNS.join(",");
+        let columns = copperfs_simulate::cluster::trace::COLUMNS.join(",");
         std::fs::write(&path, format!("{columns}\na,0,m,d,1e9,1,1e6,1e9\n")).unwrap();
         let error = format!("{:#}", args.load().unwrap_err());
         assert!(error.starts_with("--remote-io is missing"), "{error}");
@@ -346,6 +337,7 @@ mod tests {
         let runs = args.runs(&scenario, &workload).unwrap();
         figures::write(directory.path(), args.sweep.as_ref(), &runs, &workload).unwrap();
         let text = std::fs::read_to_string(directory.path().join("sweep.svg")).unwrap();
-        assert!(text.matches("<polyline").count() == 4 && !text.contains("NaN"));
+        let curves = text.matches("stroke-width=\"2\"").count();
+        assert!(curves == 4 && !text.contains("NaN"), "{text}");
     }
 }

@@ -1,11 +1,19 @@
 //! What runs show, drawn after SiloD's figures 8 to 16.
 
-use super::cluster::Run;
 use super::sweep::Sweep;
-use crate::simulate::cluster::charts::{Chart, Series};
-use crate::simulate::cluster::{Sample, Scheduler, Workload};
 use anyhow::Context;
+use copperfs_simulate::chart::{Chart, Series};
+use copperfs_simulate::cluster::{Outcome, Sample, Scheduler, System, Workload};
 use std::path::Path;
+
+/// A run, and where it stands in the comparison.
+pub(super) struct Run {
+    pub(super) scheduler: Scheduler,
+    pub(super) system: System,
+    /// The sweep's value.
+    pub(super) at: Option<f64>,
+    pub(super) outcome: Outcome,
+}
 
 /// What is read off a sample.
 type Value = fn(&Sample) -> f64;
@@ -24,11 +32,11 @@ pub(super) fn write(
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     };
     if let Some(sweep) = sweep {
-        return put("sweep.svg", swept(sweep, runs).lines());
+        return put("sweep.svg", swept(sweep, runs).lines()?);
     }
-    put("throughput.svg", throughput(runs).lines())?;
-    put("resources.svg", resources(runs).lines())?;
-    put("effective-cache.svg", effective(runs).lines())?;
+    put("throughput.svg", throughput(runs).lines()?)?;
+    put("resources.svg", resources(runs).lines()?)?;
+    put("effective-cache.svg", effective(runs).lines()?)?;
     put(
         "fairness.svg",
         over_time(
@@ -38,21 +46,21 @@ pub(super) fn write(
             1.0,
             |s| s.fairness,
         )
-        .lines(),
+        .lines()?,
     )?;
-    put("jct-distribution.svg", distribution(runs).lines())?;
+    put("jct-distribution.svg", distribution(runs).lines()?)?;
     let groups = groups(runs);
     let bars = |title: &str, value: fn(&Run) -> f64| bars(runs, title, value).bars(&groups);
     put(
         "jct.svg",
-        bars("Average job completion time", |run| run.outcome.jct_mean_s),
+        bars("Average job completion time", |run| run.outcome.jct_mean_s)?,
     )?;
     put(
         "makespan.svg",
-        bars("Makespan", |run| run.outcome.makespan_s),
+        bars("Makespan", |run| run.outcome.makespan_s)?,
     )?;
     if workload.jobs.iter().any(|job| job.curriculum.is_some()) {
-        put("pacing.svg", pacing(workload).lines())?;
+        put("pacing.svg", pacing(workload).lines()?)?;
     }
     Ok(())
 }
@@ -78,12 +86,14 @@ fn over_time(runs: &[Run], title: &str, y: &str, factor: f64, value: Value) -> C
     let series = |run: &Run| Series {
         name: name(run, runs),
         points: points(run, factor, value),
+        ..Series::default()
     };
     Chart {
         title: title.to_owned(),
         x: "time (hours)".to_owned(),
         y: y.to_owned(),
         series: runs.iter().map(series).collect(),
+        ..Chart::default()
     }
 }
 
@@ -118,6 +128,7 @@ fn resources(runs: &[Run]) -> Chart {
             chart.series.push(Series {
                 name: format!("{}: {kind}", name(run, runs)),
                 points: points(run, 1e-6, value),
+                ..Series::default()
             });
         }
     }
@@ -137,6 +148,7 @@ fn effective(runs: &[Run]) -> Chart {
             chart.series.push(Series {
                 name: format!("{}: {kind}", name(run, runs)),
                 points: points(run, 1e-12, value),
+                ..Series::default()
             });
         }
     }
@@ -163,6 +175,7 @@ fn distribution(runs: &[Run]) -> Chart {
         Series {
             name: name(run, runs),
             points: points.collect(),
+            ..Series::default()
         }
     };
     Chart {
@@ -170,6 +183,7 @@ fn distribution(runs: &[Run]) -> Chart {
         x: "job completion time (hours)".to_owned(),
         y: "% of jobs".to_owned(),
         series: runs.iter().map(series).collect(),
+        ..Chart::default()
     }
 }
 
@@ -203,6 +217,7 @@ fn bars(runs: &[Run], title: &str, value: fn(&Run) -> f64) -> Chart {
             None => chart.series.push(Series {
                 name: name.to_owned(),
                 points: vec![point],
+                ..Series::default()
             }),
         }
     }
@@ -228,6 +243,7 @@ fn swept(sweep: &Sweep, runs: &[Run]) -> Chart {
             None => chart.series.push(Series {
                 name,
                 points: vec![point],
+                ..Series::default()
             }),
         }
     }
@@ -252,6 +268,7 @@ fn pacing(workload: &Workload) -> Chart {
         Some(Series {
             name: job.id.clone(),
             points: points.collect(),
+            ..Series::default()
         })
     });
     Chart {
@@ -259,5 +276,6 @@ fn pacing(workload: &Workload) -> Chart {
         x: "iterations (thousands)".to_owned(),
         y: "% of items presented".to_owned(),
         series: series.collect(),
+        ..Chart::default()
     }
 }

@@ -1,8 +1,8 @@
 //! One parameter over several values: `--sweep remote-io=2GB/s,4GB/s`.
 
-use crate::simulate::cluster::generate::share;
-use crate::simulate::cluster::trace::rate;
-use crate::simulate::cluster::{Scenario, Workload};
+use copperfs_simulate::cluster::generate::share;
+use copperfs_simulate::cluster::trace::rate;
+use copperfs_simulate::cluster::{Scenario, Workload};
 use std::borrow::Cow;
 
 /// Most values of a sweep: each is a whole run.

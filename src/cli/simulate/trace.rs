@@ -1,9 +1,9 @@
 //! `copperfs simulate trace`: a trace from a seed.
 
-use crate::simulate::cluster::generate::{Recipe, generate};
-use crate::simulate::cluster::trace::to_csv;
 use anyhow::Context;
 use clap::Args;
+use copperfs_simulate::cluster::generate::{Recipe, generate};
+use copperfs_simulate::cluster::trace::to_csv;
 use std::path::PathBuf;
 
 /// Options of `simulate trace`.

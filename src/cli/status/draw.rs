@@ -4,7 +4,7 @@ use super::fold::{Fold, fold};
 use super::view::{HangingAt, Place, State, Summary, TreeView};
 use crate::cli::stats::duration;
 use crate::cli::table;
-use crate::config::topology::Crossings;
+use crate::config::Crossings;
 
 /// How to draw.
 #[derive(Debug, Clone, Copy, Default)]

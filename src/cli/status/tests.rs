@@ -93,7 +93,7 @@ fn a_deep_tree_stays_within_a_screen_or_two() {
 fn edges_that_cross_switches_are_counted_where_they_are_known() {
     let mut view = tree_of((7, 2), Vec::new(), &[]);
     assert!(!drawn(&view, Style::default()).contains("cross"));
-    view.summary.crossings = Some(crate::config::topology::Crossings {
+    view.summary.crossings = Some(crate::config::Crossings {
         edges: 6,
         given: 4,
         used: 1,

@@ -24,7 +24,7 @@
 //! | `trees[].nodes[].children` | how many nodes say that they hang from it |
 
 use crate::cli::stats::{ClusterReports, MemberList};
-use crate::config::topology::Crossings;
+use crate::config::Crossings;
 use crate::report::{Hanging, Link, LinkState, Report, Standing, printable};
 use copperfs_overlay::Forest;
 use serde::Serialize;

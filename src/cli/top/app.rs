@@ -2,7 +2,7 @@
 
 use super::rates::{Picture, Row};
 use crate::cli::status::view::State;
-use crate::config::units::Bytes;
+use copperfs_policy::amounts::Bytes;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::cmp::Ordering;
 

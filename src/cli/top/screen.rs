@@ -82,7 +82,7 @@ fn headlines(app: &App, picture: &Picture, now: &Situation) -> Vec<Line<'static>
             size(total.upstream_bytes),
             rate(total.origin_opens),
             size(total.origin_bytes),
-            crate::config::units::Bytes(picture.rss_bytes),
+            copperfs_policy::amounts::Bytes(picture.rss_bytes),
         )),
     ]
 }

@@ -4,8 +4,8 @@
 use super::super::launch::{remote, together};
 use super::super::record::{Kind, Record};
 use super::super::{explained, fail, say};
-use super::target::Target;
 use super::{ASK_TIMEOUT, nothing_at};
+use crate::cli::teardown::Target;
 use crate::config::Machine;
 use crate::daemon::mountpoint::{self, within};
 use crate::daemon::runtime_dir;

@@ -419,7 +419,7 @@ fn the_example_with_datasets_declares_them() {
     assert_eq!(first.index.as_deref(), Some("/lus/imagenet-1k/.index"));
     assert_eq!(second.path.to_string(), "/data/web-search");
     assert_eq!(second.budget, Some(500_000_000_000));
-    assert_eq!(second.origin_readers, crate::budgets::OriginReaders::Homes);
+    assert_eq!(second.origin_readers, crate::model::OriginReaders::Homes);
 }
 
 #[test]

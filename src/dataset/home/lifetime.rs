@@ -2,12 +2,12 @@
 //! time only.
 
 use super::share::Share;
-use super::{Home, HomePlace, lock};
-use crate::budgets::Decision;
+use super::{Home, HomePlace};
 use crate::dataset::shelf::{self, GONE, Shelf};
+use crate::model::Decision;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -83,7 +83,7 @@ impl Home {
 
     /// Gives up what has not come back.
     pub(super) fn tidy(&self, now: Instant) {
-        let mut applied = lock(&self.0.applied);
+        let mut applied = self.0.applied.lock();
         if applied.absence.is_over(now) {
             self.all().iter().for_each(|share| share.set_bytes(0));
         }
@@ -131,7 +131,7 @@ impl Home {
                 if !current.is_some_and(|current| Arc::ptr_eq(&current, &share)) {
                     return;
                 }
-                if lock(&home.0.closing).contains(&share.id()) {
+                if home.0.closing.lock().contains(&share.id()) {
                     drop(share);
                     tokio::time::sleep(POLL).await;
                     continue;
@@ -170,18 +170,14 @@ impl Home {
     /// Forgets a dataset, and removes what was kept of it.
     fn close_one(&self, share: &Arc<Share>) {
         let id = share.id();
-        let mut shares = self
-            .0
-            .shares
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.0.shares.write();
         shares.remove(&id);
         drop(shares);
         let shelf = share.close();
         let Some(datasets) = self.datasets_directory() else {
             return;
         };
-        lock(&self.0.closing).insert(id);
+        self.0.closing.lock().insert(id);
         let home = self.clone();
         let directory = datasets.join(format!("{id:016x}"));
         let closing = async move {
@@ -189,7 +185,7 @@ impl Home {
             let writing = home.0.directories.write().await;
             let removed =
                 tokio::task::spawn_blocking(move || shelf::remove_directory(&directory)).await;
-            lock(&home.0.closing).remove(&id);
+            home.0.closing.lock().remove(&id);
             drop(writing);
             if let Ok(Err(error)) = removed {
                 tracing::warn!(%error, "cannot remove the directory of a dataset");
@@ -201,13 +197,7 @@ impl Home {
 
     /// Ends all shares and keeps what is on the disk, for the next process. Waits until it is there.
     pub async fn close(&self) {
-        let shares = std::mem::take(
-            &mut *self
-                .0
-                .shares
-                .write()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let shares = std::mem::take(&mut *self.0.shares.write());
         for share in shares.into_values() {
             retire(share.close()).await;
         }

@@ -1,20 +1,21 @@
 //! One dataset on its home: what is held, what is under way, and how it fares.
 
-use super::flight::{Flight, Lead, Next};
-use super::{Placement, lock};
-use crate::budgets::{DatasetDecision, OriginReaders, ShareReport};
-use crate::dataset::fetch::{Fetched, Wanted, alignment};
+use super::flight::{Flight, Pending};
+use super::{Placement, ROOM_UNIT};
+use crate::dataset::fetch::{Fetched, Wanted, alignment, fetch};
 use crate::dataset::item::ItemId;
 use crate::dataset::shelf::Shelf;
-use crate::dataset::slots::Homes;
 use crate::dataset::uniform::{Admission, Reserved, Uniform, UniformStats};
-use copperfs_overlay::{Failure, ItemPath};
+use crate::model::slots::Homes;
+use crate::model::{DatasetDecision, OriginReaders, ShareReport};
+use copperfs_overlay::{Failure, Files, ItemPath};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// See the module.
 pub(super) struct Share {
@@ -95,21 +96,21 @@ impl Share {
     }
 
     pub(super) fn readers(&self) -> OriginReaders {
-        lock(&self.state).readers
+        self.state.lock().readers
     }
 
     pub(super) fn stats(&self) -> UniformStats {
-        lock(&self.state).uniform.stats()
+        self.state.lock().uniform.stats()
     }
 
     /// What a decision says of it, but for its bytes.
     pub(super) fn declared(&self, dataset: &DatasetDecision) {
-        lock(&self.state).readers = dataset.origin_readers;
+        self.state.lock().readers = dataset.origin_readers;
     }
 
     /// What is at home here from now on.
     pub(super) fn place(&self, placement: &Arc<Placement>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !Arc::ptr_eq(&state.placement, placement) {
             state.placement = Arc::clone(placement);
             state.mark_strays();
@@ -118,7 +119,7 @@ impl Share {
 
     /// Bytes that it may hold from now on.
     pub(super) fn set_bytes(&self, bytes: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.known = true;
         let evicted = state.uniform.set_share(bytes);
         state.take_off(&evicted);
@@ -143,7 +144,7 @@ impl Share {
     /// The shelf is open, and holds these. What is beyond the share goes, once a decision has said what
     /// that is.
     pub(super) fn open(&self, shelf: Shelf, held: Vec<(ItemId, u32)>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.shelf = Some(Arc::new(shelf));
         state.no_shelf = None;
         state.found = held;
@@ -156,13 +157,13 @@ impl Share {
 
     /// Nothing can be kept, for now.
     pub(super) fn cannot_keep(&self, why: String) {
-        lock(&self.state).no_shelf = Some(why);
+        self.state.lock().no_shelf = Some(why);
         self.opened.send_replace(true);
     }
 
     /// Nothing is held from now on; gives what it was held on.
     pub(super) fn close(&self) -> Option<Arc<Shelf>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         drop(state.uniform.set_share(0));
         state.shelf.take()
     }
@@ -175,10 +176,10 @@ impl Share {
         payment: u64,
         rests: bool,
     ) -> Next {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let under_way = state.flights.get(&item).into_iter().flatten();
         if let Some(flight) = under_way.into_iter().find(|f| f.brings(&wanted.range)) {
-            return flight.join();
+            return Next::Join(flight.pending(), flight.has_landed());
         }
         if let Some(shelf) = &state.shelf
             && !rests
@@ -212,12 +213,12 @@ impl Share {
 
     /// Whether an item is held.
     pub(super) fn holds(&self, item: &ItemId) -> bool {
-        lock(&self.state).uniform.holds(item)
+        self.state.lock().uniform.holds(item)
     }
 
     /// The bytes of an item that was held are gone, or to go.
     pub(super) fn lost(&self, item: &ItemId) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.uniform.remove(item) {
             state.take_off(&[*item]);
         }
@@ -225,7 +226,7 @@ impl Share {
 
     /// Storage was read, or not.
     pub(super) fn was_read(&self, outcome: &Result<Fetched, Failure>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match outcome {
             Ok(fetched) => {
                 state.origin_bytes += fetched.bytes.len() as u64;
@@ -237,12 +238,12 @@ impl Share {
 
     /// Where to keep what was reserved for.
     pub(super) fn shelf(&self) -> Option<Arc<Shelf>> {
-        lock(&self.state).shelf.as_ref().map(Arc::clone)
+        self.state.lock().shelf.as_ref().map(Arc::clone)
     }
 
     /// A flight has ended. `room`: what was reserved for it, and whether the shelf has its bytes.
     pub(super) fn end(&self, item: ItemId, id: u64, room: Option<(Reserved, bool)>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match room {
             Some((room, true)) => {
                 let mut gone = Vec::new();
@@ -268,7 +269,7 @@ impl Share {
     }
 
     pub(super) fn report(&self) -> ShareReport {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let stats = state.uniform.stats();
         ShareReport {
             dataset: self.id,
@@ -329,7 +330,102 @@ impl State {
     }
 }
 
-/// Whether `outer` holds all of `inner`.
-pub(super) fn covers(outer: &Range<u64>, inner: &Range<u64>) -> bool {
-    outer.start <= inner.start && inner.end <= outer.end
+/// What to do about a request.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// It is held here.
+    Held(Arc<Shelf>),
+    /// It is being read; `true`: it has been, and is about to be kept.
+    Join(Pending, bool),
+    /// It would be read, for more than was paid.
+    Unpaid {
+        /// In bytes.
+        cost: u64,
+    },
+    /// It is to be read: [`Lead::fly`].
+    Lead(Lead, Pending),
+}
+
+/// The right, and the duty, to read. Dropped before it has ended, it takes nobody's room with it, and
+/// those who wait see that it died.
+#[derive(Debug)]
+pub(super) struct Lead {
+    share: Arc<Share>,
+    item: ItemId,
+    id: u64,
+    extent: Range<u64>,
+    room: Option<Reserved>,
+    answer: watch::Sender<Option<Result<Fetched, Failure>>>,
+}
+
+impl Lead {
+    pub(super) fn new(
+        share: Arc<Share>,
+        item: ItemId,
+        id: u64,
+        extent: Range<u64>,
+        room: Option<Reserved>,
+    ) -> (Self, Flight) {
+        let (answer, pending) = watch::channel(None);
+        let flight = Flight::new(id, extent.clone(), pending);
+        let lead = Self {
+            share,
+            item,
+            id,
+            extent,
+            room,
+            answer,
+        };
+        (lead, flight)
+    }
+
+    /// Bytes that it reads.
+    pub(super) fn cost(&self) -> u64 {
+        self.extent.end - self.extent.start
+    }
+
+    /// Bytes that are to be kept.
+    pub(super) fn admits(&self) -> u64 {
+        self.room.as_ref().map_or(0, |_| self.cost())
+    }
+
+    /// Reads, answers, and keeps. Waits for room among what is under way first.
+    pub(super) async fn fly(
+        mut self,
+        wanted: Wanted,
+        source: Arc<dyn Files>,
+        through: bool,
+        room: Arc<Semaphore>,
+    ) {
+        let units = u32::try_from(self.cost().div_ceil(ROOM_UNIT)).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        let _permit = room.acquire_many_owned(units).await;
+        let extent = self.extent.clone();
+        let outcome = fetch(&*source, &wanted, extent, through).await;
+        self.share.was_read(&outcome);
+        let shelf = self.room.as_ref().and_then(|_| self.share.shelf());
+        let (Ok(fetched), Some(shelf)) = (&outcome, shelf) else {
+            // Who comes from here on asks anew.
+            self.end(false);
+            self.answer.send_replace(Some(outcome));
+            return;
+        };
+        let blocks = fetched.blocks();
+        // They need not wait for a disk.
+        self.answer.send_replace(Some(outcome));
+        let kept = shelf.keep(self.item, blocks).await;
+        self.end(kept);
+    }
+
+    /// Nobody joins any more.
+    fn end(&mut self, kept: bool) {
+        let room = self.room.take().map(|room| (room, kept));
+        self.share.end(self.item, self.id, room);
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.end(false);
+    }
 }

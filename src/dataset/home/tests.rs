@@ -5,8 +5,7 @@ mod epochs;
 mod storage;
 
 use super::*;
-use crate::budgets::DatasetDecision;
-use crate::dataset::slot_of;
+use crate::model::{DatasetDecision, slot_of};
 use crate::testing::{SOON, path};
 use crate::waiting::until;
 use copperfs_overlay::ITEM_BYTES_MAX;

@@ -3,15 +3,16 @@
 mod reading;
 
 use super::Inner;
-use crate::dataset::slots::{STRIPE_BYTES, items_of, stripe_len};
 use crate::job::{ItemOutcome, JobActivity};
+use crate::model::slots::{STRIPE_BYTES, items_of, stripe_len};
 use crate::num::to_usize;
 use crate::read::{Cut, FileId, FileRef, Part, Place};
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
+use parking_lot::Mutex;
 use reading::Reading;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -184,13 +185,9 @@ impl Open {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The bytes of a run out of the item that is held.
     fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let held = state
             .held
             .as_ref()
@@ -206,7 +203,7 @@ impl Open {
     /// or on from where the last read ended.
     fn goes_on(&self, run: Run) -> bool {
         let begins = run.offset.is_multiple_of(STRIPE_BYTES);
-        self.begun.file.size <= WHOLE_MAX || begins || self.state().next == run.offset
+        self.begun.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
     }
 
     /// The item that is being read is that of `stripe`; another one is done with.
@@ -259,8 +256,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut state =
-            std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut state = std::mem::take(self.state.get_mut());
         self.count(&mut state);
         let (file, now) = (&self.begun.file, Instant::now());
         let stripes = if state.touched || file.size == 0 {

@@ -1,15 +1,15 @@
 use super::open::item_hash;
 use super::*;
-use crate::budgets::{DatasetDecision, HomeNode, JobNode, Serial};
-use crate::dataset::slots::STRIPE_BYTES;
 use crate::job::Proc;
+use crate::model::slots::STRIPE_BYTES;
+use crate::model::{DatasetDecision, HomeNode, JobNode, Serial};
 use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, FailureKind, Version};
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// Homes that lack everything at first and keep what they have read, with a memory of what they were
@@ -33,12 +33,12 @@ impl Homes for Arc<Fake> {
         let this = Self::clone(self);
         async move {
             assert_eq!(request.fault(), None, "{request:?}");
-            this.asked.lock().unwrap().push((rank, request.clone()));
-            if rank.is_some_and(|rank| this.gone.lock().unwrap().contains(&rank)) {
+            this.asked.lock().push((rank, request.clone()));
+            if rank.is_some_and(|rank| this.gone.lock().contains(&rank)) {
                 return Err(Failure::new(FailureKind::Unavailable, "gone"));
             }
             let key = (request.path.to_string(), request.stripe);
-            let cached = this.kept.lock().unwrap().contains(&key);
+            let cached = this.kept.lock().contains(&key);
             if !cached && (request.payment < request.len || this.greedy) {
                 let cost = request.len + u64::from(this.greedy);
                 return Ok(ItemAnswer::Unpaid { cost });
@@ -46,7 +46,7 @@ impl Homes for Arc<Fake> {
             if this.silent {
                 std::future::pending::<()>().await;
             }
-            this.kept.lock().unwrap().insert(key);
+            this.kept.lock().insert(key);
             let range = request.offset..request.offset + request.len;
             let bytes: Bytes = range.map(byte).collect::<Vec<u8>>().into();
             let charged = if cached { 0 } else { request.len };
@@ -99,7 +99,7 @@ fn decision(rate: Option<u64>) -> Arc<Decision> {
             size: 0,
             items: 0,
             index: None,
-            origin_readers: crate::budgets::OriginReaders::Roots,
+            origin_readers: crate::model::OriginReaders::Roots,
             pinned: None,
             budget: 1 << 30,
             homed: Vec::new(),
@@ -171,11 +171,11 @@ async fn an_item_is_asked_for_once_however_it_is_read() {
     let reader = reader(&homes, None);
     let small = file("/d/a", 300_000);
     read_through(&reader, &small, 4096).await;
-    assert_eq!(homes.asked.lock().unwrap().len(), 1);
+    assert_eq!(homes.asked.lock().len(), 1);
     let large = file("/d/b", 2 * STRIPE_BYTES + 5);
     read_through(&reader, &large, 100_000).await;
     let stripes: Vec<_> = {
-        let asked = homes.asked.lock().unwrap();
+        let asked = homes.asked.lock();
         asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect()
     };
     assert_eq!(stripes, [(0, STRIPE_BYTES), (1, STRIPE_BYTES), (2, 5)]);
@@ -200,7 +200,7 @@ async fn who_jumps_about_gets_what_he_asks_for() {
         assert!((at..).zip(&bytes).all(|(at, got)| *got == byte(at)));
         assert_eq!(bytes.len(), 20);
     }
-    let asked = homes.asked.lock().unwrap();
+    let asked = homes.asked.lock();
     let lens: Vec<_> = asked.iter().map(|(_, request)| request.len).collect();
     // The last one spans two stripes, and begins the second: that one is brought whole.
     assert_eq!(lens, [4096, 4096, 4096, STRIPE_BYTES]);
@@ -265,7 +265,7 @@ async fn a_read_has_a_time_limit_in_which_waiting_for_tokens_does_not_count() {
 #[tokio::test]
 async fn homes_that_are_gone_are_passed_over() {
     let homes = Arc::new(Fake::default());
-    homes.gone.lock().unwrap().extend([1, 2]);
+    homes.gone.lock().extend([1, 2]);
     let reader = reader(&homes, None);
     for number in 0..30 {
         let file = file(&format!("/d/{number}"), 1000);
@@ -273,10 +273,10 @@ async fn homes_that_are_gone_are_passed_over() {
     }
     let elsewhere = reader.stats().elsewhere;
     assert!(elsewhere > 0);
-    homes.gone.lock().unwrap().insert(3);
+    homes.gone.lock().insert(3);
     let last = file("/d/last", 1000);
     read_through(&reader, &last, 1000).await;
-    let asked = homes.asked.lock().unwrap();
+    let asked = homes.asked.lock();
     let ranks: Vec<_> = asked.iter().rev().take(4).map(|(rank, _)| *rank).collect();
     assert_eq!(ranks[0], None, "this node itself, at last");
     assert_eq!(ranks[1..].iter().flatten().count(), 3);
@@ -303,7 +303,7 @@ async fn what_the_page_cache_answers_counts_as_read() {
     let counts = counted(&reader).current;
     assert_eq!((counts.items, counts.bytes), (2, large.size));
     assert_eq!(counts.page_cache_bytes, large.size);
-    assert_eq!(homes.asked.lock().unwrap().len(), 0);
+    assert_eq!(homes.asked.lock().len(), 0);
 }
 
 #[tokio::test]
@@ -347,7 +347,7 @@ async fn an_open_file_is_read_under_the_version_that_is_asked_for() {
     assert_eq!(before.parts, after.parts, "one block, all of it");
     let hash = open.hash(&new, 0, 300_000).await.unwrap();
     assert_eq!(before.parts.iter().next().unwrap().hash, hash);
-    let asked = homes.asked.lock().unwrap();
+    let asked = homes.asked.lock();
     let versions: Vec<_> = asked.iter().map(|(_, request)| request.version).collect();
     assert_eq!(versions, [old.version, new.version, new.version]);
     assert_eq!(item_hash(&old, 0), item_hash(&new, 0));

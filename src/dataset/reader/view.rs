@@ -1,7 +1,6 @@
 //! A decision, as those who read look at it.
 
-use crate::budgets::Decision;
-use crate::dataset::slots;
+use crate::model::{Decision, slots};
 use copperfs_overlay::ItemPath;
 use std::collections::HashSet;
 use std::sync::Arc;

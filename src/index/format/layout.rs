@@ -1,6 +1,6 @@
 //! The header, the tail, and what a directory's record says.
 
-use super::codec::{
+use super::primitive::{
     damaged, put, put_version, take, take_array, take_bytes, take_u32, take_version,
 };
 use super::{

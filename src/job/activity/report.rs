@@ -1,6 +1,7 @@
 //! What a node says about a job each second.
 
-use super::{ENDED_AFTER, JobActivity, Reported};
+use super::{JobActivity, Reported};
+use crate::job::ENDED_AFTER;
 use crate::job::name::JobName;
 use crate::job::progress::EpochCounts;
 use crate::job::rate::Estimate;
@@ -51,7 +52,7 @@ impl JobActivity {
     #[must_use]
     pub fn report(&self, now: Instant) -> ActivityReport {
         let waited = self.tokens.waited();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let before = state.reported;
         let total = state.progress.total();
         let passed = now.saturating_duration_since(before.at);

@@ -4,8 +4,9 @@ use super::{ActivityReport, JobActivity};
 use crate::job::identity::{Proc, Reader};
 use crate::job::name::JobName;
 use crate::job::progress::Ordinals;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Jobs and datasets on one node: more than a node runs at a time, few enough for one report. When it
@@ -40,7 +41,7 @@ impl Activities {
     #[must_use]
     pub fn of(&self, reader: Option<&Reader>, dataset: &str, now: Instant) -> Arc<JobActivity> {
         let job = reader.and_then(|reader| reader.job.clone());
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let key = (job, Arc::from(dataset));
         let activity = if let Some(activity) = table.activities.get(&key) {
             Arc::clone(activity)
@@ -58,7 +59,7 @@ impl Activities {
     #[must_use]
     pub fn get(&self, job: Option<&JobName>, dataset: &str) -> Option<Arc<JobActivity>> {
         let key = (job.cloned(), Arc::from(dataset));
-        self.table().activities.get(&key).cloned()
+        self.table.lock().activities.get(&key).cloned()
     }
 
     /// The activities of a job, one for each dataset that it reads here.
@@ -73,13 +74,13 @@ impl Activities {
     /// How many there are: changes when a job is new here.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.table().activities.len()
+        self.table.lock().activities.len()
     }
 
     /// All of them, in no order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<JobActivity>> {
-        self.table().activities.values().cloned().collect()
+        self.table.lock().activities.values().cloned().collect()
     }
 
     /// What to report this second, in the order of names. Looks up in `proc` which processes run, so
@@ -101,15 +102,11 @@ impl Activities {
     /// Forgets a job that has ended, on all datasets. Files that it still has open are counted to the
     /// last, and not reported.
     pub fn forget(&self, job: &JobName) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table
             .activities
             .retain(|(name, _), _| name.as_ref() != Some(job));
         table.drop_unread();
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,7 +131,7 @@ impl Table {
         let idlest = self
             .activities
             .iter()
-            .min_by_key(|(_, activity)| activity.state().active)
+            .min_by_key(|(_, activity)| activity.state.lock().active)
             .map(|(key, _)| key.clone());
         if let Some(key) = idlest {
             self.activities.remove(&key);
@@ -155,12 +152,12 @@ impl Table {
 impl JobActivity {
     /// Looks which of its processes still run, and forgets the others.
     fn look(&self, proc: &Proc) {
-        let processes = self.state().processes.clone();
+        let processes = self.state.lock().processes.clone();
         let gone: Vec<_> = processes
             .into_iter()
             .filter(|process| !proc.runs(*process))
             .collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.processes.retain(|process| !gone.contains(process));
         state.running = u32::try_from(state.processes.len()).unwrap_or(u32::MAX);
     }

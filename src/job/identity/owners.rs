@@ -6,7 +6,7 @@
 //! job. A cgroup is always believed, because only a scheduler puts processes there.
 
 use super::proc::Process;
-use crate::job::activity::ENDED_AFTER;
+use crate::job::ENDED_AFTER;
 use crate::job::name::JobName;
 use lru::LruCache;
 use std::collections::HashMap;

@@ -186,8 +186,8 @@ fn no_more_than_the_bound_is_remembered() {
         assert_eq!(named(&readers, pid, now).as_deref(), Some("slurm:7"));
     }
     assert_eq!(named(&readers, 1, now).as_deref(), Some("slurm:7"));
-    assert_eq!(lock(&readers.threads).len(), 8);
-    assert_eq!(lock(&readers.own).len(), 8);
+    assert_eq!(readers.threads.lock().len(), 8);
+    assert_eq!(readers.own.lock().len(), 8);
 }
 
 /// A process that names another user's job cannot spend that job's tokens, and keeps its own job.
@@ -260,7 +260,7 @@ fn a_name_is_free_after_the_job() {
     proc.user(20, OTHER);
     let (readers, start) = (proc.readers(), Instant::now());
     assert!(named(&readers, 10, start).is_some());
-    let later = start + crate::job::activity::ENDED_AFTER * 2;
+    let later = start + crate::job::ENDED_AFTER * 2;
     assert_eq!(named(&readers, 20, later), None, "it runs");
     fs::remove_dir_all(proc.path(10)).unwrap();
     let still = later + FRESH * 2;
@@ -348,7 +348,7 @@ fn cost_of_a_look() {
     readers.reader(pid, start).unwrap();
     let begun = Instant::now();
     for _ in 0..TIMES {
-        if let Some(known) = lock(&readers.threads).get_mut(&pid) {
+        if let Some(known) = readers.threads.lock().get_mut(&pid) {
             known.checked -= TRUSTED;
         }
         readers.reader(pid, start).unwrap();

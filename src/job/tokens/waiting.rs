@@ -2,7 +2,8 @@
 
 use super::bucket::{Bucket, RateLimit, Wait};
 use crate::job::meter::Busy;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
@@ -54,7 +55,7 @@ impl Tokens {
         loop {
             // Before the look at the bucket: a change in between is not missed.
             let changed = self.changed.notified();
-            let taken = self.state().bucket.try_take(bytes, now());
+            let taken = self.state.lock().bucket.try_take(bytes, now());
             match taken {
                 Ok(()) => return self.permit(bytes),
                 Err(Wait::Change) => changed.await,
@@ -72,26 +73,26 @@ impl Tokens {
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         let _turn = self.turn.try_acquire().ok()?;
-        let taken = self.state().bucket.try_take(bytes, now());
+        let taken = self.state.lock().bucket.try_take(bytes, now());
         taken.is_ok().then(|| self.permit(bytes))
     }
 
     /// Another rate, at once, also for those who wait.
     pub fn set_limit(&self, limit: RateLimit) {
-        self.state().bucket.set_limit(limit, now());
+        self.state.lock().bucket.set_limit(limit, now());
         self.changed.notify_waiters();
     }
 
     /// The rate.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
-        self.state().bucket.limit()
+        self.state.lock().bucket.limit()
     }
 
     /// For how long, all in all, at least one reader has waited.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        self.state().waiting.total(now())
+        self.state.lock().waiting.total(now())
     }
 
     fn permit(self: &Arc<Self>, bytes: u64) -> Permit {
@@ -99,10 +100,6 @@ impl Tokens {
             tokens: Arc::clone(self),
             bytes,
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,7 +121,7 @@ impl Permit {
 
     /// `bytes` were spent: what is left goes back, and what was spent beyond is owed.
     pub fn spent(self, bytes: u64) {
-        let mut state = self.tokens.state();
+        let mut state = self.tokens.state.lock();
         if bytes > self.bytes {
             state.bucket.charge(bytes - self.bytes, now());
         } else if bytes < self.bytes {
@@ -140,14 +137,14 @@ struct Counted<'a>(&'a Tokens);
 
 impl<'a> Counted<'a> {
     fn new(tokens: &'a Tokens) -> Self {
-        tokens.state().waiting.begin(now());
+        tokens.state.lock().waiting.begin(now());
         Self(tokens)
     }
 }
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.state().waiting.end(now());
+        self.0.state.lock().waiting.end(now());
     }
 }
 

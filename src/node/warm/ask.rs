@@ -1,31 +1,25 @@
 //! The command's side of warming, on the node that it was given to: the plan is made here, as it goes
 //! out, and what becomes of it is told to the client line by line (`docs/profiles.md`).
 
+use super::planner::{Extent, PATHS_MAX, PlanError, Planner};
 use super::walk::walk;
 use crate::control::{Lines, Talk};
 use crate::profile::{ProfileError, parse_line, path_form};
 use crate::read::ReadPath;
-use crate::warm::Step;
-use bytes::Bytes;
-use copperfs_overlay::wire::{PageWriter, WireError};
-use copperfs_overlay::{Failure, ItemPath, Overlay, WarmProgress};
+use copperfs_overlay::{ItemPath, Overlay, WarmProgress};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval};
 
 /// Pages between the planner and the overlay.
 const PAGES_QUEUED: usize = 4;
-/// A page that is not full goes out after so long, so that the nodes have something to do.
-const PAGE_AGE_MAX: Duration = Duration::from_millis(200);
 /// How often the client hears something.
 const TICK: Duration = Duration::from_millis(250);
-/// Paths in one command.
-const PATHS_MAX: usize = 4096;
 
 /// What a client says beside the accesses of a profile, a line each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,72 +35,6 @@ pub(crate) enum Order {
     End,
 }
 
-/// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum PlanError {
-    #[error("there is no {0} in this mount")]
-    NoSuchPath(ItemPath),
-    #[error("storage cannot be walked: {0}")]
-    Walk(Failure),
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
-    #[error("more than {PATHS_MAX} paths: give the directory above them")]
-    TooManyPaths,
-    #[error("the plan is too long: split it ({0})")]
-    TooLong(#[from] WireError),
-    #[error("the client has gone")]
-    Gone(#[from] io::Error),
-    /// Nobody takes the plan any more; why is known elsewhere.
-    #[error("warming has ended")]
-    Ended,
-}
-
-/// How long the plan is, so far.
-#[derive(Debug, Default)]
-struct Extent {
-    items: AtomicU64,
-    bytes: AtomicU64,
-    complete: AtomicBool,
-}
-
-/// Makes pages of steps.
-pub(super) struct Planner {
-    writer: PageWriter,
-    since: Option<Instant>,
-    out: mpsc::Sender<Bytes>,
-    extent: Arc<Extent>,
-}
-
-impl Planner {
-    pub(super) async fn add(&mut self, step: Step) -> Result<(), PlanError> {
-        let extent = &self.extent;
-        extent.items.fetch_add(1, Ordering::Relaxed);
-        extent.bytes.fetch_add(step.bytes(), Ordering::Relaxed);
-        let now = Instant::now();
-        let since = *self.since.get_or_insert(now);
-        match self.writer.push(&step)? {
-            Some(page) => self.send(page).await,
-            None if now - since > PAGE_AGE_MAX => self.flush().await,
-            None => Ok(()),
-        }
-    }
-
-    async fn flush(&mut self) -> Result<(), PlanError> {
-        match self.writer.finish() {
-            Some(page) => self.send(page).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn send(&mut self, page: Bytes) -> Result<(), PlanError> {
-        self.since = None;
-        self.out
-            .send(page)
-            .await
-            .map_err(|_closed| PlanError::Ended)
-    }
-}
-
 /// Has all nodes carry out what the client says. A client that goes away ends it.
 ///
 /// # Errors
@@ -114,12 +42,7 @@ impl Planner {
 pub(crate) async fn ask(overlay: &Overlay, read: &ReadPath, talk: &mut Talk) -> io::Result<()> {
     let (out, pages) = mpsc::channel(PAGES_QUEUED);
     let extent = Arc::new(Extent::default());
-    let planner = Planner {
-        writer: PageWriter::default(),
-        since: None,
-        out,
-        extent: Arc::clone(&extent),
-    };
+    let planner = Planner::new(out, Arc::clone(&extent));
     let progress = watch::Sender::new(WarmProgress::default());
     let started = Instant::now();
     let (lines, voice) = talk.halves();
@@ -204,7 +127,5 @@ async fn plan(lines: &mut Lines, read: &ReadPath, mut planner: Planner) -> Resul
     for path in &below {
         walk(read, path, &mut planner).await?;
     }
-    planner.flush().await?;
-    planner.extent.complete.store(true, Ordering::Relaxed);
-    Ok(())
+    planner.finish().await
 }

@@ -1,6 +1,6 @@
 //! What lies below a path, as a plan: directories first, then what is in them, depth first.
 
-use super::ask::{PlanError, Planner};
+use super::planner::{PlanError, Planner};
 use crate::read::{Found, ReadPath};
 use crate::warm::Step;
 use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath};

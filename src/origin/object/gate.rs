@@ -9,9 +9,10 @@
 
 use super::aimd::{Aimd, Round};
 use object_store::client::{HttpError, HttpErrorKind};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Who asks.
@@ -45,7 +46,7 @@ pub(super) struct Permit(Arc<Gate>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.lock().under_way -= 1;
+        self.0.state.lock().under_way -= 1;
         self.0.admit();
     }
 }
@@ -67,7 +68,7 @@ impl Gate {
     /// Waits for a permit. Dropping the future gives the place up.
     pub(super) async fn enter(self: &Arc<Self>, turn: Turn) -> Permit {
         let waiting = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.under_way < state.rule.limit() {
                 state.under_way += 1;
                 return Permit(Arc::clone(self));
@@ -83,7 +84,7 @@ impl Gate {
             Ok(permit) => permit,
             // The gate holds the sender until it sends, and we hold the gate.
             Err(_gone) => {
-                self.lock().under_way += 1;
+                self.state.lock().under_way += 1;
                 Permit(Arc::clone(self))
             }
         }
@@ -93,7 +94,7 @@ impl Gate {
     fn admit(self: &Arc<Self>) {
         loop {
             let next = {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 if state.under_way >= state.rule.limit() {
                     return;
                 }
@@ -114,7 +115,7 @@ impl Gate {
 
     /// For an attempt that begins now.
     pub(super) fn round(&self) -> Round {
-        self.lock().rule.round()
+        self.state.lock().rule.round()
     }
 
     /// An attempt that began in round `began` was answered with `status`.
@@ -123,7 +124,7 @@ impl Gate {
             self.refused(began);
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let under_way = state.under_way;
         state.rule.answered(under_way);
         drop(state);
@@ -139,7 +140,7 @@ impl Gate {
 
     fn refused(&self, began: Round) {
         self.throttled.fetch_add(1, Ordering::Relaxed);
-        self.lock().rule.refused(began);
+        self.state.lock().rule.refused(began);
     }
 
     /// Attempts that the store refused or did not answer in time.
@@ -149,11 +150,7 @@ impl Gate {
 
     /// Requests that may be under way now.
     pub(super) fn limit(&self) -> usize {
-        self.lock().rule.limit()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().rule.limit()
     }
 }
 
@@ -181,7 +178,7 @@ mod tests {
         let third = demand.as_mut().now_or_never().expect("its turn");
         drop((second, third));
         assert!(ahead.now_or_never().is_some());
-        assert_eq!(gate.lock().under_way, 0);
+        assert_eq!(gate.state.lock().under_way, 0);
     }
 
     #[tokio::test]
@@ -197,7 +194,7 @@ mod tests {
         drop(first);
         drop(waiting.remove(0));
         assert!(waiting.remove(0).now_or_never().is_some());
-        assert_eq!(gate.lock().under_way, 0);
+        assert_eq!(gate.state.lock().under_way, 0);
     }
 
     #[tokio::test]

@@ -9,8 +9,8 @@ use crate::waiting::until;
 use copperfs_overlay::{
     Attributes, BundleItem, Entry, FailureKind, FileKind, RANGE_ALIGN, Version,
 };
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use tokio::sync::Semaphore;
 
 const SIZE: usize = 3 * 1024 * 1024 + 5;
@@ -51,7 +51,7 @@ impl Slow {
 
     /// Reads the bytes from `start` to `end` after a permit.
     async fn slowly(&self, name: &[u8], start: u64, end: u64) -> Result<Bytes, Failure> {
-        self.begun.lock().unwrap().push((name.to_vec(), start, end));
+        self.begun.lock().push((name.to_vec(), start, end));
         self.permits.acquire().await.unwrap().forget();
         self.ended.fetch_add(1, Ordering::SeqCst);
         let failing = self
@@ -70,13 +70,13 @@ impl Slow {
     }
 
     fn begun(&self) -> usize {
-        self.begun.lock().unwrap().len()
+        self.begun.lock().len()
     }
 
     /// Fails if two reads overlapped.
     #[track_caller]
     fn read_nothing_twice(&self) {
-        let begun = self.begun.lock().unwrap().clone();
+        let begun = self.begun.lock().clone();
         for (at, (name, start, end)) in begun.iter().enumerate() {
             for (other, from, to) in &begun[..at] {
                 let common = name == other && start < to && from < end;
@@ -347,7 +347,7 @@ async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
         .collect();
     // The bundle hangs in its first file; the reader's separate read is the second.
     root.has_begun(2).await;
-    assert_eq!(root.slow.begun.lock().unwrap()[1].0, b"f05");
+    assert_eq!(root.slow.begun.lock()[1].0, b"f05");
     root.release_all();
     for reader in readers {
         reader.await.unwrap().unwrap();

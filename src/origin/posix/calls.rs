@@ -11,8 +11,9 @@
 use super::Shared;
 use crate::origin::failure::{STORAGE_HANGS, too_slow, worded};
 use copperfs_overlay::{Failure, FailureKind, ItemPath};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -203,13 +204,9 @@ enum State {
 }
 
 impl Call {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts the call as hanging, unless it has returned.
     fn hangs(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if matches!(*state, State::Running { .. }) {
             let id = self.shared.hanging.add(self.action, &self.path, self.begun);
             *state = State::Hanging(id);
@@ -224,7 +221,7 @@ impl Drop for Returning {
     fn drop(&mut self) {
         let call = &*self.0;
         call.shared.usual.add(call.begun.elapsed());
-        let state = std::mem::replace(&mut *call.lock(), State::Returned);
+        let state = std::mem::replace(&mut *call.state.lock(), State::Returned);
         if let State::Hanging(id) = state {
             call.shared.hanging.remove(id);
         }

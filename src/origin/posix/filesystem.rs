@@ -23,13 +23,13 @@ mod uuid;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_overlay::Standing;
 use identity::Source;
+use parking_lot::RwLock;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Statx, StatxFlags, fstatvfs};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
 
 /// `STATX_MNT_ID_UNIQUE` (Linux 6.8): an id that is never reused.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -156,14 +156,14 @@ impl Filesystems {
         open: impl FnOnce() -> Result<OwnedFd, Errno>,
     ) -> Result<Filesystem, Errno> {
         let mount = MountKey::of(status);
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         if let Some(known) = table.mounts.get(&mount) {
             return Ok(*known);
         }
         drop(table);
         let file = open()?;
         let sighting = look(&file, mount);
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         Ok(table.add(&self.uri, mount, &sighting))
     }
 }

@@ -5,69 +5,29 @@
 //! delays no other call. It still keeps its thread. Two rules bound these threads:
 //! - A further request about the same path waits without a thread until the call returns. So does a request
 //!   about any path below one whose `stat` hangs.
-//! - While [`HANGING_MAX`] calls hang, requests to the filesystems in which they hang fail at once. Other
+//! - While [`HangingBound`] calls hang, requests to the filesystems in which they hang fail at once. Other
 //!   filesystems are not affected.
 
-use super::threads::THREAD_BYTES;
+use crate::origin::hanging_bound::HangingBound;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_overlay::ItemPath;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-/// Hanging calls of one process, in all origins together. Beyond it requests to the filesystems in which
-/// calls hang fail at once. A filesystem that begins to hang after that adds at most its running calls,
-/// which are `posix_concurrency` at most.
-pub(super) const HANGING_MAX: usize = 2048;
-/// Hanging calls may take one part in this many of a node's memory.
-const MEMORY_SHARE: u64 = 8;
 /// The maximum age of the cached mount table.
 const MOUNTS_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The action whose hanging means that nothing below the path can be reached either.
 pub(super) const STAT: &str = "stat";
-
-/// The number of hanging calls of all origins, and its bound.
-#[derive(Debug)]
-pub struct HangingBound {
-    max: usize,
-    now: AtomicUsize,
-}
-
-impl HangingBound {
-    /// A bound of `max` hanging calls; the default is `HANGING_MAX`.
-    #[must_use]
-    pub fn new(max: usize) -> Self {
-        Self {
-            max,
-            now: AtomicUsize::new(0),
-        }
-    }
-}
-
-impl HangingBound {
-    /// The bound for a node with `memory_bytes`, and the memory that this many hanging calls take, which
-    /// must be reserved for them.
-    #[must_use]
-    pub fn of_memory(memory_bytes: u64) -> (usize, u64) {
-        let fits = usize::try_from(memory_bytes / MEMORY_SHARE / THREAD_BYTES);
-        let max = fits.unwrap_or(HANGING_MAX).clamp(1, HANGING_MAX);
-        (max, u64::try_from(max).unwrap_or(u64::MAX) * THREAD_BYTES)
-    }
-}
-
-impl Default for HangingBound {
-    fn default() -> Self {
-        Self::new(HANGING_MAX)
-    }
-}
 
 /// The hanging calls of an origin, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,7 +97,7 @@ impl Hanging {
     /// Adds a call that has been running since `begun`. Returns its id for [`Hanging::remove`].
     pub(super) fn add(&self, action: &'static str, path: &ItemPath, begun: Instant) -> u64 {
         let device = self.mounts.device(path);
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let id = table.next;
         table.next += 1;
         let hung = Hung {
@@ -153,7 +113,7 @@ impl Hanging {
         let first = table.calls.len() == 1;
         self.count.store(table.calls.len(), Ordering::Release);
         drop(table);
-        self.bound.now.fetch_add(1, Ordering::AcqRel);
+        self.bound.add();
         if first {
             tracing::debug!(action, %path, "a call into storage hangs");
         }
@@ -162,7 +122,7 @@ impl Hanging {
 
     /// Removes a call that has returned.
     pub(super) fn remove(&self, id: u64) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(hung) = table.calls.remove(&id) else {
             return;
         };
@@ -182,7 +142,7 @@ impl Hanging {
         }
         self.count.store(table.calls.len(), Ordering::Release);
         drop(table);
-        self.bound.now.fetch_sub(1, Ordering::AcqRel);
+        self.bound.remove();
         self.released.notify_waiters();
     }
 
@@ -197,7 +157,7 @@ impl Hanging {
         if self.count() == 0 {
             return false;
         }
-        let table = self.lock();
+        let table = self.table.lock();
         let hangs = |path: &[u8], action: &str| {
             let actions = table.paths.get(path);
             actions.is_some_and(|actions| actions.contains(&action))
@@ -211,16 +171,16 @@ impl Hanging {
 
     /// If no further calls may hang and some hang in the filesystem of `path`, returns their number.
     pub(super) fn full(&self, path: &ItemPath) -> Option<usize> {
-        if self.bound.now.load(Ordering::Acquire) < self.bound.max {
+        if self.bound.has_room() {
             return None;
         }
         let device = self.mounts.device(path);
-        self.lock().filesystems.get(&device).copied()
+        self.table.lock().filesystems.get(&device).copied()
     }
 
     /// The hanging calls, if there are any.
     pub(super) fn report(&self) -> Option<HangingCalls> {
-        let table = self.lock();
+        let table = self.table.lock();
         let (_, oldest) = table.calls.first_key_value()?;
         Some(HangingCalls {
             calls: table.calls.len(),
@@ -228,10 +188,6 @@ impl Hanging {
             action: oldest.action,
             since: oldest.begun.elapsed(),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,7 +208,7 @@ impl Mounts {
     /// The filesystem that holds `path`. If the mount table cannot be read, all paths count as one
     /// filesystem.
     fn device(&self, path: &ItemPath) -> Device {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let fresh = |read: &Instant| read.elapsed() < MOUNTS_AGE_MAX;
         if !table.as_ref().is_some_and(|(read, _)| fresh(read)) {
             let mounts = mountinfo::read().unwrap_or_default();

@@ -10,13 +10,14 @@
 
 use super::attributes::status;
 use super::filesystem::{MountKey, mount_of};
+use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug)]
@@ -88,29 +89,25 @@ impl Root {
 
     /// The current directory.
     pub(super) fn now(&self) -> Arc<OwnedFd> {
-        let top = self.top.read().unwrap_or_else(PoisonError::into_inner);
+        let top = self.top.read();
         Arc::clone(&top.dir)
     }
 
     /// Switches to the filesystem that is mounted at the path now, if it replaces the current one. Blocks
     /// if the storage blocks.
     pub(super) fn follow(&self, label: &str) {
-        let Ok(mut watch) = self.watch.try_lock() else {
+        let Some(mut watch) = self.watch.try_lock() else {
             return;
         };
         if !watch.has_changed() {
             return;
         }
-        let old = self
-            .top
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let old = self.top.read().clone();
         let trouble = match open(&self.path).and_then(Top::of) {
             Ok(new) if new.mount.is_same_mount(old.mount) => None,
             Ok(new) if new.replaces(&old) => {
                 tracing::info!(origin = label, "another filesystem is mounted here now");
-                *self.top.write().unwrap_or_else(PoisonError::into_inner) = new;
+                *self.top.write() = new;
                 None
             }
             Ok(_) => Some("it was unmounted".to_owned()),

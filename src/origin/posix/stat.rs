@@ -10,9 +10,10 @@ use super::hanging::STAT as ACTION;
 use crate::origin::StatAnswers;
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, Failure, FailureKind, ItemPath};
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, timeout_at};
@@ -124,10 +125,6 @@ impl Batch {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The path that a call is about.
     fn path(&self, index: Option<usize>) -> ItemPath {
         index
@@ -142,7 +139,7 @@ impl Batch {
         let dir = match self.directory(shared, worker) {
             Ok(dir) => dir,
             Err(failure) => {
-                self.state().failure = Some(failure);
+                self.state.lock().failure = Some(failure);
                 self.finished.notify_one();
                 return;
             }
@@ -161,7 +158,7 @@ impl Batch {
         index: usize,
         answer: Result<Attributes, Failure>,
     ) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Together with the answer: it may end the batch, and then calls under way count as hanging.
         returned(shared, &mut state.workers[worker]);
         self.answered(&mut state, index, answer);
@@ -178,7 +175,7 @@ impl Batch {
     /// The next name for a worker whose call has returned. Returns `None` if the worker must end; its place
     /// is then free.
     fn next(&self, shared: &Shared, worker: usize) -> Option<usize> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Checked before the worker takes the name, because its own call about it may later count as
         // hanging.
         while !state.given_up && state.next < self.names.len() {
@@ -209,7 +206,7 @@ impl Batch {
 
     fn directory(&self, shared: &Shared, worker: usize) -> Result<Arc<OwnedFd>, Failure> {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if let Some(dir) = state.dir.clone() {
                 return Ok(dir);
             }
@@ -217,7 +214,7 @@ impl Batch {
         }
         shared.follow_root();
         let opened = shared.open_at(&self.parent, OFlags::PATH | OFlags::DIRECTORY);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         returned(shared, &mut state.workers[worker]);
         let dir = opened.map_err(|errno| shared.failure(ACTION, &self.parent, errno));
         match dir {
@@ -250,7 +247,7 @@ impl Batch {
     /// Counts the calls that began before `since` as hanging, or all running ones if it is `None`. Their
     /// workers release their places.
     fn overdue(&self, shared: &Shared, since: Option<Instant>) {
-        for worker in &mut self.state().workers {
+        for worker in &mut self.state.lock().workers {
             let late = |busy: &&mut Busy| since.is_none_or(|since| busy.begun <= since);
             if let Some(busy) = worker.busy.as_mut().filter(late)
                 && busy.hanging.is_none()
@@ -267,7 +264,7 @@ impl Batch {
         if since.is_some() {
             self.overdue(shared, since);
         }
-        let state = self.state();
+        let state = self.state.lock();
         let busy = state
             .workers
             .iter()
@@ -309,7 +306,7 @@ struct GiveUp<'a> {
 
 impl Drop for GiveUp<'_> {
     fn drop(&mut self) {
-        self.batch.state().given_up = true;
+        self.batch.state.lock().given_up = true;
         self.batch.overdue(self.shared, None);
     }
 }
@@ -364,7 +361,7 @@ async fn gather(
         }
     }
     drop(give_up);
-    let mut state = batch.state();
+    let mut state = batch.state.lock();
     if let Some(failure) = state.failure.take() {
         return Err(failure);
     }
@@ -382,7 +379,7 @@ fn start(
     subject: &ItemPath,
 ) -> Result<(), Failure> {
     let worker = {
-        let mut state = batch.state();
+        let mut state = batch.state.lock();
         state.workers.push(Worker {
             place: Some(place),
             busy: None,
@@ -392,7 +389,7 @@ fn start(
     let (working, of) = (Arc::clone(shared), Arc::clone(batch));
     let started = shared.threads.run(move || of.work(&working, worker));
     started.map_err(|error| {
-        batch.state().workers[worker].place = None;
+        batch.state.lock().workers[worker].place = None;
         shared.no_thread(ACTION, subject, &error)
     })
 }
@@ -418,7 +415,7 @@ mod tests {
         let batch = Batch::new(ItemPath::root(), names, None);
         for _ in 0..2 {
             let place = Arc::clone(&shared.places).try_acquire_owned().unwrap();
-            batch.state().workers.push(Worker {
+            batch.state.lock().workers.push(Worker {
                 place: Some(place),
                 busy: None,
             });
@@ -428,7 +425,7 @@ mod tests {
         assert_eq!(batch.next(shared, 1), None, "another one does not ask");
         let answer = batch.one(shared, &opened, index);
         assert!(answer.is_ok(), "{answer:?}");
-        assert!(batch.state().answers[1].as_ref().unwrap().is_err());
+        assert!(batch.state.lock().answers[1].as_ref().unwrap().is_err());
         batch.done(shared, 0, index, answer);
         // The batch is over before its worker ends.
         batch.overdue(shared, None);

@@ -12,8 +12,6 @@ use std::time::Duration;
 /// Stack of a thread, in bytes of address space. Only the pages that a call touches take memory: some 16
 /// KiB, and as much for the kernel's own stack.
 const STACK_BYTES: usize = 256 << 10;
-/// Memory of a thread with a hanging call, in bytes, as charged to `--memory`.
-pub(super) const THREAD_BYTES: u64 = 32 << 10;
 /// How long an idle thread waits for a job before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 

@@ -97,7 +97,7 @@ fn the_table_is_bounded_and_forgets_the_oldest() {
         sightings.look(&[n], &state, FINE, at(begun, 0));
         // A path that is looked at constantly is not forgotten.
         sightings.look(b"kept", &state, FINE, at(begun, 1));
-        let table = sightings.lock();
+        let table = sightings.table.lock();
         assert!(table.newer.len() <= 4 && table.older.len() <= 4);
     }
     assert_eq!(sightings.look(b"kept", &state, FINE, at(begun, 102)), None);
@@ -112,7 +112,7 @@ fn looks_that_are_remembered_anew_do_not_make_the_table_grow() {
     let state = Version::of(b"a");
     for n in (0..7_u8).cycle().take(200) {
         sightings.look(&[n], &state, FINE, at(begun, 0));
-        let table = sightings.lock();
+        let table = sightings.table.lock();
         assert!(table.newer.len() <= 4 && table.older.len() <= 4);
     }
 }

@@ -134,11 +134,11 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
             })
         };
         let asked = || {
-            let bundles = source.bundles.lock().unwrap().len();
-            source.reads.lock().unwrap().len() + bundles
+            let bundles = source.bundles.lock().len();
+            source.reads.lock().len() + bundles
         };
         until(SOON, "the early one asks", || asked() == 1).await;
-        source.files.lock().unwrap().get_mut(&b"f"[..]).unwrap().0 = vec![9; 50_000];
+        source.files.lock().get_mut(&b"f"[..]).unwrap().0 = vec![9; 50_000];
         path.clear(&ItemPath::root());
         let late = {
             let (path, f) = (path.clone(), f.clone());
@@ -167,10 +167,7 @@ async fn a_clear_elsewhere_voids_nothing() {
         let (path, f) = (path.clone(), f.clone());
         tokio::spawn(async move { path.read(&f, &ReadAhead::default(), 0, 10).await })
     };
-    until(SOON, "it is being read", || {
-        source.reads.lock().unwrap().len() == 1
-    })
-    .await;
+    until(SOON, "it is being read", || source.reads.lock().len() == 1).await;
     path.clear(&ItemPath::parse(b"other").unwrap());
     source.gate.add_permits(OPEN_GATE);
     reading.await.unwrap().unwrap();

@@ -25,10 +25,7 @@ async fn read(path: &ReadPath, source: &Source, name: &str) {
 }
 
 fn requests(source: &Source) -> (usize, usize) {
-    (
-        source.reads.lock().unwrap().len(),
-        source.bundles.lock().unwrap().len(),
-    )
+    (source.reads.lock().len(), source.bundles.lock().len())
 }
 
 #[tokio::test]
@@ -83,13 +80,7 @@ async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
         reads <= 8 && bundles <= 12,
         "{reads} reads, {bundles} bundles"
     );
-    let asked: usize = source
-        .bundles
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|b| b.files.len())
-        .sum();
+    let asked: usize = source.bundles.lock().iter().map(|b| b.files.len()).sum();
     assert!(asked <= 2000, "{asked} files asked for: some twice");
 
     let (path, source) = read_path(directory(2000, 1000), wide());
@@ -280,7 +271,7 @@ async fn a_bundle_is_one_request_on_each_edge_of_a_chain() {
     }
     let (reads, bundles) = requests(&source);
     assert_eq!((reads, bundles), (2, 1), "f0030 and f0000 by themselves");
-    assert_eq!(source.bundles.lock().unwrap()[0].files.len(), 48);
+    assert_eq!(source.bundles.lock()[0].files.len(), 48);
     assert_eq!(
         middle.stats().bundles.files,
         0,

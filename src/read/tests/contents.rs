@@ -13,7 +13,7 @@ fn equal_files(size: usize) -> Source {
 }
 
 fn paths_read(source: &Source) -> Vec<String> {
-    let reads = source.reads.lock().unwrap();
+    let reads = source.reads.lock();
     reads.iter().map(|read| read.path.to_string()).collect()
 }
 
@@ -65,7 +65,6 @@ async fn a_childs_promise_puts_no_bytes_under_another_files_content() {
         source
             .files
             .lock()
-            .unwrap()
             .insert(b"x1".to_vec(), (vec![7; size], 0));
         source.indexed.remove(&b"x1"[..]);
         let (path, source) = read_path(source, options());

@@ -72,7 +72,7 @@ impl Files for Edge {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
-        self.counts.stats.lock().unwrap().push(names.len());
+        self.counts.stats.lock().push(names.len());
         self.files.stat(parent, names)
     }
 
@@ -164,7 +164,7 @@ async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {
     assert!(Arc::ptr_eq(&first, &again), "what was known is kept");
     for (_, counts) in &nodes {
         assert_eq!(counts.listed(), (1, 1));
-        assert_eq!(counts.stats.lock().unwrap().len(), 0);
+        assert_eq!(counts.stats.lock().len(), 0);
     }
 
     source.change("a", vec![7; 5]);
@@ -215,11 +215,7 @@ async fn absence_and_extended_attributes_have_leases() {
     assert!(matches!(leaf.find(&root, b"new").await, Ok(Found::Absent)));
     leaf.xattrs(&a).await.unwrap();
     assert!(leaf.xattrs_now(&a).is_some());
-    source
-        .files
-        .lock()
-        .unwrap()
-        .insert(b"new".to_vec(), (vec![1; 3], 0));
+    source.files.lock().insert(b"new".to_vec(), (vec![1; 3], 0));
     until_over(leaf).await;
     assert_eq!(size_of(leaf.look_up(&root, b"new").await.ok()), Some(3));
     until(SOON, "their lease is over", || {
@@ -245,7 +241,7 @@ async fn names_in_a_large_directory_are_renewed_in_one_batch() {
     for name in wanted {
         leaf.find(&root, name).await.unwrap();
     }
-    assert_eq!(*counts.stats.lock().unwrap(), [1, 1, 1, 1]);
+    assert_eq!(*counts.stats.lock(), [1, 1, 1, 1]);
     let listed = counts.listed();
     until(SOON, "the leases are over", || {
         let mut names = wanted.iter();
@@ -256,7 +252,7 @@ async fn names_in_a_large_directory_are_renewed_in_one_batch() {
     assert_eq!(size_of(leaf.look_up(&root, b"f0900").await.ok()), Some(1));
     assert_eq!(size_of(leaf.find_now(&root, b"f1100")), Some(9));
     assert!(leaf.find_now(&root, b"none").is_some());
-    assert_eq!(*counts.stats.lock().unwrap(), [1, 1, 1, 1, 4]);
+    assert_eq!(*counts.stats.lock(), [1, 1, 1, 1, 4]);
     assert_eq!(counts.listed(), listed, "no listing for it");
 }
 

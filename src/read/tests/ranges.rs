@@ -22,8 +22,8 @@ impl Source {
                 .map(|index| ReadRequest::block_len(size, index))
                 .sum::<u64>()
         };
-        let by_blocks: u64 = self.reads.lock().unwrap().iter().map(blocks).sum();
-        let ranges = self.ranges.lock().unwrap();
+        let by_blocks: u64 = self.reads.lock().iter().map(blocks).sum();
+        let ranges = self.ranges.lock();
         by_blocks + ranges.iter().map(|range| range.len).sum::<u64>()
     }
 }
@@ -49,7 +49,7 @@ async fn who_goes_forward_gets_blocks_in_few_requests() {
         let at = usize::try_from(offset).unwrap();
         assert_eq!(bytes, &content[at..at + (1 << 17)]);
     }
-    let requests = source.reads.lock().unwrap().len();
+    let requests = source.reads.lock().len();
     assert!(requests <= 20, "{requests} requests for 40 blocks in order");
     assert_eq!(source.bytes_asked(f.size), f.size, "each byte once");
 }
@@ -76,7 +76,7 @@ async fn scattered_reads_bring_what_they_ask_for_once() {
         asked += 4096;
     }
     assert_eq!(source.bytes_asked(f.size), asked);
-    assert!(source.reads.lock().unwrap().is_empty());
+    assert!(source.reads.lock().is_empty());
     // Over the border of two blocks, over pieces that are here, and at the end of the file.
     let start = 31 * MIB - 300_000;
     let at = usize::try_from(start).unwrap();

@@ -16,10 +16,10 @@ async fn no_cache_on_the_way_answers_with_a_version_that_was_denied() {
     source.change("b", b"other text".to_vec());
     let now = child.attributes_unlike(&a.path, a.version).await.unwrap();
     assert_ne!(now.value.version, a.version);
-    assert_eq!(source.stats.lock().unwrap().len(), 1);
+    assert_eq!(source.stats.lock().len(), 1);
     let again = child.attributes_unlike(&a.path, a.version).await.unwrap();
     assert_eq!(again.value, now.value);
-    assert_eq!(source.stats.lock().unwrap().len(), 1, "it is known");
+    assert_eq!(source.stats.lock().len(), 1, "it is known");
     // A listing that was renewed since then answers for the next file, and is kept when that file's old
     // version is denied.
     file(&child, "c").await;
@@ -28,7 +28,7 @@ async fn no_cache_on_the_way_answers_with_a_version_that_was_denied() {
     assert_eq!(read.unwrap_err().kind, FailureKind::Stale);
     let now = child.attributes_unlike(&b.path, b.version).await.unwrap();
     assert_ne!(now.value.version, b.version);
-    assert_eq!(source.stats.lock().unwrap().len(), 1);
+    assert_eq!(source.stats.lock().len(), 1);
     file(&child, "c").await;
     assert_eq!(source.lists.load(Ordering::Relaxed), lists);
 }
@@ -41,8 +41,8 @@ async fn one_question_is_asked_for_all_that_were_denied() {
     let ask = || child.attributes_unlike(&a.path, a.version);
     let all = futures_util::future::join_all((0..20).map(|_| ask())).await;
     assert!(all.iter().all(Result::is_ok));
-    assert_eq!(source.stats.lock().unwrap().len(), 1);
-    source.files.lock().unwrap().clear();
+    assert_eq!(source.stats.lock().len(), 1);
+    source.files.lock().clear();
     let now = all[0].as_ref().unwrap().value.version;
     let gone = child.attributes_unlike(&a.path, now).await.unwrap_err();
     assert_eq!(gone.kind, FailureKind::NotFound);

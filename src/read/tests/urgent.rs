@@ -36,7 +36,7 @@ fn flight() -> Flight {
 }
 
 fn requests(source: &Source) -> Vec<(u64, u64)> {
-    let reads = source.reads.lock().unwrap();
+    let reads = source.reads.lock();
     let reads = reads
         .iter()
         .map(|read| (read.first_block, read.block_count));

@@ -20,7 +20,7 @@ struct Replaced {
 
 impl Replaced {
     fn failure(&self) -> Option<(Gone, Failure)> {
-        let (gone, kind) = (*self.gone.lock().unwrap())?;
+        let (gone, kind) = (*self.gone.lock())?;
         Some((gone, Failure::new(kind, "another version")))
     }
 }
@@ -34,7 +34,7 @@ impl Files for Tree {
         let Some((gone, failure)) = self.0.failure() else {
             return Counted(Arc::clone(&self.0.source)).read(request);
         };
-        self.0.source.reads.lock().unwrap().push(request);
+        self.0.source.reads.lock().push(request);
         let answer: Result<ReadStream, Failure> = match gone {
             Gone::AtOnce => Err(failure),
             Gone::InMidStream => {
@@ -47,7 +47,7 @@ impl Files for Tree {
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
         self.0.asked.fetch_add(1, Ordering::SeqCst);
-        let others = self.0.others.lock().unwrap();
+        let others = self.0.others.lock();
         let found = others
             .iter()
             .find(|block| *blake3::hash(block).as_bytes() == hash.0 && block.len() as u64 == len);
@@ -121,11 +121,11 @@ async fn an_old_version_comes_from_others_by_hash() {
         let directory = tempfile::tempdir().unwrap();
         let tree = replaced();
         let (store, files) = evicted(directory.path(), &tree).await;
-        *tree.gone.lock().unwrap() = Some((gone, kind));
-        *tree.others.lock().unwrap() = blocks_of(&tree);
-        let before = tree.source.reads.lock().unwrap().len();
+        *tree.gone.lock() = Some((gone, kind));
+        *tree.others.lock() = blocks_of(&tree);
+        let before = tree.source.reads.lock().len();
         whole(&files, &tree.source, "a").await;
-        let reads = tree.source.reads.lock().unwrap().len() - before;
+        let reads = tree.source.reads.lock().len() - before;
         assert_eq!(reads, 1, "{gone:?}: the source refuses a version once");
         assert_eq!(tree.asked.load(Ordering::SeqCst), 3, "{gone:?}");
         // Kept again: nobody is asked twice.
@@ -141,17 +141,17 @@ async fn what_nobody_has_fails_as_the_source_says() {
         let directory = tempfile::tempdir().unwrap();
         let tree = replaced();
         let (_store, files) = evicted(directory.path(), &tree).await;
-        *tree.gone.lock().unwrap() = Some((gone, FailureKind::Stale));
-        *tree.others.lock().unwrap() = blocks_of(&tree)[..1].to_vec();
+        *tree.gone.lock() = Some((gone, FailureKind::Stale));
+        *tree.others.lock() = blocks_of(&tree)[..1].to_vec();
         let got = failure_of(&files, request("a", SIZE, 0..3)).await;
         assert_eq!(got, (1, FailureKind::Stale), "{gone:?}");
         // Storage that is only out of reach is no reason to ask others.
         let asked = tree.asked.load(Ordering::SeqCst);
-        *tree.gone.lock().unwrap() = Some((gone, FailureKind::Unavailable));
+        *tree.gone.lock() = Some((gone, FailureKind::Unavailable));
         let got = failure_of(&files, request("a", SIZE, 1..3)).await;
         assert_eq!(got, (0, FailureKind::Unavailable), "{gone:?}");
         // Nor is a version whose hashes this node never knew one that could be asked for.
-        *tree.gone.lock().unwrap() = Some((gone, FailureKind::Stale));
+        *tree.gone.lock() = Some((gone, FailureKind::Stale));
         let mut never = request("a", SIZE, 1..3);
         never.version = Version::from_data([8; 16]);
         assert_eq!(failure_of(&files, never).await, (0, FailureKind::Stale));
@@ -164,7 +164,7 @@ async fn a_range_of_an_old_version_comes_from_others_by_hash() {
     let directory = tempfile::tempdir().unwrap();
     let tree = replaced();
     let (store, files) = evicted(directory.path(), &tree).await;
-    *tree.gone.lock().unwrap() = Some((Gone::AtOnce, FailureKind::Stale));
+    *tree.gone.lock() = Some((Gone::AtOnce, FailureKind::Stale));
     let range = RangeRequest {
         path: path("a"),
         version: Version::from_data([7; 16]),
@@ -175,7 +175,7 @@ async fn a_range_of_an_old_version_comes_from_others_by_hash() {
     };
     let found = files.read_range(range.clone()).await;
     assert_eq!(found.unwrap_err().kind, FailureKind::Stale);
-    *tree.others.lock().unwrap() = blocks_of(&tree);
+    *tree.others.lock() = blocks_of(&tree);
     let found = files.read_range(range).await.unwrap();
     let from = usize::try_from(BLOCK_BYTES + 8192).unwrap();
     assert!(found.bytes == tree.source.files[&path("a")][from..from + 4096]);

@@ -4,8 +4,7 @@
 //! in memory at a time.
 
 use super::Answer;
-use crate::files::{BundleItem, BundleStream};
-use crate::item::Failure;
+use crate::model::{BundleItem, BundleStream, Failure};
 use crate::transport::stream::StreamError;
 use crate::wire::bundle::{ITEM_HEAD_BYTES, put_head};
 use crate::wire::{FrameHeader, FrameKind, WireError};

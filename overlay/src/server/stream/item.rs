@@ -1,8 +1,7 @@
 //! Answering readers of items.
 
 use super::{Answer, Asker, encode};
-use crate::homes::{ItemAnswer, ItemRequest};
-use crate::item::{BlockPart, Failure, FailureKind};
+use crate::model::{BlockPart, Failure, FailureKind, ItemAnswer, ItemRequest};
 use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Head, message};
 use bytes::Bytes;

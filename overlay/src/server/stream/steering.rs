@@ -1,12 +1,12 @@
 //! Steering and commands, as the parent sees them: [`crate::steering`] says what they are.
 
 use super::{Answer, Asker};
-use crate::item::{Failure, FailureKind};
-use crate::steering::{STEERING_BYTES_MAX, carry, latest};
+use crate::exchange::unexpected;
+use crate::model::{Failure, FailureKind};
+use crate::steering::{carry, latest};
 use crate::transport::stream::{FrameReader, StreamError};
-use crate::upstream::unexpected;
-use crate::wire::FrameKind;
 use crate::wire::message::NodeId;
+use crate::wire::{FrameKind, STEERING_BYTES_MAX};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use std::time::Duration;
@@ -82,7 +82,9 @@ impl Answer<'_> {
     /// The child that asks, if it hangs from this node in `tree`.
     fn below<'a>(&self, from: &'a Asker, tree: usize) -> Result<&'a NodeId, Failure> {
         match from {
-            Asker::Child(child, connection) if self.shared.is_child(child, tree, connection) => {
+            Asker::Child(child, connection)
+                if self.shared.children.contains(child, tree, connection) =>
+            {
                 Ok(child)
             }
             _ => {

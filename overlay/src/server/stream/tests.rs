@@ -1,5 +1,5 @@
 use super::*;
-use crate::item::ContentHash;
+use crate::model::ContentHash;
 use crate::wire::HEADER_BYTES;
 use proptest::prelude::*;
 

@@ -1,6 +1,5 @@
 use super::*;
-use crate::homes::ItemRequest;
-use crate::item::{ContentHash, FailureKind, FileKind, Timestamp, Version};
+use crate::model::{ContentHash, FailureKind, FileKind, ItemRequest, Timestamp, Version};
 use proptest::prelude::*;
 
 fn path() -> impl Strategy<Value = ItemPath> {
@@ -507,7 +506,7 @@ fn attributes_have_the_bytes_of_the_specification() {
     assert_eq!(encode("head", &head).unwrap(), expected);
     let name = Bytes::from_static(b"n");
     let kind = FileKind::Symlink;
-    let entry = crate::item::Entry {
+    let entry = crate::model::Entry {
         name,
         kind,
         attributes: Some(attributes),
@@ -564,7 +563,7 @@ fn items_and_steering_have_the_bytes_of_the_specification() {
 #[test]
 fn items_are_bounded_by_their_stripe_and_their_file() {
     const TIB: u64 = 1 << 40;
-    const MAX: u64 = crate::homes::ITEM_BYTES_MAX;
+    const MAX: u64 = crate::model::ITEM_BYTES_MAX;
     let item = |stripe, offset, len, size| {
         Request::Item(ItemRequest {
             dataset: 0,

@@ -8,9 +8,10 @@ use copperfs_overlay::{
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
 #[derive(Debug)]
@@ -52,13 +53,13 @@ impl Storage {
     }
 
     pub(super) fn about(&self, path: &ItemPath) -> (Version, u64) {
-        let files = self.files.lock().unwrap();
+        let files = self.files.lock();
         let (version, bytes) = &files[path];
         (*version, bytes.len() as u64)
     }
 
     pub(super) fn bytes(&self, path: &ItemPath, offset: u64, len: u64) -> Bytes {
-        let files = self.files.lock().unwrap();
+        let files = self.files.lock();
         let from = usize::try_from(offset).unwrap();
         files[path]
             .1
@@ -67,12 +68,12 @@ impl Storage {
 
     pub(super) fn change(&self, name: &str, len: u64) {
         let changed = content(name, 2, len);
-        self.files.lock().unwrap().insert(path(name), changed);
+        self.files.lock().insert(path(name), changed);
     }
 
     /// The same bytes as another file's.
     pub(super) fn copy(&self, from: &str, to: &str) {
-        let mut files = self.files.lock().unwrap();
+        let mut files = self.files.lock();
         let bytes = files[&path(from)].clone();
         files.insert(path(to), bytes);
     }
@@ -99,7 +100,7 @@ impl Storage {
     }
 
     pub(super) fn fail(&self, kind: FailureKind) {
-        *self.failure.lock().unwrap() = Some(kind);
+        *self.failure.lock() = Some(kind);
     }
 
     /// Blocks lack their last byte from now on.
@@ -109,13 +110,13 @@ impl Storage {
 
     async fn begin(&self, path: &ItemPath, version: Version) -> Result<Bytes, Failure> {
         self.reads.fetch_add(1, SeqCst);
-        let failure = self.failure.lock().unwrap().take();
+        let failure = self.failure.lock().take();
         let mut held = self.held.subscribe();
         held.wait_for(|held| !held).await.unwrap();
         if let Some(kind) = failure {
             return Err(Failure::new(kind, "made to fail"));
         }
-        let files = self.files.lock().unwrap();
+        let files = self.files.lock();
         let Some((current, bytes)) = files.get(path) else {
             return Err(Failure::not_found(path));
         };

@@ -3,8 +3,8 @@
 use super::super::HELD_UNIT;
 use super::super::view::View;
 use super::{Held, Open, Opened, Run};
-use crate::dataset::slots::{STRIPE_BYTES, slot_of, stripe_len};
 use crate::job::Permit;
+use crate::model::slots::{STRIPE_BYTES, slot_of, stripe_len};
 use crate::num::to_usize;
 use crate::read::{Cut, FileRef};
 use bytes::Bytes;
@@ -78,7 +78,7 @@ impl<'a> Reading<'a> {
         let len = stripe_len(self.file.size, stripe);
         let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
         // What was held makes room first.
-        open.state().held = None;
+        open.state.lock().held = None;
         let room = Arc::clone(&open.begun.reader.held).try_acquire_many_owned(units);
         let Ok(room) = room else {
             return Ok(false);
@@ -90,7 +90,7 @@ impl<'a> Reading<'a> {
             len,
         };
         let (bytes, hash) = self.ask(run).await?;
-        open.state().held = Some(Held {
+        open.state.lock().held = Some(Held {
             version: self.file.version,
             stripe,
             bytes,
@@ -117,7 +117,7 @@ impl<'a> Reading<'a> {
             len: end - start,
         };
         let (bytes, hash) = self.ask(wanted).await?;
-        self.open.give(&mut self.open.state(), run);
+        self.open.give(&mut self.open.state.lock(), run);
         let from = to_usize(run.offset - start);
         let bytes = bytes.slice(from..from + to_usize(run.len));
         Ok(Cut::of(bytes, wanted.part(self.file, hash)))
@@ -127,7 +127,7 @@ impl<'a> Reading<'a> {
     pub(super) async fn ask(&mut self, run: Run) -> Result<(Bytes, ContentHash), Failure> {
         let started = std::time::Instant::now();
         let (bytes, hash, cost) = self.fetch(run).await?;
-        let mut state = self.open.state();
+        let mut state = self.open.state.lock();
         let current = self.open.current(&mut state, run.stripe, started);
         current.outcome.cached &= cost.cached;
         current.outcome.charged += cost.charged;

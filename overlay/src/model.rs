@@ -1,0 +1,28 @@
+//! The vocabulary: what nodes ask each other, and what they answer.
+//!
+//! Plain values, and [`Files`], the trait of everything that answers questions about the namespace. No I/O, no
+//! clock. The serde forms of these types are part of the wire format (`docs/wire.md`).
+
+mod dataset_item;
+mod files;
+mod freshness;
+mod item;
+mod version;
+
+pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
+pub(crate) use dataset_item::no_home;
+pub use dataset_item::{ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
+pub use files::{
+    BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,
+    Files, LISTING_ENTRIES_MAX, Listed, ListingHead, ListingPart, ListingStream, RANGE_ALIGN,
+    RANGE_BYTES_MAX, RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers,
+    UNSETTLED_BYTES_MAX,
+};
+pub(crate) use files::{not_here, only_answer};
+pub use freshness::{Leased, ListingDigest, shorter};
+pub(crate) use freshness::{from_ms, to_ms};
+pub use item::{
+    Attributes, BlockPart, ContentHash, Cursor, Entry, Failure, FailureKind, FileKind,
+    FilesystemUsage, Listing, OriginFingerprint, Timestamp, XattrList, granularity,
+};
+pub use version::{Standing, Version};

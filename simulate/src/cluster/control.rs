@@ -1,0 +1,321 @@
+//! Who gets what now: the step from the jobs that run to budgets and rates, through
+//! [`copperfs_policy`].
+//!
+//! Budgets follow from a policy when the jobs that run change. Rates follow from effective hit
+//! ratios, which change with every epoch. Where a policy's rates are plain water filling over what is
+//! known here already, that is called instead of the whole policy; a test holds the two together.
+
+use super::progress::Progress;
+use super::{Scenario, Scheduler, System, Workload};
+use copperfs_policy::max_min::equal_throughputs;
+use copperfs_policy::performance::{remote_io, silod_perf};
+use copperfs_policy::water::{fill, fill_weighted};
+use copperfs_policy::{Allocation, Dataset, Job, Policy, Problem, Totals};
+
+/// How often the GPU time that jobs bound by data leave is given to others (Gavel with Eq. 9). After
+/// the second time the parts change by less than a per cent.
+const REBALANCES: usize = 2;
+/// GPU time that a job bound by data keeps beyond what it uses, so that it sees when it no longer is.
+const SLACK: f64 = 1.05;
+
+/// Decides.
+#[derive(Debug)]
+pub(super) struct Control<'a> {
+    scenario: &'a Scenario,
+    workload: &'a Workload,
+    /// What was last solved.
+    problem: Problem,
+    /// Where a dataset stands in the problem at hand.
+    places: Vec<Option<usize>>,
+    needs: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+/// The policy that divides cache and remote IO.
+fn policy(scenario: &Scenario) -> Policy {
+    match (scenario.system, scenario.scheduler) {
+        (System::Silod, Scheduler::Fifo) => Policy::Greedy,
+        (System::Silod, Scheduler::Sjf) => Policy::Sjf,
+        (System::Silod, Scheduler::Gavel) => Policy::MaxMin,
+        (System::Quiver, _) => Policy::Benefit,
+        (System::Coordl, _) => Policy::Static,
+        (System::Alluxio, _) => Policy::Lru,
+    }
+}
+
+impl<'a> Control<'a> {
+    pub(super) fn new(scenario: &'a Scenario, workload: &'a Workload) -> Self {
+        Self {
+            scenario,
+            workload,
+            problem: Problem {
+                totals: Totals {
+                    gpus: 0.0,
+                    cache: 0.0,
+                    remote_io: 0.0,
+                },
+                datasets: Vec::new(),
+                jobs: Vec::new(),
+            },
+            places: vec![None; workload.datasets.len()],
+            needs: Vec::new(),
+            weights: Vec::new(),
+        }
+    }
+
+    /// `f*`.
+    pub(super) fn ideal(&self, job: usize) -> f64 {
+        self.workload.jobs[job].ideal_rate * self.scenario.gpu_speed
+    }
+
+    /// What a job's place in the queue goes by; the least is first.
+    pub(super) fn score(&self, job: usize) -> f64 {
+        if self.scenario.scheduler != Scheduler::Sjf {
+            return 0.0;
+        }
+        let wanted = &self.workload.jobs[job];
+        if self.scenario.system == System::Silod {
+            let set = &self.workload.datasets[wanted.dataset];
+            let alone = Problem {
+                totals: self.totals(),
+                datasets: vec![dataset(set)],
+                jobs: vec![self.job(job, 0, 1.0, wanted.work)],
+            };
+            let scores = Policy::Sjf.allocate(&alone).jobs;
+            return scores[0].score.unwrap_or(f64::INFINITY);
+        }
+        // Eq. 6 with the one resource that the baselines' schedulers know.
+        f64::from(wanted.gpus) / f64::from(self.scenario.gpus) * wanted.work / self.ideal(job)
+    }
+
+    /// After the jobs that run have changed: their parts of the GPUs, what an equal share would give
+    /// them, and (but for an LRU cache) the budget of each slot.
+    pub(super) fn divide(
+        &mut self,
+        active: &[usize],
+        progress: &mut [Progress],
+        budgets: &mut [f64],
+    ) {
+        self.share_gpus(active, progress);
+        let mut problem = self.problem(active, progress);
+        for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
+            progress[job].equal = equal;
+        }
+        if self.scenario.system == System::Alluxio {
+            return;
+        }
+        let policy = policy(self.scenario);
+        let mut allocation = policy.allocate(&problem);
+        if policy == Policy::MaxMin {
+            for _ in 0..REBALANCES {
+                if !self.rebalance(active, progress, &allocation) {
+                    break;
+                }
+                for (job, &at) in problem.jobs.iter_mut().zip(active) {
+                    job.ideal_rate = self.ideal(at) * progress[at].share;
+                }
+                allocation = policy.allocate(&problem);
+            }
+        }
+        budgets.fill(0.0);
+        for (&job, (wanted, share)) in active.iter().zip(problem.jobs.iter().zip(&allocation.jobs))
+        {
+            if self.scenario.system == System::Coordl {
+                budgets[job] = share.cache;
+            } else {
+                let set = self.workload.jobs[job].dataset;
+                budgets[set] = allocation.datasets[wanted.dataset].cache;
+            }
+        }
+        self.problem = problem;
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            gpus: f64::from(self.scenario.gpus),
+            cache: self.scenario.cache,
+            remote_io: self.scenario.remote_io,
+        }
+    }
+
+    fn job(&self, job: usize, dataset: usize, share: f64, left: f64) -> Job {
+        let wanted = &self.workload.jobs[job];
+        Job {
+            id: wanted.id.clone(),
+            dataset,
+            ideal_rate: self.ideal(job) * share,
+            gpus: f64::from(wanted.gpus) * share,
+            work: Some(left),
+            hit_ratio: None,
+            remote_io: None,
+        }
+    }
+
+    fn problem(&mut self, active: &[usize], progress: &[Progress]) -> Problem {
+        let mut datasets = Vec::new();
+        let mut jobs = Vec::with_capacity(active.len());
+        for &job in active {
+            let set = self.workload.jobs[job].dataset;
+            let place = *self.places[set].get_or_insert_with(|| {
+                datasets.push(dataset(&self.workload.datasets[set]));
+                datasets.len() - 1
+            });
+            let now = &progress[job];
+            jobs.push(self.job(job, place, now.share, now.left));
+        }
+        for &job in active {
+            self.places[self.workload.jobs[job].dataset] = None;
+        }
+        Problem {
+            totals: self.totals(),
+            datasets,
+            jobs,
+        }
+    }
+
+    /// Under Gavel all jobs have the same part of the time; under the others they have their GPUs.
+    fn share_gpus(&self, active: &[usize], progress: &mut [Progress]) {
+        let gpus = |&job: &usize| f64::from(self.workload.jobs[job].gpus);
+        let wanted: f64 = active.iter().map(gpus).sum();
+        let share = (f64::from(self.scenario.gpus) / wanted).min(1.0);
+        for &job in active {
+            progress[job].share = share;
+        }
+    }
+
+    /// Eq. 9 sees which jobs data holds back: what they leave of their GPUs' time goes to the others,
+    /// evenly. Whether there was any.
+    fn rebalance(
+        &self,
+        active: &[usize],
+        progress: &mut [Progress],
+        allocation: &Allocation,
+    ) -> bool {
+        let gpus = |job: usize| f64::from(self.workload.jobs[job].gpus);
+        let needs: Vec<f64> = active
+            .iter()
+            .zip(&allocation.jobs)
+            .map(|(&job, share)| {
+                let used = share.throughput / self.ideal(job) * SLACK;
+                if used < progress[job].share {
+                    used * gpus(job)
+                } else {
+                    gpus(job)
+                }
+            })
+            .collect();
+        let weights: Vec<f64> = active.iter().map(|&job| gpus(job)).collect();
+        let given = fill_weighted(f64::from(self.scenario.gpus), &needs, &weights);
+        let mut moved = 0.0_f64;
+        for (&job, given) in active.iter().zip(given) {
+            let share = given / gpus(job);
+            moved = moved.max((share / progress[job].share - 1.0).abs());
+            progress[job].share = share;
+        }
+        moved > 0.01
+    }
+
+    /// Divides remote IO among the jobs that run, with the hit ratios as they are now: bytes a second
+    /// for each, in their order.
+    pub(super) fn remote_io(&mut self, active: &[usize], progress: &[Progress]) -> Vec<f64> {
+        let total = self.scenario.remote_io;
+        let allocated = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
+        if allocated && self.scenario.scheduler == Scheduler::Sjf {
+            for (job, &at) in self.problem.jobs.iter_mut().zip(active) {
+                job.hit_ratio = Some(progress[at].hit);
+                job.work = Some(progress[at].left);
+            }
+            let allocation = Policy::Sjf.allocate(&self.problem);
+            return allocation.jobs.iter().map(|job| job.remote_io).collect();
+        }
+        self.needs.clear();
+        self.weights.clear();
+        for &job in active {
+            let now = &progress[job];
+            self.needs
+                .push(remote_io(self.ideal(job) * now.share, now.hit));
+            self.weights.push(remote_io(now.equal, now.hit));
+        }
+        if allocated && self.scenario.scheduler == Scheduler::Gavel {
+            fill_weighted(total, &self.needs, &self.weights)
+        } else {
+            fill(total, &self.needs)
+        }
+    }
+
+    /// What each job reads now, and what of it from storage.
+    pub(super) fn rates(&mut self, active: &[usize], progress: &mut [Progress]) {
+        let given = self.remote_io(active, progress);
+        for (&job, given) in active.iter().zip(given) {
+            let ideal = self.ideal(job) * progress[job].share;
+            let now = &mut progress[job];
+            now.rate = silod_perf(ideal, given, now.hit);
+            now.remote = remote_io(now.rate, now.hit);
+        }
+    }
+}
+
+fn dataset(set: &super::Dataset) -> Dataset {
+    Dataset {
+        name: set.name.clone(),
+        size: set.size,
+        budget: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::generate::{Recipe, generate};
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_policies() {
+        let recipe = Recipe {
+            jobs: 60,
+            days: 1.0,
+            sharing: 0.3,
+            seed: 5,
+        };
+        let workload = generate(&recipe).unwrap();
+        let active: Vec<usize> = (0..60).collect();
+        for scheduler in [Scheduler::Fifo, Scheduler::Sjf, Scheduler::Gavel] {
+            let scenario = Scenario {
+                gpus: 60,
+                cache: 6e12,
+                remote_io: 5e8,
+                scheduler,
+                ..Scenario::default()
+            };
+            let mut control = Control::new(&scenario, &workload);
+            let mut progress = vec![Progress::default(); 60];
+            for &job in &active {
+                progress[job].left = workload.jobs[job].work;
+                progress[job].hit = f64::from(u32::try_from(job % 5).unwrap()) / 5.0;
+            }
+            let mut budgets = vec![0.0; workload.datasets.len()];
+            control.divide(&active, &mut progress, &mut budgets);
+            let found = control.remote_io(&active, &progress);
+            let mut problem = control.problem(&active, &progress);
+            for (job, state) in problem.jobs.iter_mut().zip(&progress) {
+                job.hit_ratio = Some(state.hit);
+            }
+            // What is equal was told before GPUs were given anew; the policy tells it of its problem.
+            for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
+                progress[job].equal = equal;
+            }
+            let found = if scheduler == Scheduler::Gavel {
+                control.remote_io(&active, &progress)
+            } else {
+                found
+            };
+            let wanted = policy(&scenario).allocate(&problem);
+            for (found, wanted) in found.iter().zip(&wanted.jobs) {
+                let wanted = wanted.remote_io;
+                assert!(
+                    (found - wanted).abs() <= 1e-6 * wanted.max(1.0),
+                    "{found} {wanted}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Start-up times that Copper's paper states in its text, for the plot.
+//!
+//! N. Lewis, K. Velusamy, K. Harms, H. Zheng: "Copper: Cooperative Caching Layer for Scalable Data
+//! Loading in Exascale Supercomputers". Measured on Aurora with 12 Python processes a node; Lustre of
+//! 650 GB/s. Only what the text says is here; nothing was read off a figure.
+
+use crate::chart::Series;
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum System {
+    /// Files straight from Lustre.
+    Lustre,
+    /// Through Copper.
+    Copper,
+}
+
+/// One stated figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stated {
+    /// Of what.
+    pub system: System,
+    /// What was started.
+    pub what: &'static str,
+    /// On how many nodes: from, to (a statement about a range).
+    pub nodes: (f64, f64),
+    /// Seconds.
+    pub seconds: f64,
+    /// Where the paper says so.
+    pub section: &'static str,
+}
+
+impl Stated {
+    /// The figure as a curve: one point, or the range that the statement is about.
+    #[must_use]
+    pub fn series(&self) -> Series {
+        let (from, to) = self.nodes;
+        let (system, nodes) = match self.system {
+            System::Lustre => ("Lustre", format!("{from}")),
+            System::Copper => ("Copper", format!("{from} to {to}")),
+        };
+        Series {
+            name: format!(
+                "{system}, {}, {} s at {nodes} nodes (paper, {})",
+                self.what, self.seconds, self.section
+            ),
+            points: vec![(from, self.seconds), (to, self.seconds)],
+            dots: true,
+        }
+    }
+}
+
+/// The figures.
+pub const STATED: [Stated; 4] = [
+    Stated {
+        system: System::Lustre,
+        what: "import horovod, cold",
+        nodes: (512.0, 512.0),
+        seconds: 603.0,
+        section: "II, Fig. 1",
+    },
+    Stated {
+        system: System::Lustre,
+        what: "import mpi4py, cold",
+        nodes: (512.0, 512.0),
+        seconds: 100.0,
+        section: "II, Fig. 1",
+    },
+    // "decreasing import times by 60 seconds when using 2,048 nodes. This effectively halves the time":
+    // 120 s and 60 s.
+    Stated {
+        system: System::Lustre,
+        what: "import torch, cold",
+        nodes: (2048.0, 2048.0),
+        seconds: 120.0,
+        section: "V, Fig. 4",
+    },
+    // "constant load times when scaling from 32 to 8,300 nodes".
+    Stated {
+        system: System::Copper,
+        what: "import torch, cold",
+        nodes: (32.0, 8300.0),
+        seconds: 60.0,
+        section: "V, Fig. 4",
+    },
+];

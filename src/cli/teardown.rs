@@ -1,0 +1,384 @@
+//! Finds a daemon and its mounts by any of its mount points, and unmounts them.
+//!
+//! The daemon is the process that holds the lock of the mount's runtime directory. It is identified by the
+//! contents of its pid file ([`runtime_dir::Holder`]), and no other process is ever signalled. A daemon in
+//! a pid namespace that is not visible from here ends when its mount is taken away.
+
+use crate::config::{Machine, resolve::instance_name};
+use crate::daemon::busy::{self, Device, User};
+use crate::daemon::mountpoint::{self, canonical, is_copperfs, within};
+use crate::daemon::runtime_dir::{self, Holder};
+use crate::daemon::{SHUTDOWN_TIMEOUT, free_killed};
+use crate::process::{Process, find_daemon};
+use anyhow::{Context, bail};
+use copperfs_fuse::ioctl::client;
+use copperfs_fuse::mountinfo;
+use copperfs_fuse::{UnmountError, unmount_idle};
+use rustix::process::Signal;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long a daemon may take to answer a question about itself.
+pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a scan of all processes may take.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a helper of the daemon may keep a directory of the mount open.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long the orderly end of a daemon may take.
+const END_TIMEOUT: Duration = Duration::from_secs(SHUTDOWN_TIMEOUT.as_secs() + 4);
+
+/// Interval between two checks of a condition that sends no event.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The outcome at one mount point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    /// The daemon was signalled, and ended.
+    Ended(u32),
+    /// The daemon is in another pid namespace; its mount was taken away, and it ended.
+    EndedElsewhere,
+    /// The daemon had to be killed.
+    Killed(u32),
+    /// Only the mount of a dead daemon was left.
+    Cleaned,
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ended(pid) => write!(f, "unmounted (daemon {pid} ended)"),
+            Self::EndedElsewhere => {
+                f.write_str("unmounted (its daemon, in another pid namespace, ended)")
+            }
+            Self::Killed(pid) => {
+                write!(f, "unmounted (daemon {pid} did not answer and was killed)")
+            }
+            Self::Cleaned => f.write_str("unmounted (its daemon was gone already)"),
+        }
+    }
+}
+
+/// The state of a daemon, as seen from here.
+#[derive(Debug)]
+enum Daemon {
+    /// It runs, and can be signalled.
+    Here(Process),
+    /// It was killed, but one of its threads hangs in the kernel.
+    Killed,
+    /// It runs in a pid namespace that is not visible from here.
+    Elsewhere(Holder),
+    /// There is no daemon.
+    Gone,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Target {
+    path: PathBuf,
+    /// The paths of the data mount and the software mount, as far as they are known.
+    points: Vec<PathBuf>,
+    /// Paths with a mount, in the order of unmounting: the data mount first.
+    mounts: Vec<PathBuf>,
+    runtime_dir: Option<PathBuf>,
+    daemon: Daemon,
+    /// The mount did not answer a question. The thread that asked still waits and uses the mount itself, so
+    /// the kernel's use count is not meaningful any more.
+    hangs: bool,
+}
+
+impl Target {
+    /// Finds the mount or the daemon at `path` ([`mountpoint::canonical`]). Returns `None` if there is
+    /// neither.
+    pub(super) fn find(path: &Path, machine: &Machine) -> Option<Self> {
+        let owner = owner_at(path);
+        let mut hangs = false;
+        let runtime_dir = runtime_dir_of(path, machine, || {
+            let said = owner.map(|_| control_socket(path));
+            hangs = matches!(said, Some(Err(_)));
+            said?.ok()?
+        });
+        let holder = runtime_dir.as_deref().and_then(runtime_dir::holder);
+        let daemon = match holder {
+            Some(holder) => match holder.process() {
+                Some(process) if process.is_dead() => Daemon::Killed,
+                Some(process) => Daemon::Here(process),
+                None => Daemon::Elsewhere(holder),
+            },
+            None => {
+                find_daemon(path, owner.unwrap_or(machine.uid)).map_or(Daemon::Gone, Daemon::Here)
+            }
+        };
+        let mut points = Vec::new();
+        if let Some(dir) = &runtime_dir {
+            points.extend(runtime_dir::noted_data_mount(dir));
+            points.extend(runtime_dir::noted_mount(dir));
+        }
+        // A runtime directory of another user may name any mount, so only mounts of the same user are
+        // included.
+        points
+            .retain(|point| point == path || owner_at(point) == Some(owner.unwrap_or(machine.uid)));
+        if !points.iter().any(|point| point == path) {
+            points.push(path.to_owned());
+        }
+        let mounts: Vec<PathBuf> = points
+            .iter()
+            .filter(|it| is_copperfs(it))
+            .cloned()
+            .collect();
+        if mounts.is_empty() && matches!(daemon, Daemon::Gone) {
+            return None;
+        }
+        Some(Self {
+            path: path.to_owned(),
+            points,
+            mounts,
+            runtime_dir,
+            daemon,
+            hangs,
+        })
+    }
+
+    /// Notes that the mount did not answer a question in time.
+    pub(super) fn does_not_answer(&mut self) {
+        self.hangs = true;
+    }
+
+    /// One of the existing mounts.
+    pub(super) fn mounted(&self) -> Option<&PathBuf> {
+        self.mounts.last()
+    }
+
+    /// Fails if a process other than copperfs uses one of the mounts, and names the users. The mount of a
+    /// dead daemon counts as idle, because nothing can use it any more.
+    pub(super) fn is_idle(&self) -> anyhow::Result<()> {
+        if self.is_dead() {
+            return Ok(());
+        }
+        let users = self.users();
+        if !users.is_empty() {
+            return Err(self.refusal(&users));
+        }
+        for mount in self.mounts.iter().filter(|_| !self.hangs) {
+            // A helper of the daemon may have a directory open for a moment.
+            let idle = || copperfs_fuse::is_busy(mount).map(|busy| busy != Some(true));
+            if !until(HELPER_TIMEOUT, idle)? {
+                return Err(self.refusal(&self.users()));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_dead(&self) -> bool {
+        matches!(self.daemon, Daemon::Gone | Daemon::Killed)
+    }
+
+    /// The users of the mounts, as far as they can be found in time.
+    fn users(&self) -> Vec<User> {
+        // The paths as the daemon sees them, if it has its own mount namespace.
+        let shown = match &self.daemon {
+            Daemon::Here(process) => process.shown_as(),
+            _ => None,
+        };
+        let seen = |shown| {
+            self.points
+                .iter()
+                .filter_map(move |it| busy::device_at(it, shown))
+        };
+        let mut devices: Vec<Device> = seen(None).collect();
+        if shown.is_some() {
+            devices.extend(seen(shown));
+        }
+        devices.sort_unstable();
+        devices.dedup();
+        let points = self.points.clone();
+        within(SCAN_TIMEOUT, move || busy::users(&devices, &points)).unwrap_or_default()
+    }
+
+    fn refusal(&self, users: &[User]) -> anyhow::Error {
+        let by = if users.is_empty() {
+            "a process that is not visible from here (of another user or namespace), or by the \
+             kernel itself (a loop device)"
+                .to_owned()
+        } else {
+            busy::named(users)
+        };
+        anyhow::anyhow!(
+            "{} is in use by {by}. End the program first, or unmount anyway with --force",
+            self.path.display()
+        )
+    }
+
+    /// Unmounts and ends the daemon; with `force` even if the mounts are in use.
+    ///
+    /// # Errors
+    /// A mount is in use or belongs to another user, or the kernel refuses.
+    pub(super) fn take_away(self, force: bool) -> anyhow::Result<Done> {
+        if !force && !self.is_dead() && !self.hangs {
+            self.unmount_idle()?;
+        }
+        let software = self.points.last().unwrap_or(&self.path);
+        let done = match &self.daemon {
+            Daemon::Gone => {
+                mountpoint::cut_off(software);
+                Done::Cleaned
+            }
+            Daemon::Killed => {
+                if let Some(dir) = &self.runtime_dir {
+                    free_killed(dir, software);
+                }
+                mountpoint::cut_off(software);
+                Done::Cleaned
+            }
+            Daemon::Here(process) => self.end(process)?,
+            Daemon::Elsewhere(holder) => self.end_elsewhere(holder, force)?,
+        };
+        // A mount of another daemon may be at the path of the data mount by now; it must not be detached.
+        for point in &self.points {
+            if *point != self.path && point != software {
+                mountpoint::take_away_stale(point);
+                continue;
+            }
+            mountpoint::detach_all(point)
+                .with_context(|| format!("cannot take away the mount at {}", point.display()))?;
+        }
+        if let Some(dir) = &self.runtime_dir {
+            let _gone_already = runtime_dir::note_data_mount(dir, None);
+        }
+        Ok(done)
+    }
+
+    /// Unmounts without force. The kernel decides whether a mount is in use.
+    fn unmount_idle(&self) -> anyhow::Result<()> {
+        for mount in &self.mounts {
+            let unmounted = || match unmount_idle(mount) {
+                Ok(()) => Ok(true),
+                Err(UnmountError::Busy { .. }) => Ok(false),
+                Err(error) => Err(error),
+            };
+            let unmounted = until(HELPER_TIMEOUT, unmounted);
+            let gone = unmounted
+                .with_context(|| format!("cannot take away the mount at {}", mount.display()))?;
+            if !gone {
+                return Err(self.refusal(&self.users()));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self, process: &Process) -> anyhow::Result<Done> {
+        let pid = process.pid;
+        process
+            .signal(Signal::TERM)
+            .with_context(|| format!("cannot end the daemon {pid}; it is another user's"))?;
+        if process.wait(END_TIMEOUT)? {
+            return Ok(Done::Ended(pid));
+        }
+        // The daemon hangs, and unmounting could hang too, so its connections are aborted first.
+        for point in &self.points {
+            mountpoint::cut_off(point);
+        }
+        mountpoint::detach_all(self.points.last().unwrap_or(&self.path))?;
+        if !process.end(Duration::from_secs(1))? {
+            bail!("the daemon {pid} cannot be killed: it hangs in the kernel");
+        }
+        Ok(Done::Killed(pid))
+    }
+
+    /// Ends a daemon that cannot be signalled, by unmounting: it ends with its mount.
+    fn end_elsewhere(&self, holder: &Holder, force: bool) -> anyhow::Result<Done> {
+        if force {
+            for mount in &self.mounts {
+                copperfs_fuse::abort(mount)
+                    .with_context(|| format!("cannot cut off {}", mount.display()))?;
+            }
+        }
+        let dir = self.runtime_dir.as_deref().unwrap_or(&self.path);
+        let limit = if self.mounts.is_empty() {
+            Duration::ZERO
+        } else {
+            END_TIMEOUT
+        };
+        let ended = until::<anyhow::Error>(limit, || Ok(runtime_dir::holder(dir).is_none()))?;
+        if !ended {
+            bail!(
+                "the daemon of {} ({holder}) runs on: this pid namespace does not see it. Run \
+                 copperfs unmount where it was mounted",
+                self.path.display()
+            );
+        }
+        Ok(Done::EndedElsewhere)
+    }
+}
+
+/// The user that owns the copperfs mount at `path`, if there is one.
+fn owner_at(path: &Path) -> Option<u32> {
+    let mounts = mountinfo::read().ok()?;
+    let mount = mountinfo::at(&mounts, path)?;
+    (mount.fstype == mountinfo::COPPERFS_FSTYPE)
+        .then_some(mount.owner)
+        .flatten()
+}
+
+/// The runtime directory of the daemon with a mount at `path`: found by its name, or by the data mount that
+/// it records. If no daemon is alive in either, `say` supplies it.
+fn runtime_dir_of(
+    path: &Path,
+    machine: &Machine,
+    say: impl FnOnce() -> Option<PathBuf>,
+) -> Option<PathBuf> {
+    let name = instance_name(path, machine.host_name());
+    let named = machine.runtime_bases.iter().map(|base| base.join(&name));
+    let noted = runtime_dir::with_data_mount(&machine.runtime_bases, path);
+    let known: Vec<PathBuf> = named.chain(noted).filter(|dir| dir.is_dir()).collect();
+    let alive = known.iter().find(|dir| runtime_dir::holder(dir).is_some());
+    alive
+        .cloned()
+        .or_else(say)
+        .or_else(|| known.into_iter().next())
+}
+
+/// Asks the daemon of the mount at `path` for its runtime directory. Fails if it does not answer in time.
+fn control_socket(path: &Path) -> io::Result<Option<PathBuf>> {
+    let asked = path.to_owned();
+    let said = within(ASK_TIMEOUT, move || client::control_socket(&asked))?;
+    Ok(said
+        .ok()
+        .and_then(|socket| socket.parent().map(Path::to_owned)))
+}
+
+/// Polls `is_so` until it returns `true`, for at most `limit`. Returns its last result.
+fn until<E>(limit: Duration, mut is_so: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+    let (_never, pause) = mpsc::sync_channel::<()>(0);
+    let deadline = Instant::now() + limit;
+    loop {
+        if is_so()? {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        let _elapsed = pause.recv_timeout(LOOK);
+    }
+}
+
+/// Unmounts the mount that launch `id` has started at `path`, if it has started one, even if it is in use.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn of_launch(path: &Path, id: &str, machine: &Machine) -> anyhow::Result<Option<Done>> {
+    let path = canonical(path);
+    let name = instance_name(&path, machine.host_name());
+    let started = |base: &PathBuf| runtime_dir::launch(&base.join(&name)).as_deref() == Some(id);
+    if !machine.runtime_bases.iter().any(started) {
+        return Ok(None);
+    }
+    match Target::find(&path, machine) {
+        Some(target) => target.take_away(true).map(Some),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,105 @@
+//! Numbers, versions and byte strings, as all parts of an index encode them.
+
+use super::FormatError;
+use copperfs_overlay::{Standing, Version};
+
+pub(super) fn damaged(what: &'static str) -> FormatError {
+    FormatError::Damaged(what)
+}
+
+/// Seven bits a byte, lowest first; the highest bit says that more follow.
+pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}
+
+pub(super) fn take(rest: &mut &[u8]) -> Result<u64, FormatError> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let [byte] = take_array(rest)?;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            break;
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(damaged("a number"))
+}
+
+pub(super) fn take_u32(rest: &mut &[u8]) -> Result<u32, FormatError> {
+    u32::try_from(take(rest)?).map_err(|_large| damaged("a number"))
+}
+
+/// Small numbers of either sign are short.
+pub(super) fn put_signed(out: &mut Vec<u8>, value: i64) {
+    put(out, unsigned((value << 1) ^ (value >> 63)));
+}
+
+pub(super) fn take_signed(rest: &mut &[u8]) -> Result<i64, FormatError> {
+    let value = take(rest)?;
+    Ok(signed(value >> 1) ^ -signed(value & 1))
+}
+
+/// The same bits.
+pub(super) fn signed(value: u64) -> i64 {
+    i64::from_le_bytes(value.to_le_bytes())
+}
+
+/// The same bits.
+pub(super) fn unsigned(value: i64) -> u64 {
+    u64::from_le_bytes(value.to_le_bytes())
+}
+
+/// [`put_version`]'s flag: the version is valid in one launch only.
+const ONE_LAUNCH: u8 = 1;
+/// [`put_version`]'s flag: the change part follows.
+const HAS_CHANGE: u8 = 2;
+
+/// Writes a settled version.
+pub(super) fn put_version(out: &mut Vec<u8>, version: &Version) {
+    let has_change = *version.change() != [0; 8];
+    let launch = if version.outlives_launch() {
+        0
+    } else {
+        ONE_LAUNCH
+    };
+    out.push(launch | if has_change { HAS_CHANGE } else { 0 });
+    out.extend_from_slice(version.data());
+    if has_change {
+        out.extend_from_slice(version.change());
+    }
+}
+
+pub(super) fn take_version(rest: &mut &[u8]) -> Result<Version, FormatError> {
+    let [flags] = take_array(rest)?;
+    if flags & !(ONE_LAUNCH | HAS_CHANGE) != 0 {
+        return Err(damaged("a version"));
+    }
+    let mut version = Version::from_data(take_array(rest)?);
+    if flags & HAS_CHANGE != 0 {
+        version = version.with_change(take_array(rest)?);
+    }
+    Ok(match flags & ONE_LAUNCH {
+        0 => version,
+        _ => version.standing_as(Standing::Launch),
+    })
+}
+
+pub(super) fn take_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], FormatError> {
+    let (array, tail) = rest.split_first_chunk().ok_or(damaged("it ends early"))?;
+    *rest = tail;
+    Ok(*array)
+}
+
+pub(super) fn take_bytes<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], FormatError> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let (bytes, tail) = rest.split_at_checked(len).ok_or(damaged("it ends early"))?;
+    *rest = tail;
+    Ok(bytes)
+}

@@ -1,0 +1,297 @@
+//! Lets reads continue when only a file's status changed at the origin.
+//!
+//! `ln`, `chmod` and `chown` move a file's ctime, and so change its version; so does a tool that rewrites a
+//! file and restores its mtime. Storage then denies the version that the kernel holds. This module requests
+//! the attributes again. If size, mtime and inode are the same, it compares all bytes that were returned
+//! under the old version with those of the new one. If they agree, the inode continues under the new
+//! version: the same number, new attributes, and its page cache is kept. Otherwise the reader gets
+//! `ESTALE`, and the inode stays as it was, with the data that the caches still hold of it.
+//!
+//! Rules
+//! - At most one comparison per inode runs at a time, for all of its readers. It completes even if they are
+//!   killed.
+//! - While it runs, no further bytes of the file are returned (see [`crate::read::Given`]).
+//! - If the file changes again during a comparison, it is compared again, up to [`ROUNDS_MAX`] times.
+
+use super::Front;
+use crate::namespace::Inode;
+use crate::node::items::OpenItem;
+use crate::num::to_usize;
+use crate::read::{Account, Cut, FileRef, Noted, ReadAhead};
+use bytes::Bytes;
+use copperfs_fuse as fuse;
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind};
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use fuse::{Answer, FsError, Ino};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use std::sync::Arc;
+
+/// How many changes of the file one comparison follows, and how many new versions one read follows. After
+/// that the reader gets `ESTALE`.
+const ROUNDS_MAX: usize = 8;
+
+/// The source of an open file's bytes.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// The node's read path.
+    Path,
+    /// The file's home, through this open file.
+    Item(Arc<dyn OpenItem>),
+}
+
+/// The inode under its new version, or the error if it cannot continue.
+type Outcome = Result<Arc<Inode>, FsError>;
+type Flight = Shared<BoxFuture<'static, Outcome>>;
+
+/// The running comparisons, by inode. Bounded by the inodes that are being read.
+#[derive(Default)]
+pub(super) struct Continuing(DashMap<u64, Flight>);
+
+/// The outcome of the comparison with one version.
+enum Compared {
+    Equal,
+    Other,
+    /// Storage has denied that version too.
+    Gone,
+}
+
+impl Front {
+    /// Answers a READ of an open file of a dataset.
+    pub(super) fn read_item(
+        &self,
+        item: Arc<dyn OpenItem>,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let left = inode.file.size.saturating_sub(offset);
+        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
+        if size == 0 {
+            return Answer::Ready(Ok(Bytes::new()));
+        }
+        self.read_from(Source::Item(item), inode, offset, size)
+    }
+
+    /// Answers a READ of `inode` from `source`, under the file's current version.
+    pub(super) fn read_from(
+        &self,
+        source: Source,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let cut = match &source {
+            Source::Path => self.read.cut_now(&inode.file, offset, size),
+            Source::Item(item) => item.read_now(&inode.file, offset, size),
+        };
+        if let Some(cut) = cut
+            && inode.given.note(cut.parts.iter()) == Noted::Yes
+        {
+            if matches!(source, Source::Path) {
+                self.read
+                    .read_ahead(&inode.file, &inode.ahead, offset, size);
+            }
+            return Answer::Ready(Ok(cut.bytes));
+        }
+        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
+        let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
+        if of_item {
+            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
+            Answer::Unbounded(reading)
+        } else {
+            Answer::Pending(reading)
+        }
+    }
+
+    async fn read_on(
+        &self,
+        source: Source,
+        mut inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Result<Bytes, FsError> {
+        for _ in 0..ROUNDS_MAX {
+            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
+                // Homes keep nothing of an unsettled version.
+                inode = self.go_on(&inode, source.clone()).await?;
+                continue;
+            }
+            let cut = match &source {
+                Source::Path => {
+                    let reading = self.read.cut(&inode.file, &inode.ahead, offset, size);
+                    reading.await
+                }
+                Source::Item(item) => item.read(&inode.file, offset, size).await,
+            };
+            match cut {
+                Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
+                    Noted::Yes => return Ok(bytes),
+                    Noted::Differs => {
+                        let detail =
+                            "the bytes differ from those returned before under the same version";
+                        let failure = Failure::new(FailureKind::Stale, detail);
+                        tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
+                        return Err(self.refuse(&inode, &failure).await);
+                    }
+                    Noted::Frozen => {}
+                },
+                Err(failure) if is_denied(&failure) => {}
+                Err(failure) => return Err(self.refuse(&inode, &failure).await),
+            }
+            inode = self.go_on(&inode, source.clone()).await?;
+        }
+        Err(self.stale(&inode).await)
+    }
+
+    /// Returns the inode under the version that storage has now. Joins the running comparison, or starts
+    /// one.
+    async fn go_on(&self, inode: &Arc<Inode>, source: Source) -> Outcome {
+        let number = inode.number;
+        let flight = match self.continuing.0.entry(number) {
+            Entry::Occupied(flight) => flight.get().clone(),
+            Entry::Vacant(vacant) => {
+                let (this, inode) = (self.clone(), Arc::clone(inode));
+                let flight = async move {
+                    let outcome = this.compare(inode, source).await;
+                    drop(this.continuing.0.remove(&number));
+                    outcome
+                };
+                let flight = flight.boxed().shared();
+                drop(vacant.insert(flight.clone()));
+                // It must complete without its readers: otherwise the inode would stay frozen.
+                drop(tokio::spawn(flight.clone()));
+                flight
+            }
+        };
+        flight.await
+    }
+
+    /// Runs one comparison. When it returns, the current ledger of the inode is not frozen, or the inode is
+    /// dead.
+    async fn compare(&self, inode: Arc<Inode>, source: Source) -> Outcome {
+        let now = self.inode(Ino(inode.number))?;
+        if !now.given.is(&inode.given) {
+            // The inode has continued under a new version since this reader looked.
+            return Ok(now);
+        }
+        let inode = now;
+        if inode.given.is_dead() {
+            return Err(self.stale(&inode).await);
+        }
+        let account = inode.given.freeze();
+        let mut denied = inode.file.version;
+        for _ in 0..ROUNDS_MAX {
+            if account.is_full() {
+                break;
+            }
+            let now = match denied.is_settled() {
+                true => self.read.attributes_unlike(inode.path(), denied).await,
+                // Storage denies it because it is about to settle, or has settled.
+                false => self.read.settled_attributes_of(inode.path(), &denied).await,
+            };
+            let now = match now {
+                Ok(now) => now.value,
+                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+            };
+            if now.version == denied {
+                let detail = "storage reports this version, but denies reads of it";
+                let failure = Failure::new(FailureKind::Stale, detail);
+                return Err(self.put_back(&inode, account, &failure).await);
+            }
+            if !inode.may_become(&now) {
+                break;
+            }
+            let file = FileRef::of(inode.path().clone(), &now);
+            match self.compare_with(&file, &account, &source).await {
+                Ok(Compared::Equal) => {
+                    tracing::debug!(path = %inode.path(), from = ?inode.file.version, to = ?now.version, "only its status changed");
+                    let next = self.inodes.move_on(&inode, now, account);
+                    if let Some(notifier) = self.notifier.get() {
+                        notifier.invalidate_attributes(Ino(inode.number)).await;
+                    }
+                    return next.ok_or(FsError::Stale);
+                }
+                Ok(Compared::Other) => break,
+                Ok(Compared::Gone) => denied = now.version,
+                Err(failure) => return Err(self.put_back(&inode, account, &failure).await),
+            }
+        }
+        inode.given.die();
+        tracing::debug!(path = %inode.path(), from = ?inode.file.version, "the file is another one now: its readers get ESTALE");
+        Err(self.stale(&inode).await)
+    }
+
+    /// Restores the inode after a comparison that could not be made.
+    async fn put_back(&self, inode: &Inode, account: Account, failure: &Failure) -> FsError {
+        let same = self
+            .inodes
+            .move_on(inode, inode.attributes.clone(), account);
+        drop(same);
+        self.refuse(inode, failure).await
+    }
+
+    async fn compare_with(
+        &self,
+        file: &FileRef,
+        account: &Account,
+        source: &Source,
+    ) -> Result<Compared, Failure> {
+        let agrees = async {
+            let blocks = match source {
+                // All of the file was returned as one item.
+                Source::Item(item) if file.size <= BLOCK_BYTES => {
+                    let first = account.blocks().next();
+                    match first {
+                        Some(index) => {
+                            let hash = item.hash(file, 0, file.size).await?;
+                            account.agrees(index, &hash)
+                        }
+                        None => true,
+                    }
+                }
+                _ => self.read.has_given(file, account).await?,
+            };
+            Ok(blocks && self.runs_agree(file, account, source).await?)
+        };
+        match agrees.await {
+            Ok(true) => Ok(Compared::Equal),
+            Ok(false) => Ok(Compared::Other),
+            Err(failure) if is_denied(&failure) => Ok(Compared::Gone),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn runs_agree(
+        &self,
+        file: &FileRef,
+        account: &Account,
+        source: &Source,
+    ) -> Result<bool, Failure> {
+        let runs: Vec<_> = account.runs().collect();
+        for (offset, len) in runs {
+            let hash = match source {
+                Source::Item(item) => item.hash(file, offset, len).await?,
+                Source::Path => {
+                    let size = u32::try_from(len).unwrap_or(u32::MAX);
+                    let ahead = ReadAhead::default();
+                    let cut = self.read.cut(file, &ahead, offset, size).await?;
+                    if cut.bytes.len() != to_usize(len) {
+                        return Ok(false);
+                    }
+                    ContentHash(*blake3::hash(&cut.bytes).as_bytes())
+                }
+            };
+            if !account.run_agrees((offset, len), &hash) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Whether storage no longer has the requested version of the file.
+fn is_denied(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
+}

@@ -1,0 +1,110 @@
+//! A page of a directory as the FUSE front walks it.
+
+use super::{Front, kind};
+use crate::namespace::{Inode, ROOT};
+use crate::read::Directory;
+use bytes::Bytes;
+use copperfs_fuse as fuse;
+use copperfs_overlay::{Entry, Version};
+use fuse::{Attr, DirEntry, DirPage, Ino};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Makes a `d_ino` for a name whose attributes are not here yet.
+const UNKNOWN_VERSION: Version = Version::from_data([0; 16]);
+/// `.` and `..` come before the entries.
+const DOTS: u64 = 2;
+
+/// The entries of one directory from an offset on, up to the end of what one listing page holds.
+pub(super) struct Page {
+    front: Front,
+    inode: Arc<Inode>,
+    directory: Arc<Directory>,
+    /// Which entry of the whole directory `directory.entries[0]` is.
+    first: usize,
+    offset: u64,
+}
+
+impl Page {
+    pub(super) fn open(
+        front: Front,
+        inode: Arc<Inode>,
+        directory: Arc<Directory>,
+        first: usize,
+        offset: u64,
+    ) -> Arc<dyn DirPage> {
+        Arc::new(Self {
+            front,
+            inode,
+            directory,
+            first,
+            offset,
+        })
+    }
+
+    /// Which entry of a directory stands at directory offset `offset`.
+    pub(super) fn entry_at(offset: u64) -> usize {
+        crate::num::to_usize(offset.saturating_sub(DOTS))
+    }
+
+    fn at(&self, index: usize) -> Option<&Entry> {
+        let offset = self.offset.checked_add(index as u64)?;
+        let position = Self::entry_at(offset).checked_sub(self.first)?;
+        if offset < DOTS {
+            None
+        } else {
+            self.directory.entries.get(position)
+        }
+    }
+
+    fn dot(&self, name: &'static [u8], number: u64) -> DirEntry {
+        DirEntry {
+            name: Bytes::from_static(name),
+            kind: fuse::FileKind::Directory,
+            ino: Ino(number),
+            plus: false,
+        }
+    }
+}
+
+impl DirPage for Page {
+    fn entry(&self, index: usize) -> Option<DirEntry> {
+        match self.offset.checked_add(index as u64)? {
+            0 => return Some(self.dot(b".", self.inode.number)),
+            1 => {
+                let parent = self.inode.path().split().map(|(parent, _)| parent);
+                let number = parent.and_then(|parent| self.front.inodes.number_at(&parent));
+                return Some(self.dot(b"..", number.unwrap_or(ROOT)));
+            }
+            _ => {}
+        }
+        let entry = self.at(index)?;
+        let parent = self.inode.path();
+        let attributes = self.front.read.peek_attributes(parent, entry);
+        let version = attributes
+            .as_ref()
+            .map_or(UNKNOWN_VERSION, |found| found.version);
+        let number = parent
+            .join(&entry.name)
+            .map_or(ROOT + 1, |path| self.front.inodes.number_of(&path, version));
+        Some(DirEntry {
+            name: entry.name.clone(),
+            kind: kind(entry.kind),
+            ino: Ino(number),
+            plus: attributes.is_some(),
+        })
+    }
+
+    fn look_up(&self, index: usize) -> Option<(Attr, Duration)> {
+        if self.front.inodes.is_full() {
+            return None;
+        }
+        let entry = self.at(index)?;
+        let parent = self.inode.path();
+        let attributes = self
+            .front
+            .read
+            .peek_leased(parent, &self.directory, entry)?;
+        self.front.introduce(parent, &entry.name, attributes)
+    }
+}

@@ -1,0 +1,108 @@
+//! A plan in the making: steps become pages, which go out while more steps come.
+
+use crate::profile::ProfileError;
+use crate::warm::Step;
+use bytes::Bytes;
+use copperfs_overlay::wire::{PageWriter, WireError};
+use copperfs_overlay::{Failure, ItemPath};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// A page that is not full goes out after this time, so that the nodes have something to do.
+const PAGE_AGE_MAX: Duration = Duration::from_millis(200);
+/// Most paths of one command.
+pub(super) const PATHS_MAX: usize = 4096;
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlanError {
+    #[error("there is no {0} in this mount")]
+    NoSuchPath(ItemPath),
+    #[error("storage cannot be walked: {0}")]
+    Walk(Failure),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error("more than {PATHS_MAX} paths: give the directory above them")]
+    TooManyPaths,
+    #[error("the plan is too long: split it ({0})")]
+    TooLong(#[from] WireError),
+    #[error("the client has gone")]
+    Gone(#[from] io::Error),
+    /// Nobody takes the plan any more; why is known elsewhere.
+    #[error("warming has ended")]
+    Ended,
+}
+
+/// How long the plan is, so far.
+#[derive(Debug, Default)]
+pub(super) struct Extent {
+    pub(super) items: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) complete: AtomicBool,
+}
+
+/// Makes pages of steps.
+pub(super) struct Planner {
+    writer: PageWriter,
+    since: Option<Instant>,
+    out: mpsc::Sender<Bytes>,
+    extent: Arc<Extent>,
+}
+
+impl Planner {
+    /// A planner that sends its pages to `out`, and counts in `extent` what it has planned.
+    pub(super) fn new(out: mpsc::Sender<Bytes>, extent: Arc<Extent>) -> Self {
+        Self {
+            writer: PageWriter::default(),
+            since: None,
+            out,
+            extent,
+        }
+    }
+
+    /// Appends a step. A page goes out when it is full or old.
+    ///
+    /// # Errors
+    /// The plan is too long, or the cluster takes no more of it.
+    pub(super) async fn add(&mut self, step: Step) -> Result<(), PlanError> {
+        let extent = &self.extent;
+        extent.items.fetch_add(1, Ordering::Relaxed);
+        extent.bytes.fetch_add(step.bytes(), Ordering::Relaxed);
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        match self.writer.push(&step)? {
+            Some(page) => self.send(page).await,
+            None if now - since > PAGE_AGE_MAX => self.flush().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sends the rest: the plan is complete.
+    ///
+    /// # Errors
+    /// As [`Planner::add`].
+    pub(super) async fn finish(mut self) -> Result<(), PlanError> {
+        self.flush().await?;
+        self.extent.complete.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), PlanError> {
+        match self.writer.finish() {
+            Some(page) => self.send(page).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn send(&mut self, page: Bytes) -> Result<(), PlanError> {
+        self.since = None;
+        self.out
+            .send(page)
+            .await
+            .map_err(|_closed| PlanError::Ended)
+    }
+}
