@@ -6,15 +6,15 @@
 //! newest decision that nodes report, so it may be killed at any moment. Nodes go on with the last
 //! decision that they have heard.
 
+pub mod agent;
 pub mod allocator;
 pub mod count;
 mod counted;
 pub mod registry;
 pub(crate) mod served;
-pub mod steward;
 
+pub use agent::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours, ReportSource};
 pub use count::DatasetCounter;
 pub use counted::Counted;
 pub use registry::POLICIES;
 pub use served::Served;
-pub use steward::{Counter, Neighbours, ReportSource, Steward, StewardConfig};

@@ -4,10 +4,10 @@
 //! and what to try. Only this module and those below it print.
 
 pub mod allocate;
-mod api;
 pub mod bench;
 mod child;
 pub mod clear;
+mod daemon;
 pub mod dataset;
 pub mod doctor;
 pub mod flags;
@@ -22,7 +22,6 @@ pub mod record;
 pub mod recording;
 pub mod secret;
 pub mod simulate;
-mod socket;
 pub mod start;
 pub mod stats;
 pub mod status;
@@ -31,8 +30,8 @@ pub mod top;
 pub mod unmount;
 pub mod warm;
 
-use crate::attend::{self, AttendArgs};
 use crate::warm::touch;
+use crate::watchdog::{self, WatchdogArgs};
 use clap::{Parser, Subcommand};
 use flags::MountFlags;
 use index::IndexArgs;
@@ -239,7 +238,7 @@ enum Command {
     },
     /// Stands by a daemon: lists directories for it, and frees its mounts when it is killed
     #[command(hide = true)]
-    Attend(AttendArgs),
+    Watchdog(WatchdogArgs),
     /// Does to a mount what a plan on standard input says
     #[command(hide = true)]
     Touch {
@@ -300,7 +299,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         } => stats::stats(&mountpoint, cluster, json),
         Command::Top(args) => top::top(&args),
         Command::Clear(args) => clear::clear(&args),
-        Command::Attend(args) => attend::serve(args).map_err(anyhow::Error::from),
+        Command::Watchdog(args) => watchdog::serve(args).map_err(anyhow::Error::from),
         Command::Touch { mountpoint } => {
             let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
             touch::serve(&mountpoint, input, output).map_err(anyhow::Error::from)

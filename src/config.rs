@@ -28,8 +28,8 @@ pub use machine::Machine;
 pub use resolve::resolve;
 pub use settings::{
     CacheSettings, Crossings, DatasetSpec, DiskSettings, EvictionPolicy, Freshness, IndexFile,
-    IndexSpec, LogSettings, Member, NetworkPrefix, OpenMode, OriginSpec, Orphan, PushSettings,
-    ReaddirPlus, Seat, Settings, SymlinkPolicy, Toggle,
+    IndexSpec, LogSettings, Member, NetworkPrefix, NodeIdentity, OpenMode, OriginSpec, Orphan,
+    PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 
 use std::path::{Path, PathBuf};

@@ -10,9 +10,9 @@
 mod fetch;
 pub mod home;
 pub mod item;
+mod item_store;
 pub mod reader;
 pub mod recency;
-mod shelf;
 pub mod uniform;
 
 pub use home::{Home, HomeOptions, HomePlace};

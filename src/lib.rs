@@ -3,8 +3,11 @@
 //! The library half of the binary: the command line, the configuration, and the domain that a node is
 //! made of. `main.rs` only calls into it. Start reading at [`node`], the wiring.
 
-pub mod api;
-pub mod attend;
+#![allow(
+    missing_debug_implementations,
+    reason = "the types of a program: no other crate prints them"
+)]
+
 pub mod bench;
 pub mod budgets;
 pub mod cache;
@@ -28,6 +31,7 @@ pub mod record;
 pub mod report;
 pub mod store;
 pub mod warm;
+pub mod watchdog;
 
 #[cfg(test)]
 mod testing;

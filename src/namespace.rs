@@ -22,6 +22,7 @@ mod slot;
 
 use crate::read::{Account, Edition, FileId, FileRef, Given, Meter, ReadAhead};
 use bytes::Bytes;
+use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -443,6 +444,23 @@ impl InodeTable {
             .filter(|slot| slot.is_within(path, split.as_ref()))
             .map(|slot| *slot.key())
             .collect()
+    }
+
+    /// Declares the counters in `inodes`.
+    pub fn declare(self: &Arc<Self>, inodes: &Scope) {
+        let read = |number: fn(&InodeStats) -> u64| {
+            let table = Arc::clone(self);
+            move || number(&table.stats())
+        };
+        let help = "Inodes that the kernel holds.";
+        let entries = read(|now| now.entries);
+        inodes.computed("entries", Kind::Gauge, Unit::Count, help, entries);
+        let help = "Memory of the daemon that these inodes take; an upper estimate.";
+        let bytes = read(|now| now.bytes);
+        inodes.computed("bytes", Kind::Gauge, Unit::Bytes, help, bytes);
+        let help = "Inodes that the kernel dropped at the daemon's request, to free memory.";
+        let pruned = read(|now| now.pruned);
+        inodes.computed("pruned", Kind::Counter, Unit::Count, help, pruned);
     }
 
     /// The current counters.

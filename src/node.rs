@@ -4,11 +4,10 @@
 //! overlay that serves children from the read path, the FUSE front that serves applications from it,
 //! and the control socket.
 
-mod api;
-mod attendant;
 mod backing;
 mod clearing;
 mod cluster;
+mod control;
 mod data;
 mod datasets;
 mod errors;
@@ -17,23 +16,25 @@ mod indexed;
 mod items;
 mod ladder;
 mod mounts;
-mod record;
 mod service;
 mod sweeps;
 pub(crate) mod warm;
+mod watchdog;
 
-use crate::api::ApiServer;
 use crate::budgets::DatasetCounter;
 use crate::budgets::Served;
 use crate::config::Settings;
-use crate::control::{Command, ControlSocket, Talk};
+use crate::control::ControlServer;
 use crate::index::IndexError;
-use crate::origin::{HangingBound, Once, OriginError, OriginOptions, Origins, Retries};
+use crate::origin::{
+    HangingBound, Once, OriginCounters, OriginError, OriginOptions, Origins, Retries,
+};
 use crate::read::ReadPath;
-use crate::report::Report;
-use crate::store::StoreError;
-use cluster::{Cluster, Identity};
+use crate::store::{Store, StoreError};
+use cluster::{Cluster, Own, process_metrics};
+use control::Commands;
 use copperfs_fuse as fuse;
+use copperfs_metrics::Registry;
 use copperfs_overlay::tls::TlsError;
 use copperfs_overlay::transport::{KernelNetwork, Network, WithinNetwork};
 use copperfs_overlay::{
@@ -45,6 +46,7 @@ use front::Front;
 use indexed::Indexes;
 use mounts::{DataMount, Mounts};
 use service::NodeService;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -111,9 +113,9 @@ pub enum NodeError {
     /// A part of the node died.
     #[error("a part of the node died: {0}")]
     Task(tokio::task::JoinError),
-    /// The HTTP API cannot be served on TCP.
+    /// Commands cannot be served on TCP.
     #[error(
-        "cannot serve the API on --api-listen: {0}. Is the port free, and the address this host's?"
+        "cannot serve commands on --api-listen: {0}. Is the port free, and the address this host's?"
     )]
     ApiListener(#[from] TlsError),
     /// It would have no certificates.
@@ -122,16 +124,6 @@ pub enum NodeError {
          leave it out; the API is on its Unix socket anyway"
     )]
     ApiSecret,
-    /// The HTTP API's socket failed.
-    #[error(
-        "cannot serve the API's socket {path}: {source}. Check the directory's owner and space"
-    )]
-    Api {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
     /// The control socket failed.
     #[error(
         "cannot serve the control socket {path}: {source}. Check the directory's owner and space"
@@ -161,10 +153,8 @@ pub struct Node {
     overlay: Arc<Overlay>,
     warmer: Warmer,
     datasets: Datasets,
-    /// Held for its drop.
-    _control: ControlSocket,
-    /// As well.
-    _api: Vec<ApiServer>,
+    /// Kept alive for their drop.
+    _control: Vec<ControlServer>,
 }
 
 impl Node {
@@ -181,6 +171,7 @@ impl Node {
         let origins = open_origins(&settings).await?;
         let homes = origins.clone().or_else(|| home_origins(&settings));
         let store = ladder::open_store(&settings).await?;
+        let registry = process_metrics(started);
         let front = Arc::new(OnceLock::new());
         let mut parts = None;
         let storage = read_once(&settings, origins.clone());
@@ -195,8 +186,8 @@ impl Node {
             };
             let views = ladder::views(&settings, &below, &runtime);
             let read = views[0].clone();
-            let identity = identity(&settings, started);
-            let cluster = Cluster::new(identity, read.clone(), homes.clone(), store.clone());
+            declare(&registry, homes.as_ref(), &read, store.as_ref());
+            let cluster = Cluster::new(own(&settings, registry, homes.clone()));
             let warmer = Warmer::new(read.clone(), settings.mountpoint.clone());
             let datasets = datasets_of(&settings, &upstream, homes.as_ref(), &read);
             let made = (read, cluster.clone(), warmer.clone(), datasets.clone());
@@ -227,23 +218,23 @@ impl Node {
         let this = Front::new(read, root.clone(), promises, backings, store);
         introduce(&this, &cluster, &datasets, &overlay);
         let beside = DataMount::new(&settings, &this, root, &datasets);
-        let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
-        let parts = Parts {
-            cluster,
+        // The mount's ioctl tells where the sockets are, so they are there before the mount is.
+        let commands = Commands {
+            cluster: cluster.clone(),
             overlay: Arc::clone(&overlay),
             front: this.clone(),
         };
+        let servers = control::serve(&settings, &datasets, commands).await?;
+        let mounts = Mounts::mount(&settings, &this, beside, &cluster, runtime).await?;
         drop(front.set(this));
         warmer.mounted();
 
-        let control = serve_commands(&settings, parts.clone())?;
         Ok(Self {
-            _api: api::serve(&settings, &datasets, &parts.front).await?,
+            _control: servers,
             mounts,
             overlay,
             warmer,
             datasets,
-            _control: control,
         })
     }
 
@@ -286,40 +277,21 @@ fn datasets_of(
     })
 }
 
-/// What commands are answered from.
-#[derive(Clone)]
-struct Parts {
-    cluster: Cluster,
-    overlay: Arc<Overlay>,
-    front: Front,
-}
-
-fn serve_commands(settings: &Settings, parts: Parts) -> Result<ControlSocket, NodeError> {
-    let path = &settings.control_socket;
-    let answering = move |command, talk| answer(parts.clone(), command, talk);
-    ControlSocket::serve(path, answering).map_err(|source| NodeError::Control {
-        path: path.clone(),
-        source,
-    })
-}
-
-async fn answer(parts: Parts, command: Command, mut talk: Talk) -> io::Result<()> {
-    match command {
-        Command::Reports => {
-            let reports = parts.cluster.reports().await;
-            let nodes: Vec<_> = reports.nodes.into_iter().map(Report::into_json).collect();
-            let value = serde_json::json!({
-                "nodes": nodes,
-                "missing": reports.missing,
-                "list": reports.list,
-            });
-            talk.say(&value).await
-        }
-        Command::Record => record::session(&parts.front, &mut talk).await,
-        Command::RecordDiscard => record::discard(&parts.front, &mut talk).await,
-        Command::RecordStart => record::start(&parts.front, &mut talk).await,
-        Command::RecordStop => record::stop(&parts.front, &mut talk).await,
-        Command::Warm => warm::ask::ask(&parts.overlay, &parts.front.read, &mut talk).await,
+/// Declares the counters of the way to storage. On a node that never reads storage those of storage stay
+/// zero.
+fn declare(
+    registry: &Registry,
+    origins: Option<&Arc<Origins>>,
+    read: &ReadPath,
+    store: Option<&Store>,
+) {
+    read.declare(registry);
+    if let Some(store) = store {
+        store.declare(registry);
+    }
+    match origins {
+        Some(origins) => origins.declare(registry),
+        None => OriginCounters::default().declare(registry),
     }
 }
 
@@ -340,7 +312,9 @@ fn introduce(front: &Front, cluster: &Cluster, datasets: &Datasets, overlay: &Ar
     drop(front.cluster.set(cluster.clone()));
     datasets.start(overlay);
     drop(front.datasets.set(datasets.clone()));
-    cluster.keeps(datasets.clone());
+    let registry = cluster.registry();
+    overlay.declare(registry);
+    datasets.declare(&registry.scope("datasets"));
 }
 
 /// Storage for the tree; concurrent reads of a block are merged into one.
@@ -430,14 +404,24 @@ fn overlay_config(settings: &Settings) -> Result<OverlayConfig, NodeError> {
             silence: settings.silence,
         },
         orphan: settings.orphan,
-        ..OverlayConfig::new(settings.members.clone(), settings.seat.clone(), secret)
+        ..OverlayConfig::new(settings.members.clone(), settings.identity.clone(), secret)
     })
 }
 
-fn identity(settings: &Settings, started: Instant) -> Identity {
-    Identity {
-        started,
-        control_socket: settings.control_socket.clone(),
+/// A name for the users' socket that no other process has, and none can take before this one.
+fn users_socket() -> String {
+    let random = RandomState::new().hash_one(Instant::now());
+    format!("copperfs-{}-{random:016x}", std::process::id())
+}
+
+fn own(settings: &Settings, registry: Registry, origins: Option<Arc<Origins>>) -> Own {
+    Own {
+        registry,
+        origins,
+        sockets: fuse::Sockets {
+            owner: settings.control_socket.clone(),
+            users: users_socket(),
+        },
         prefixes: settings
             .origins
             .iter()
@@ -454,9 +438,9 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// Compares what this root serves with what another one does.
 async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), NodeError> {
-    let roster = overlay.roster();
-    let roots = roster.forest().roots();
-    let Some(own) = roster.rank().filter(|own| roots.contains(own)) else {
+    let membership = overlay.membership();
+    let roots = membership.forest().roots();
+    let Some(own) = membership.rank().filter(|own| roots.contains(own)) else {
         return Ok(());
     };
     for (tree, root) in roots.iter().enumerate().filter(|(_, root)| **root < own) {
@@ -484,7 +468,7 @@ async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), Nod
             }
         }
         if let Some(prefix) = difference {
-            let other = roster
+            let other = membership
                 .members()
                 .get(*root)
                 .map_or("", |member| &member.name);
@@ -506,8 +490,8 @@ async fn root_attributes(
     drop(tokio::time::timeout(settings.request_timeout, connected).await);
     indexes.open(read).await?;
     let attributes = read.attributes_of(&ItemPath::root()).await;
-    let roster = overlay.roster();
-    let parent = roster.ancestors(0).first().copied();
-    let parent = parent.and_then(|rank| Some(roster.members().get(rank)?.name.clone()));
+    let membership = overlay.membership();
+    let parent = membership.ancestors(0).first().copied();
+    let parent = parent.and_then(|rank| Some(membership.members().get(rank)?.name.clone()));
     attributes.map_err(|failure| NodeError::Root { failure, parent })
 }

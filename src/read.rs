@@ -60,6 +60,7 @@ pub use streams::ReadAhead;
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use attributes::{Known, KnownAttributes, KnownXattrs};
 use bytes::Bytes;
+use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemPath};
 use dashmap::DashMap;
 use directory::ListingKey;
@@ -288,6 +289,56 @@ impl ReadPath {
             let found = block.hash == hash && block.bytes.len() as u64 == len;
             found.then(|| block.bytes.clone())
         })
+    }
+
+    /// Declares the counters in `registry`.
+    pub fn declare(&self, registry: &Registry) {
+        use Unit::{Bytes, Count};
+        type OfCache = fn(&ReadStats) -> CacheStats;
+        let caches: [(_, OfCache); 3] = [
+            ("data", |now| now.data),
+            ("attributes", |now| now.attributes),
+            ("listings", |now| now.listings),
+        ];
+        for (name, cache) in caches {
+            let read = |number: fn(&CacheStats) -> u64| {
+                let read = self.clone();
+                move || number(&cache(&read.stats()))
+            };
+            let scope = registry.scope("cache").label("cache", name);
+            let help = "Entries of a cache in memory: blocks, attributes, listings.";
+            scope.computed("entries", Kind::Gauge, Count, help, read(|now| now.entries));
+            let help = "Bytes of a cache in memory.";
+            scope.computed("bytes", Kind::Gauge, Bytes, help, read(|now| now.bytes));
+            let help = "Questions that a cache in memory answered.";
+            scope.computed("hits", Kind::Counter, Count, help, read(|now| now.hits));
+            let help = "Questions that a cache in memory could not answer.";
+            scope.computed("misses", Kind::Counter, Count, help, read(|now| now.misses));
+            let help = "Entries removed because a cache in memory was full.";
+            let evictions = read(|now| now.evictions);
+            scope.computed("evictions", Kind::Counter, Count, help, evictions);
+        }
+        let read = |number: fn(&ReadStats) -> u64| {
+            let read = self.clone();
+            move || number(&read.stats())
+        };
+        let help = "Requests that waited for an equal request in progress.";
+        let coalesced = read(|now| now.coalesced);
+        let scope = registry.scope("coalesced");
+        scope.computed("", Kind::Counter, Count, help, coalesced);
+        let bundle = registry.scope("bundle");
+        let help = "Bundles that this node requested.";
+        let requests = read(|now| now.bundles.requests);
+        bundle.computed("requests", Kind::Counter, Count, help, requests);
+        let help = "Files requested in bundles.";
+        let files = read(|now| now.bundles.files);
+        bundle.computed("files", Kind::Counter, Count, help, files);
+        let help = "Bytes of bundles that were read later; of pushed pages an estimate by samples.";
+        let useful = read(|now| now.bundles.useful_bytes);
+        bundle.computed("useful_bytes", Kind::Gauge, Bytes, help, useful);
+        let help = "Bytes of bundles that were not read so far.";
+        let wasted = read(|now| now.bundles.wasted_bytes);
+        bundle.computed("wasted_bytes", Kind::Gauge, Bytes, help, wasted);
     }
 
     /// The counters as they stand.

@@ -41,6 +41,14 @@ pub struct Recording {
     pub full: bool,
 }
 
+impl Recording {
+    /// The number of accesses, and whether some are missing.
+    #[must_use]
+    pub fn head(&self) -> serde_json::Value {
+        serde_json::json!({ "accesses": self.profile.accesses.len(), "full": self.full })
+    }
+}
+
 #[derive(Debug, Default)]
 struct Log {
     id: u64,

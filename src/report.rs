@@ -1,7 +1,8 @@
-//! A node's report of itself, as JSON and back, and the sum of several.
+//! A node's report of itself, as JSON, as lines and back, and the sum of several.
 //!
-//! The numbers and their names are those of the ioctl ABI ([`StatsBody`]); this module gives them
-//! their JSON form: nested objects, stable keys. Pure.
+//! A report says which node it is about (`node`, `pid`, `rank`, `role`, `parent`), how it is connected
+//! ([`Standing`]), and holds the node's metrics under the names of their declarations. This module knows
+//! hardly any metric by name. Pure.
 //!
 //! | key | what |
 //! | --- | --- |
@@ -11,26 +12,6 @@
 //! | `role` | `root` (of any tree), `inner`, `leaf`, or `single` for a node on its own; not in a sum |
 //! | `parent` | rank of its parent in the first tree by the list, or null; not in a sum |
 //! | `nodes` | how many nodes the numbers stand for |
-//! | `uptime_s` | seconds since the daemon started; of a sum, the longest |
-//! | `rss_bytes` | resident memory of the daemon |
-//! | `fuse.requests.<op>` | requests of the kernel by operation |
-//! | `cache.{data,attributes,listings}.{entries,bytes,hits,misses,evictions}` | what is held, and how it served |
-//! | `inodes.{entries,bytes,pruned}` | names that the kernel holds, the memory that they take here, and those that the kernel dropped at the daemon's request |
-//! | `coalesced` | requests that joined one already under way |
-//! | `upstream.{requests,bytes_received}` | asked of the parent |
-//! | `downstream.{requests,bytes_sent}` | asked by children |
-//! | `origin.{opens,bytes_read,listings,stats,errors}` | asked of the storage; only a root asks |
-//! | `origin.{throttled,concurrency}` | refused by object stores for want of room; requests that they may be sent at a time now |
-//! | `origin.hanging` | calls into POSIX storage that hang now |
-//! | `verify.{blocks,failures}` | blocks whose hash was checked, and those whose hash was wrong |
-//! | `push.{files,bytes,pending}` | put into the kernel's page cache unasked |
-//! | `data_mount.{mounted,lost}` | whether there is a data mount that answers (1), or one that was taken away alone |
-//! | `data_mount.{requests,opens,releases,reads,bytes_read}` | asked by the kernel of the data mount; `fuse.*` are the software mount only |
-//! | `data_mount.{dataset_opens,cached_opens}` | opens of files of datasets; opens that were closed without any READ: answered by the page cache, or not read |
-//! | `healing.failovers` | how often it has moved to another ancestor than its parent, in all trees |
-//! | `healing.returns` | how often it has come back to its parent |
-//! | `healing.replays` | requests asked again because their connection was lost |
-//! | `healing.wrong_blocks` | wrong blocks of others, each fetched again |
 //! | `guest` | whether it has joined without being in the member list; only with `--cluster`, not in a sum |
 //! | `links` | one object per tree in which it is not the root; only with `--cluster`, not in a sum |
 //! | `links[].{tree,home,using}` | which tree; rank of its parent by the list; of the ancestor in use, or null |
@@ -43,15 +24,49 @@ mod place;
 
 pub use place::{Children, Hanging, Link, LinkState, Standing, printable};
 
-use copperfs_fuse::ioctl::{
-    NO_PARENT, NO_RANK, NodeName, ROLE_INNER, ROLE_LEAF, ROLE_ROOT, ROLE_SINGLE, StatsBody,
-};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The keys that identify a node, and are no counters.
-const IDENTITY: [&str; 4] = ["pid", "rank", "role", "parent"];
+/// Keys that are no numbers of a sum: they identify a node, or say how it is connected.
+const OF_ONE_NODE: [&str; 9] = [
+    "node", "pid", "rank", "role", "parent", "guest", "links", "children", "hanging",
+];
+/// Keys whose values are texts, even if they look like numbers.
+const TEXTS: [&str; 2] = ["node", "role"];
+/// Longest text in a line, in bytes.
+const TEXT_BYTES_MAX: usize = 255;
+/// Key of the time since the start of the daemon: of a sum, the longest.
+const UPTIME: &str = "uptime_seconds";
+
+/// A node's role in the trees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The root of any tree.
+    Root,
+    /// It has a parent and children.
+    Inner,
+    /// It has no children.
+    Leaf,
+    /// The only node.
+    Single,
+}
+
+/// Which node a report is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Identity {
+    /// Its name, as in the host list.
+    pub node: String,
+    /// Process id of its daemon.
+    pub pid: u32,
+    /// Its place in the member list; `None` for a guest.
+    pub rank: Option<usize>,
+    /// Its role.
+    pub role: Role,
+    /// Rank of its parent in the first tree by the list.
+    pub parent: Option<usize>,
+}
 
 /// One node's report.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,24 +75,50 @@ pub struct Report {
     object: Map<String, Value>,
 }
 
-impl From<StatsBody> for Report {
-    fn from(body: StatsBody) -> Self {
+impl Report {
+    /// The report of node `identity` with `metrics`.
+    #[must_use]
+    pub fn new(identity: &Identity, metrics: Map<String, Value>) -> Self {
+        // A struct of numbers and texts always has a JSON form.
+        let mut object = match serde_json::to_value(identity) {
+            Ok(Value::Object(object)) => object,
+            _ => Map::new(),
+        };
+        object.insert("nodes".into(), 1.into());
+        object.extend(metrics);
+        Self { object }
+    }
+
+    /// A report from lines of name and value, as [`Report::to_lines`] writes them. Other lines are skipped.
+    #[must_use]
+    pub fn from_lines(text: &str) -> Self {
         let mut object = Map::new();
-        object.insert("node".into(), body.node.to_text().into());
-        for (key, number) in body.fields() {
-            let value = match key {
-                "role" => role_name(number).into(),
-                "parent" if number == NO_PARENT => Value::Null,
-                "rank" if number == NO_RANK => Value::Null,
-                _ => number.into(),
+        for key in ["rank", "parent"] {
+            object.insert(key.into(), Value::Null);
+        }
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(' ') else {
+                continue;
             };
-            insert(&mut object, key, value);
+            let number = value.parse::<u64>().ok();
+            let number = number.filter(|_| !TEXTS.contains(&key));
+            let value = number.map_or_else(|| value.into(), Value::from);
+            let path: Vec<&str> = key.split('.').collect();
+            insert(&mut object, &path, value);
         }
         Self { object }
     }
-}
 
-impl Report {
+    /// Lines of name and value: `origin.opens 5`. The buckets of histograms are left out.
+    #[must_use]
+    pub fn to_lines(&self) -> String {
+        let mut text = String::new();
+        for (key, value) in &self.object {
+            lines(key, value, &mut text);
+        }
+        text
+    }
+
     /// A report from its JSON form.
     ///
     /// # Errors
@@ -93,24 +134,6 @@ impl Report {
     #[must_use]
     pub fn into_json(self) -> Value {
         Value::Object(self.object)
-    }
-
-    /// The counters in the form of the ioctl ABI; keys that are missing are 0.
-    #[must_use]
-    pub fn to_stats(&self) -> StatsBody {
-        let mut body = StatsBody {
-            node: NodeName::new(self.node()),
-            ..StatsBody::default()
-        };
-        for (key, field) in body.fields_mut() {
-            *field = match key {
-                "role" => role_number(self.role()),
-                "parent" => self.parent().unwrap_or(NO_PARENT),
-                "rank" => self.rank().unwrap_or(NO_RANK),
-                _ => self.counter(key),
-            };
-        }
-        body
     }
 
     /// The report with where its node stands.
@@ -198,34 +221,34 @@ impl Report {
             .filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
     }
 
-    /// The sum of several reports: counters added, `uptime_s` the longest, without what identifies a
-    /// node.
+    /// The sum of several reports: numbers added, the uptime the longest, without what concerns one node
+    /// only.
     #[must_use]
     pub fn total<'a>(reports: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut object = Map::new();
         for report in reports {
-            add(&mut object, &report.object, true);
+            add(&mut object, &report.object);
+        }
+        for key in OF_ONE_NODE {
+            object.remove(key);
         }
         Self { object }
     }
 }
 
-fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>, top: bool) {
+fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>) {
     for (key, value) in object {
-        if top && (key == "node" || IDENTITY.contains(&key.as_str())) {
-            continue;
-        }
         match value {
             Value::Object(inner) => {
                 let slot = sum.entry(key.as_str()).or_insert_with(|| Map::new().into());
                 if let Value::Object(slot) = slot {
-                    add(slot, inner, false);
+                    add(slot, inner);
                 }
             }
             Value::Number(number) => {
                 let more = number.as_u64().unwrap_or(0);
                 let so_far = sum.get(key).and_then(Value::as_u64).unwrap_or(0);
-                let new = if top && key == "uptime_s" {
+                let new = if key == UPTIME {
                     so_far.max(more)
                 } else {
                     so_far.saturating_add(more)
@@ -237,33 +260,30 @@ fn add(sum: &mut Map<String, Value>, object: &Map<String, Value>, top: bool) {
     }
 }
 
-fn role_name(role: u64) -> &'static str {
-    match role {
-        ROLE_ROOT => "root",
-        ROLE_INNER => "inner",
-        ROLE_LEAF => "leaf",
-        ROLE_SINGLE => "single",
-        _ => "unknown",
+fn lines(key: &str, value: &Value, text: &mut String) {
+    match value {
+        Value::Number(number) => text.push_str(&format!("{key} {number}\n")),
+        Value::String(value) => {
+            text.push_str(&format!("{key} {}\n", printable(value, TEXT_BYTES_MAX)));
+        }
+        Value::Object(inner) => {
+            for (name, value) in inner.iter().filter(|(name, _)| *name != "buckets") {
+                lines(&format!("{key}.{name}"), value, text);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Array(_) => {}
     }
 }
 
-fn role_number(name: &str) -> u64 {
-    [ROLE_ROOT, ROLE_INNER, ROLE_LEAF, ROLE_SINGLE]
-        .into_iter()
-        .find(|&role| role_name(role) == name)
-        .unwrap_or(u64::MAX)
-}
-
-/// Sets `value` at a dotted key, making objects on the way.
-fn insert(object: &mut Map<String, Value>, key: &str, value: Value) {
-    match key.split_once('.') {
-        None => {
-            object.insert(key.to_owned(), value);
+/// Sets `value` at `path`, and makes the objects on the way.
+fn insert(object: &mut Map<String, Value>, path: &[&str], value: Value) {
+    match path {
+        [] => {}
+        [name] => {
+            object.insert((*name).to_owned(), value);
         }
-        Some((first, rest)) => {
-            let slot = object
-                .entry(first.to_owned())
-                .or_insert_with(|| Map::new().into());
+        [first, rest @ ..] => {
+            let slot = object.entry(*first).or_insert_with(|| Map::new().into());
             if let Value::Object(slot) = slot {
                 insert(slot, rest, value);
             }
@@ -274,86 +294,66 @@ fn insert(object: &mut Map<String, Value>, key: &str, value: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use copperfs_fuse::ioctl::NodeName;
+    use serde_json::json;
 
-    fn body(rank: u64, opens: u64) -> StatsBody {
-        StatsBody {
-            node: NodeName::new("nid001"),
+    fn identity(rank: Option<usize>) -> Identity {
+        Identity {
+            node: "nid001".into(),
             pid: 17,
             rank,
-            role: ROLE_INNER,
-            parent: 0,
-            nodes: 1,
-            uptime_s: 10 * (rank + 1),
-            origin_opens: opens,
-            fuse_requests_lookup: 3,
-            ..StatsBody::default()
+            role: Role::Inner,
+            parent: rank.and_then(|rank| rank.checked_sub(1)),
         }
     }
 
-    #[test]
-    fn the_promised_keys_are_there() {
-        let json = Report::from(body(1, 5)).into_json();
-        assert_eq!(json["node"], "nid001");
-        assert_eq!(json["role"], "inner");
-        assert_eq!(json["origin"]["opens"], 5);
-        for cache in ["data", "attributes", "listings"] {
-            for key in ["entries", "bytes", "hits", "misses", "evictions"] {
-                assert!(json["cache"][cache][key].is_u64(), "cache.{cache}.{key}");
-            }
-        }
-        for (object, keys) in [
-            ("upstream", &["requests", "bytes_received"][..]),
-            ("downstream", &["requests", "bytes_sent"]),
-            (
-                "origin",
-                &["opens", "bytes_read", "listings", "stats", "errors"],
-            ),
-            ("verify", &["blocks", "failures"]),
-            (
-                "healing",
-                &["failovers", "returns", "replays", "wrong_blocks"],
-            ),
-        ] {
-            for key in keys {
-                assert!(json[object][key].is_u64(), "{object}.{key}");
-            }
-        }
-        for key in [
-            "pid",
-            "rank",
-            "parent",
-            "uptime_s",
-            "rss_bytes",
-            "coalesced",
-        ] {
-            assert!(json[key].is_u64(), "{key}");
-        }
-        assert!(json["fuse"]["requests"]["lookup"].is_u64());
-    }
-
-    #[test]
-    fn a_root_has_no_parent() {
-        let report = Report::from(StatsBody {
-            parent: NO_PARENT,
-            role: ROLE_ROOT,
-            ..StatsBody::default()
+    fn report(rank: usize, opens: u64) -> Report {
+        let metrics = json!({
+            "uptime_seconds": 10 * (rank + 1),
+            "origin": { "opens": opens },
+            "fuse": { "software": { "requests": { "lookup": 3 } } },
+            "latency": { "count": 2, "sum_us": 7, "buckets": { "4": 2 } },
         });
-        assert_eq!(report.parent(), None);
-        assert!(report.clone().into_json()["parent"].is_null());
-        assert_eq!(report.role(), "root");
+        Report::new(&identity(Some(rank)), metrics.as_object().unwrap().clone())
     }
 
     #[test]
-    fn a_guest_has_no_rank() {
-        let report = Report::from(StatsBody {
-            rank: NO_RANK,
-            role: ROLE_LEAF,
-            ..StatsBody::default()
-        });
-        assert_eq!(report.rank(), None);
-        assert_eq!(report.to_stats().rank, NO_RANK);
-        assert!(report.into_json()["rank"].is_null());
+    fn identity_and_metrics_are_one_object() {
+        let json = report(1, 5).into_json();
+        assert_eq!(
+            (&json["node"], &json["role"]),
+            (&json!("nid001"), &json!("inner"))
+        );
+        assert_eq!(
+            (&json["pid"], &json["rank"], &json["parent"]),
+            (&json!(17), &json!(1), &json!(0))
+        );
+        assert_eq!(
+            (&json["origin"]["opens"], &json["nodes"]),
+            (&json!(5), &json!(1))
+        );
+    }
+
+    #[test]
+    fn a_guest_has_no_rank_and_a_root_no_parent() {
+        let guest = Report::new(&identity(None), Map::new());
+        assert_eq!((guest.rank(), guest.parent()), (None, None));
+        let json = guest.into_json();
+        assert!(json["rank"].is_null() && json["parent"].is_null());
+    }
+
+    #[test]
+    fn lines_come_back() {
+        for report in [report(1, 5), Report::new(&identity(None), Map::new())] {
+            let text = report.to_lines();
+            let back = Report::from_lines(&text);
+            let mut wanted = report.into_json();
+            if let Some(latency) = wanted.get_mut("latency").and_then(Value::as_object_mut) {
+                latency.remove("buckets");
+            }
+            assert_eq!(back.into_json(), wanted, "{text}");
+        }
+        let numeric = Report::from_lines("node 17\nodd\nrole leaf\n");
+        assert_eq!((numeric.node(), numeric.role()), ("17", "leaf"));
     }
 
     #[test]
@@ -382,13 +382,13 @@ mod tests {
                 since_ms: 4000,
             }),
         };
-        let report = Report::from(body(1, 5)).with_standing(&standing);
-        let json = report.clone().into_json();
+        let standing_report = report(1, 5).with_standing(&standing);
+        let json = standing_report.clone().into_json();
         assert_eq!(json["links"][0]["state"], "stranded");
         assert_eq!(json["children"][0]["connected"], 3);
-        assert_eq!(report.standing(), standing);
-        assert_eq!(Report::from(body(1, 5)).standing(), Standing::default());
-        let odd = serde_json::json!({ "links": [3, { "tree": "x" }], "children": {} });
+        assert_eq!(standing_report.standing(), standing);
+        assert_eq!(report(1, 5).standing(), Standing::default());
+        let odd = json!({ "links": [3, { "tree": "x" }], "children": {} });
         let odd = Report::from_json(odd).unwrap();
         assert_eq!(odd.standing(), Standing::default());
     }
@@ -399,14 +399,11 @@ mod tests {
             guest: true,
             ..Standing::default()
         };
-        let reports = [
-            Report::from(body(0, 5)).with_standing(&guest),
-            Report::from(body(1, 7)),
-        ];
+        let reports = [report(0, 5).with_standing(&guest), report(1, 7)];
         let total = Report::total(&reports);
         assert_eq!(total.counter("origin.opens"), 12);
-        assert_eq!(total.counter("fuse.requests.lookup"), 6);
-        assert_eq!(total.counter("uptime_s"), 20);
+        assert_eq!(total.counter("fuse.software.requests.lookup"), 6);
+        assert_eq!(total.counter("uptime_seconds"), 20);
         assert_eq!(total.counter("nodes"), 2);
         assert_eq!(total.counter("no.such.key"), 0);
         let json = total.into_json();
@@ -417,12 +414,12 @@ mod tests {
 
     #[test]
     fn json_comes_back() {
-        let report = Report::from(body(1, 5));
+        let report = report(1, 5);
         let back = Report::from_json(report.clone().into_json()).unwrap();
         assert_eq!(back, report);
         assert!(Report::from_json(Value::Null).is_err());
         let lookups = back
-            .counters("fuse.requests")
+            .counters("fuse.software.requests")
             .find(|(name, _)| *name == "lookup");
         assert_eq!(lookups, Some(("lookup", 3)));
     }

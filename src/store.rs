@@ -43,6 +43,7 @@ use crate::cache::EvictionPolicy;
 use crate::read::FileRef;
 use bytes::Bytes;
 use catalog::{Catalog, Place};
+use copperfs_metrics::{Counter, Histogram, Kind, Registry, Unit as Measure};
 use copperfs_overlay::{ContentHash, ItemPath};
 use copperfs_policy::amounts::Size;
 use directory::Directory;
@@ -51,8 +52,9 @@ use job::Put;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 use unit::Unit;
 use writer::Writer;
@@ -100,15 +102,13 @@ pub struct StoreStats {
 
 #[derive(Debug, Default)]
 struct Counters {
-    hits: AtomicU64,
-    misses: AtomicU64,
-    damaged: AtomicU64,
-    dropped: AtomicU64,
-    shared: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    /// Times to read a block.
+    latency: Histogram,
+    hits: Counter,
+    misses: Counter,
+    damaged: Counter,
+    dropped: Counter,
+    shared: Counter,
 }
 
 /// Who decides what a store holds.
@@ -224,6 +224,38 @@ impl Store {
         self.0.writer.flush();
     }
 
+    /// Declares the counters in `registry`.
+    pub fn declare(&self, registry: &Registry) {
+        use Measure::{Bytes, Count};
+        let latency = registry.scope("latency_seconds").label("tier", "disk");
+        let help = "Time from a question to a tier to the beginning of its answer.";
+        let read = latency.label("op", "read");
+        read.histogram("", help, &self.0.shared.counters.latency);
+        let disk = registry.scope("disk");
+        let read = |number: fn(&StoreStats) -> u64| {
+            let store = self.clone();
+            move || number(&store.stats())
+        };
+        let help = "Content files in the store.";
+        disk.computed("entries", Kind::Gauge, Count, help, read(|now| now.entries));
+        let help = "Bytes of the disk that the store takes.";
+        disk.computed("bytes", Kind::Gauge, Bytes, help, read(|now| now.bytes));
+        let help = "Content files removed because the store was full.";
+        let evictions = read(|now| now.evictions);
+        disk.computed("evictions", Kind::Counter, Count, help, evictions);
+        let counters = &self.0.shared.counters;
+        let help = "Blocks read from the store.";
+        disk.counter("hits", Count, help, &counters.hits);
+        let help = "Blocks that were not in the store when they were requested.";
+        disk.counter("misses", Count, help, &counters.misses);
+        let help = "Content files found torn or changed: removed, and fetched again.";
+        disk.counter("damaged", Count, help, &counters.damaged);
+        let help = "Blocks that were not kept because the disk was full, slow or faulty.";
+        disk.counter("dropped", Count, help, &counters.dropped);
+        let help = "Blocks whose bytes were in the store already.";
+        disk.counter("shared", Count, help, &counters.shared);
+    }
+
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> StoreStats {
@@ -231,16 +263,15 @@ impl Store {
             catalog, counters, ..
         } = &*self.0.shared;
         let held = catalog.stats();
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StoreStats {
             entries: held.entries,
             bytes: held.bytes + catalog.lingering_bytes(),
-            hits: load(&counters.hits),
-            misses: load(&counters.misses),
+            hits: counters.hits.get(),
+            misses: counters.misses.get(),
             evictions: held.evictions,
-            damaged: load(&counters.damaged),
-            dropped: load(&counters.dropped),
-            shared: load(&counters.shared),
+            damaged: counters.damaged.get(),
+            dropped: counters.dropped.get(),
+            shared: counters.shared.get(),
         }
     }
 
@@ -290,7 +321,7 @@ impl Store {
     /// Takes a verified block to be written, if the disk keeps up. `moment` is when it was asked for.
     async fn keep(&self, block: Put) {
         if !self.0.writer.put(block).await {
-            count(&self.0.shared.counters.dropped);
+            self.0.shared.counters.dropped.increment();
         }
     }
 
@@ -304,10 +335,12 @@ impl Store {
 impl Shared {
     /// Reads and checks. An error names the content file to remove, if it is condemned.
     fn load(&self, place: &Place) -> Result<Bytes, Unit> {
+        let begun = Instant::now();
         match content::read(&self.directory, place) {
             Ok(Some(bytes)) => {
                 self.health.read_well();
-                count(&self.counters.hits);
+                self.counters.latency.observe(begun.elapsed());
+                self.counters.hits.increment();
                 Ok(bytes)
             }
             Ok(None) => {
@@ -327,7 +360,7 @@ impl Shared {
     /// Does nothing if it was evicted since they looked, or replaced.
     fn condemn(&self, unit: Unit, serial: u64) {
         if self.catalog.condemn(unit, serial) {
-            count(&self.counters.damaged);
+            self.counters.damaged.increment();
             tracing::warn!(content = %unit, "damaged content in the store: dropped, and fetched anew");
         }
     }

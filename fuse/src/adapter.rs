@@ -5,7 +5,7 @@
 //! What would change the filesystem is answered EROFS here and never reaches the backend.
 
 use crate::backend::{Answer, Backend, FsError, Ino, Reader, StatsAge};
-use crate::counters::{Counters, Op};
+use crate::counters::{Counters, InHand, Op};
 use crate::dirplus;
 use crate::errno::{READ_ONLY, errno};
 use crate::interrupt::Pending;
@@ -27,7 +27,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 /// `l_type` of a range that nobody has locked.
@@ -78,6 +77,7 @@ impl Adapter {
     /// Sends an answer now, or when it is there.
     fn send<T, R>(
         &self,
+        hand: &InHand<'_>,
         request: &Request,
         answer: Answer<T>,
         reply: R,
@@ -87,26 +87,36 @@ impl Adapter {
         R: Send + 'static,
     {
         let ceiling = Some(self.patience);
-        self.send_within(ceiling, request, answer, move |result| send(reply, result));
+        self.send_within(ceiling, hand, request, answer, move |result| {
+            send(reply, result);
+        });
     }
 
     fn send_within<T: Send + 'static>(
         &self,
         ceiling: Option<Duration>,
+        hand: &InHand<'_>,
         request: &Request,
         answer: Answer<T>,
         send: impl FnOnce(Result<T, FsError>) + Send + 'static,
     ) {
-        match answer {
-            Answer::Ready(result) => send(result),
-            Answer::Pending(future) => self.pending.wait(request.pid(), ceiling, future, send),
-            Answer::Unbounded(future) => self.pending.wait(request.pid(), None, future, send),
-        }
+        let (future, ceiling) = match answer {
+            Answer::Ready(result) => return send(result),
+            Answer::Pending(future) => (future, ceiling),
+            Answer::Unbounded(future) => (future, None),
+        };
+        let latency = hand.later();
+        let reader = request.pid();
+        self.pending.wait(reader, ceiling, future, move |result| {
+            send(result);
+            latency.observe();
+        });
     }
 
     /// Like [`Adapter::send`], for a request that the kernel repeats when it fails.
     fn send_once<T: Send + 'static>(
         &self,
+        hand: &InHand<'_>,
         request: &Request,
         what: What,
         ask: impl FnOnce() -> Answer<T>,
@@ -120,7 +130,7 @@ impl Adapter {
             Answer::Ready(result) => send(result),
             answer => {
                 let (repeats, long) = (Arc::clone(&self.repeats), self.patience / 4);
-                self.send_within(Some(self.patience), request, answer, move |result| {
+                self.send_within(Some(self.patience), hand, request, answer, move |result| {
                     let now = Instant::now();
                     if let Err(error @ FsError::Io) = &result
                         && now.duration_since(begun) >= long
@@ -139,13 +149,14 @@ impl Adapter {
     }
 
     /// Opens for a passthrough mount, once the backend has agreed to the open.
-    fn open_through(&self, request: &Request, ino: Ino, reply: ReplyOpen) {
+    fn open_through(&self, hand: &InHand<'_>, request: &Request, ino: Ino, reply: ReplyOpen) {
         let Some(reply) = self.opens.join(ino, reply) else {
             return;
         };
         let opens = Arc::clone(&self.opens);
         let backing = self.backend().backing(ino);
         self.send(
+            hand,
             request,
             backing,
             reply,
@@ -163,10 +174,17 @@ impl Adapter {
         request.uid() == 0 || request.uid() == self.shared.owner
     }
 
-    fn ioctl_answer(&self, request: &Request, command: u32, argument: &[u8], reply: ReplyIoctl) {
+    fn ioctl_answer(
+        &self,
+        hand: &InHand<'_>,
+        request: &Request,
+        command: u32,
+        argument: &[u8],
+        reply: ReplyIoctl,
+    ) {
         match command {
             ioctl::NODE_STATS => {
-                let stats = self.backend().node_stats(self.counters());
+                let stats = self.backend().node_stats();
                 reply::stats(reply, Ok(stats));
             }
             ioctl::CLUSTER_STATS => {
@@ -176,7 +194,7 @@ impl Adapter {
                 };
                 let (answer, ceiling) = (self.backend().cluster_stats(age), self.patience * 2);
                 let send = move |result| reply::stats(reply, result);
-                self.send_within(Some(ceiling), request, answer, send);
+                self.send_within(Some(ceiling), hand, request, answer, send);
             }
             ioctl::CLEAR => {
                 if !self.is_owner(request) {
@@ -188,11 +206,14 @@ impl Adapter {
                 let answer = self.backend().clear(Bytes::copy_from_slice(path), cluster);
                 let ceiling = Some(self.patience * 2);
                 let send = move |result| reply::done(reply, result);
-                self.send_within(ceiling, request, answer, send);
+                self.send_within(ceiling, hand, request, answer, send);
             }
-            ioctl::CONTROL => match ioctl::encode_control(&self.backend().control_socket()) {
-                Some(bytes) => reply.ioctl(0, &bytes),
-                None => reply.error(errno(FsError::NameTooLong)),
+            ioctl::SOCKETS => match self.backend().sockets() {
+                Some(sockets) => match ioctl::encode_sockets(&sockets) {
+                    Some(bytes) => reply.ioctl(0, &bytes),
+                    None => reply.error(errno(FsError::NameTooLong)),
+                },
+                None => reply.error(errno(FsError::Unsupported)),
             },
             _ => reply.error(Errno::ENOTTY),
         }
@@ -214,14 +235,14 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _in_hand = self.counters().begin(Op::Lookup);
+        let hand = self.counters().begin(Op::Lookup);
         // The kernel lets FUSE have names of 1,024 bytes; what programs expect is NAME_MAX.
         if name.len() > NAME_BYTES_MAX {
             return reply.error(errno(FsError::NameTooLong));
         }
         let what = What::Lookup(Ino(parent.0), Bytes::copy_from_slice(name.as_bytes()));
         let ask = || self.backend().lookup(reader(request), Ino(parent.0), name);
-        self.send_once(request, what, ask, move |result| {
+        self.send_once(&hand, request, what, ask, move |result| {
             reply::lookup(reply, result);
         });
     }
@@ -240,19 +261,19 @@ impl Filesystem for Adapter {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let _in_hand = self.counters().begin(Op::Getattr);
+        let hand = self.counters().begin(Op::Getattr);
         let answer = self.backend().getattr(Ino(ino.0));
-        self.send(request, answer, reply, reply::attr);
+        self.send(&hand, request, answer, reply, reply::attr);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let _in_hand = self.counters().begin(Op::Readlink);
+        let hand = self.counters().begin(Op::Readlink);
         let answer = self.backend().readlink(Ino(ino.0));
-        self.send(request, answer, reply, reply::data);
+        self.send(&hand, request, answer, reply, reply::data);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let _in_hand = self.counters().begin(Op::Open);
+        let hand = self.counters().begin(Op::Open);
         let ino = Ino(ino.0);
         match self.policy.open {
             // The kernel opens by itself from now on, with KEEP_CACHE.
@@ -260,13 +281,19 @@ impl Filesystem for Adapter {
             OpenMode::ZeroMessage => reply.opened(FileHandle(0), cached_file(false)),
             OpenMode::Tracked => {
                 let answer = self.backend().open(reader(request), ino);
-                self.send(request, answer, reply, |reply, result| match result {
-                    Ok(open) => reply.opened(FileHandle(open.handle), cached_file(open.direct)),
-                    Err(error) => reply.error(errno(error)),
-                });
+                self.send(
+                    &hand,
+                    request,
+                    answer,
+                    reply,
+                    |reply, result| match result {
+                        Ok(open) => reply.opened(FileHandle(open.handle), cached_file(open.direct)),
+                        Err(error) => reply.error(errno(error)),
+                    },
+                );
             }
             OpenMode::Passthrough => match self.backend().open(reader(request), ino) {
-                Answer::Ready(Ok(_)) => self.open_through(request, ino, reply),
+                Answer::Ready(Ok(_)) => self.open_through(&hand, request, ino, reply),
                 Answer::Ready(Err(error)) => reply.error(errno(error)),
                 Answer::Pending(future) | Answer::Unbounded(future) => {
                     let (opens, shared) = (Arc::clone(&self.opens), Arc::clone(&self.shared));
@@ -319,7 +346,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let _in_hand = self.counters().begin(Op::Read);
+        let hand = self.counters().begin(Op::Read);
         let ino = Ino(ino.0);
         self.shared.push.was_read(ino);
         let what = What::Read(ino, offset..offset.saturating_add(size.into()));
@@ -328,26 +355,30 @@ impl Filesystem for Adapter {
             backend.read(reader(request), ino, handle.0, offset, size)
         };
         let counters = Arc::clone(&self.shared.counters);
-        self.send_once(request, what, ask, move |result| {
+        self.send_once(&hand, request, what, ask, move |result| {
             if let Ok(bytes) = &result {
-                counters
-                    .bytes_read
-                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                counters.read_bytes.add_len(bytes.len());
             }
             reply::data(reply, result);
         });
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let _in_hand = self.counters().begin(Op::Opendir);
+        let hand = self.counters().begin(Op::Opendir);
         if self.granted.zero_opendir {
             reply.error(Errno::ENOSYS);
         } else if self.policy.see_directories {
             let answer = self.backend().opendir(Ino(ino.0));
-            self.send(request, answer, reply, |reply, result| match result {
-                Ok(open) => reply.opened(FileHandle(open.handle), cached_listing(open.keep)),
-                Err(error) => reply.error(errno(error)),
-            });
+            self.send(
+                &hand,
+                request,
+                answer,
+                reply,
+                |reply, result| match result {
+                    Ok(open) => reply.opened(FileHandle(open.handle), cached_listing(open.keep)),
+                    Err(error) => reply.error(errno(error)),
+                },
+            );
         } else {
             reply.opened(FileHandle(0), cached_listing(true));
         }
@@ -361,9 +392,9 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        let _in_hand = self.counters().begin(Op::Readdir);
+        let hand = self.counters().begin(Op::Readdir);
         let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, false);
-        self.send(request, answer, reply, move |reply, page| {
+        self.send(&hand, request, answer, reply, move |reply, page| {
             dirplus::answer(reply, page, offset);
         });
     }
@@ -376,11 +407,11 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let _in_hand = self.counters().begin(Op::Readdirplus);
+        let hand = self.counters().begin(Op::Readdirplus);
         let answer = self.backend().readdir(Ino(ino.0), handle.0, offset, true);
         let shared = Arc::clone(&self.shared);
         let unique = request.unique().0;
-        self.send(request, answer, reply, move |reply, page| {
+        self.send(&hand, request, answer, reply, move |reply, page| {
             dirplus::answer_plus(&shared, unique, reply, page, offset);
         });
     }
@@ -439,9 +470,9 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let _in_hand = self.counters().begin(Op::Statfs);
+        let hand = self.counters().begin(Op::Statfs);
         let answer = self.backend().statfs(Ino(ino.0));
-        self.send(request, answer, reply, reply::usage);
+        self.send(&hand, request, answer, reply, reply::usage);
     }
 
     // With `default_permissions` the kernel checks by itself and does not ask.
@@ -458,17 +489,17 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        let _in_hand = self.counters().begin(Op::Getxattr);
+        let hand = self.counters().begin(Op::Getxattr);
         let answer = self.backend().getxattr(Ino(ino.0), name);
-        self.send(request, answer, reply, move |reply, result| {
+        self.send(&hand, request, answer, reply, move |reply, result| {
             reply::xattr(reply, result, size);
         });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let _in_hand = self.counters().begin(Op::Listxattr);
+        let hand = self.counters().begin(Op::Listxattr);
         let answer = self.backend().listxattr(Ino(ino.0));
-        self.send(request, answer, reply, move |reply, result| {
+        self.send(&hand, request, answer, reply, move |reply, result| {
             reply::xattr(reply, result, size);
         });
     }
@@ -482,7 +513,7 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let _in_hand = self.counters().begin(Op::Lseek);
+        let hand = self.counters().begin(Op::Lseek);
         // The kernel answers the other kinds by itself.
         let hole = match whence {
             SEEK_DATA => false,
@@ -493,7 +524,7 @@ impl Filesystem for Adapter {
             return reply.error(errno(FsError::BeyondEnd));
         };
         let answer = self.backend().lseek(Ino(ino.0), offset, hole);
-        self.send(request, answer, reply, reply::offset);
+        self.send(&hand, request, answer, reply, reply::offset);
     }
 
     // The kernel grants locks by itself, since POSIX_LOCKS and FLOCK_LOCKS are not asked for.
@@ -541,8 +572,8 @@ impl Filesystem for Adapter {
         _room: u32,
         reply: ReplyIoctl,
     ) {
-        let _in_hand = self.counters().begin(Op::Ioctl);
-        self.ioctl_answer(request, command, argument, reply);
+        let hand = self.counters().begin(Op::Ioctl);
+        self.ioctl_answer(&hand, request, command, argument, reply);
     }
 
     // Everything that would write. The mount is read-only, so the kernel refuses most of it before

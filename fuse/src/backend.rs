@@ -348,16 +348,14 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// This node's counters, for ioctl; those of the mount that asks are `counters`
-    /// ([`Counters::fill`](crate::Counters::fill)).
-    fn node_stats(&self, counters: &crate::Counters) -> crate::ioctl::StatsBody;
+    /// This node's counters as lines of name and value, for ioctl.
+    fn node_stats(&self) -> String;
 
-    /// The cluster's summed counters, no older than `age` says, for ioctl. This node's own
-    /// part comes from [`Counters::fill`](crate::Counters::fill) on the counters given to the mount.
-    fn cluster_stats(&self, age: StatsAge) -> Answer<crate::ioctl::StatsBody>;
+    /// The counters of all nodes, summed, no older than `age` says, as lines of name and value, for ioctl.
+    fn cluster_stats(&self, age: StatsAge) -> Answer<String>;
 
-    /// Path of the control socket.
-    fn control_socket(&self) -> Bytes;
+    /// Where the daemon takes commands; `None` while it is starting.
+    fn sockets(&self) -> Option<crate::ioctl::Sockets>;
 
     /// Drops the cached state of `path` (relative to the mount, without leading slash; empty: everything)
     /// and below, on this node or on all nodes. Returns whether anything was cached. `NotFound`: no origin

@@ -1,34 +1,24 @@
-//! What the kernel asked of this mount, by operation: the proof that it asks for little.
+//! Requests of the kernel to one mount, by operation.
 
-use crate::ioctl::StatsBody;
+use copperfs_metrics::{Counter, Gauge, Histogram, Kind, Registry, Unit};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 macro_rules! operations {
-    ($($(#[$doc:meta])* $variant:ident $name:literal $field:ident,)*) => {
+    ($($(#[$doc:meta])* $variant:ident $name:literal,)*) => {
         /// A kind of FUSE request.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Op { $($(#[$doc])* $variant,)* }
 
         impl Op {
-            /// All kinds, in the order of the ABI.
+            /// All kinds.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Name as in `fuse.requests.<name>`.
+            /// The operation's name in metrics.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
-            }
-        }
-
-        impl Counters {
-            /// Writes `fuse.*` and `push.*` into `stats`; the rest is left as it is.
-            pub fn fill(&self, stats: &mut StatsBody) {
-                $(stats.$field = self.requests(Op::$variant);)*
-                stats.fuse_bytes_read = self.bytes_read.load(Ordering::Relaxed);
-                stats.fuse_interrupted = self.interrupted.load(Ordering::Relaxed);
-                stats.push_files = self.push_files.load(Ordering::Relaxed);
-                stats.push_bytes = self.push_bytes.load(Ordering::Relaxed);
-                stats.push_pending = self.push_pending.load(Ordering::Relaxed);
             }
         }
     };
@@ -36,127 +26,210 @@ macro_rules! operations {
 
 operations! {
     /// LOOKUP.
-    Lookup "lookup" fuse_requests_lookup,
+    Lookup "lookup",
     /// FORGET and BATCH_FORGET: inodes forgotten, not messages.
-    Forget "forget" fuse_requests_forget,
+    Forget "forget",
     /// GETATTR.
-    Getattr "getattr" fuse_requests_getattr,
+    Getattr "getattr",
     /// READLINK.
-    Readlink "readlink" fuse_requests_readlink,
+    Readlink "readlink",
     /// OPEN; on a zero-message mount only the one that is answered ENOSYS.
-    Open "open" fuse_requests_open,
+    Open "open",
     /// RELEASE.
-    Release "release" fuse_requests_release,
+    Release "release",
     /// READ.
-    Read "read" fuse_requests_read,
+    Read "read",
     /// OPENDIR; as `Open`.
-    Opendir "opendir" fuse_requests_opendir,
+    Opendir "opendir",
     /// READDIR.
-    Readdir "readdir" fuse_requests_readdir,
+    Readdir "readdir",
     /// READDIRPLUS.
-    Readdirplus "readdirplus" fuse_requests_readdirplus,
+    Readdirplus "readdirplus",
     /// RELEASEDIR.
-    Releasedir "releasedir" fuse_requests_releasedir,
+    Releasedir "releasedir",
     /// FLUSH.
-    Flush "flush" fuse_requests_flush,
+    Flush "flush",
     /// FSYNC and FSYNCDIR.
-    Fsync "fsync" fuse_requests_fsync,
+    Fsync "fsync",
     /// STATFS.
-    Statfs "statfs" fuse_requests_statfs,
+    Statfs "statfs",
     /// ACCESS.
-    Access "access" fuse_requests_access,
+    Access "access",
     /// GETXATTR.
-    Getxattr "getxattr" fuse_requests_getxattr,
+    Getxattr "getxattr",
     /// LISTXATTR.
-    Listxattr "listxattr" fuse_requests_listxattr,
+    Listxattr "listxattr",
     /// LSEEK.
-    Lseek "lseek" fuse_requests_lseek,
+    Lseek "lseek",
     /// GETLK, SETLK and SETLKW.
-    Lock "lock" fuse_requests_lock,
+    Lock "lock",
     /// IOCTL.
-    Ioctl "ioctl" fuse_requests_ioctl,
+    Ioctl "ioctl",
     /// Everything that would write, answered EROFS.
-    Write "write" fuse_requests_write,
+    Write "write",
 }
 
-/// Counters of one mount, since it was mounted. Cheap to update from any thread; each is exact, but
-/// several read together are not a snapshot.
+/// Counters of one mount.
 #[derive(Debug, Default)]
 pub struct Counters {
-    requests: [AtomicU64; Op::ALL.len()],
-    /// Bytes given in answer to READ.
-    pub(crate) bytes_read: AtomicU64,
+    requests: [Counter; Op::ALL.len()],
+    /// Latencies of the requests that a FUSE thread answered from memory.
+    at_once: [Histogram; Op::ALL.len()],
+    /// Latencies of the requests that were answered later, because a tier below was asked.
+    later: [Histogram; Op::ALL.len()],
+    /// Bytes returned by READ.
+    pub(crate) read_bytes: Counter,
     /// Requests dropped because their reader was killed.
-    pub(crate) interrupted: AtomicU64,
+    pub(crate) interrupted: Counter,
     /// Files pushed into the page cache.
-    pub(crate) push_files: AtomicU64,
+    pub(crate) push_files: Counter,
     /// Bytes pushed into the page cache.
-    pub(crate) push_bytes: AtomicU64,
+    pub(crate) push_bytes: Counter,
     /// Inodes that wait for the notifier thread to look at them.
-    pub(crate) push_pending: AtomicU64,
+    pub(crate) push_pending: Gauge,
     /// Requests that a FUSE thread works on at this moment; the push yields to them.
     pub(crate) in_hand: AtomicU64,
 }
 
 impl Counters {
-    /// How many requests of this kind arrived.
+    /// Declares the counters in `registry`. `mount` distinguishes the mounts of one daemon.
+    pub fn declare(&self, registry: &Registry, mount: &'static str) {
+        use Unit::{Bytes, Count};
+        let fuse = registry.scope("fuse").label("mount", mount);
+        let requests = fuse.scope("requests");
+        for &op in Op::ALL {
+            let help = "Requests of the kernel; of FORGET, the inodes forgotten.";
+            let counter = &self.requests[op as usize];
+            requests
+                .label("op", op.name())
+                .counter("", Count, help, counter);
+        }
+        let messages: Vec<Counter> = answered()
+            .map(|op| self.requests[op as usize].clone())
+            .collect();
+        let latency = fuse.scope("latency_seconds");
+        for op in answered() {
+            let help =
+                "Time from a request of the kernel to its answer: at once, from memory, or later.";
+            let of = latency.label("op", op.name());
+            of.label("answered", "at_once")
+                .histogram("", help, &self.at_once[op as usize]);
+            of.label("answered", "later")
+                .histogram("", help, &self.later[op as usize]);
+        }
+        let help = "Requests of the kernel that expect an answer: all but FORGET.";
+        fuse.computed("messages", Kind::Counter, Count, help, move || {
+            messages.iter().map(Counter::get).sum()
+        });
+        let help = "Bytes returned by READ.";
+        fuse.counter("read_bytes", Bytes, help, &self.read_bytes);
+        let help = "Requests dropped because their reader was killed.";
+        fuse.counter("interrupted", Count, help, &self.interrupted);
+        let push = registry.scope("push").label("mount", mount);
+        let help = "Files stored into the page cache before a program reads them.";
+        push.counter("files", Count, help, &self.push_files);
+        let help = "Bytes stored into the page cache before a program reads them.";
+        push.counter("bytes", Bytes, help, &self.push_bytes);
+        let help = "Inodes that wait to be considered for a push; 0 after every push is done.";
+        push.gauge("pending", Count, help, &self.push_pending);
+    }
+
+    /// The number of requests of this kind.
     #[must_use]
     pub fn requests(&self, op: Op) -> u64 {
-        self.requests[op as usize].load(Ordering::Relaxed)
+        self.requests[op as usize].get()
     }
 
-    /// How many requests arrived that expect an answer (all but FORGET).
+    /// The number of requests that expect an answer (all but FORGET).
     #[must_use]
     pub fn messages(&self) -> u64 {
-        Op::ALL
-            .iter()
-            .filter(|&&op| op != Op::Forget)
-            .map(|&op| self.requests(op))
-            .sum()
+        answered().map(|op| self.requests(op)).sum()
     }
 
-    /// Inodes that wait to be looked at for pushing; 0 once every push is done.
+    /// Inodes that wait to be considered for a push; 0 after every push is done.
     #[must_use]
     pub fn push_pending(&self) -> u64 {
-        self.push_pending.load(Ordering::Acquire)
+        self.push_pending.get()
     }
 
-    /// Files whose bytes were stored into the page cache unasked.
+    /// Files stored into the page cache before a program read them.
     #[must_use]
     pub fn push_files(&self) -> u64 {
-        self.push_files.load(Ordering::Relaxed)
+        self.push_files.get()
     }
 
-    /// Bytes given in answer to READ.
+    /// Bytes returned by READ.
     #[must_use]
-    pub fn bytes_read(&self) -> u64 {
-        self.bytes_read.load(Ordering::Relaxed)
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes.get()
     }
 
     /// Requests dropped because their reader was killed.
     #[must_use]
     pub fn interrupted(&self) -> u64 {
-        self.interrupted.load(Ordering::Relaxed)
+        self.interrupted.get()
     }
 
     /// Counts a request, and marks it as in hand until the guard goes.
     pub(crate) fn begin(&self, op: Op) -> InHand<'_> {
         self.add(op, 1);
         self.in_hand.fetch_add(1, Ordering::Relaxed);
-        InHand(self)
+        InHand {
+            counters: self,
+            op,
+            begun: Instant::now(),
+            later: Cell::new(false),
+        }
     }
 
     pub(crate) fn add(&self, op: Op, count: u64) {
-        self.requests[op as usize].fetch_add(count, Ordering::Relaxed);
+        self.requests[op as usize].add(count);
     }
 }
 
-/// While it lives, a FUSE thread is at work on a request.
-pub(crate) struct InHand<'a>(&'a Counters);
+fn answered() -> impl Iterator<Item = Op> {
+    Op::ALL.iter().copied().filter(|&op| op != Op::Forget)
+}
+
+/// While it lives, a FUSE thread is at work on a request. Its drop is the answer, unless that comes
+/// [later](InHand::later).
+pub(crate) struct InHand<'a> {
+    counters: &'a Counters,
+    op: Op,
+    begun: Instant,
+    later: Cell<bool>,
+}
+
+impl InHand<'_> {
+    /// The answer will come later; the returned latency is observed then.
+    pub(crate) fn later(&self) -> Latency {
+        self.later.set(true);
+        Latency {
+            histogram: self.counters.later[self.op as usize].clone(),
+            begun: self.begun,
+        }
+    }
+}
 
 impl Drop for InHand<'_> {
     fn drop(&mut self) {
-        self.0.in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.counters.in_hand.fetch_sub(1, Ordering::Relaxed);
+        if !self.later.get() {
+            self.counters.at_once[self.op as usize].observe(self.begun.elapsed());
+        }
+    }
+}
+
+/// The time since a request came.
+pub(crate) struct Latency {
+    histogram: Histogram,
+    begun: Instant,
+}
+
+impl Latency {
+    /// The request has been answered.
+    pub(crate) fn observe(self) {
+        self.histogram.observe(self.begun.elapsed());
     }
 }
 
@@ -165,22 +238,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_reaches_its_field() {
-        let counters = Counters::default();
+    fn every_operation_reaches_its_metric() {
+        let (counters, registry) = (Counters::default(), Registry::default());
+        counters.declare(&registry, "software");
         for (index, &op) in Op::ALL.iter().enumerate() {
             counters.add(op, 100 + index as u64);
         }
-        let mut stats = StatsBody::default();
-        counters.fill(&mut stats);
+        let json = registry.snapshot().to_json();
         for (index, &op) in Op::ALL.iter().enumerate() {
-            let name = format!("fuse.requests.{}", op.name());
-            let field = stats.fields().find(|(field, _)| *field == name);
-            assert_eq!(
-                field.map(|(_, value)| value),
-                Some(100 + index as u64),
-                "{name}"
-            );
+            let value = &json["fuse"]["software"]["requests"][op.name()];
+            assert_eq!(value.as_u64(), Some(100 + index as u64), "{op:?}");
         }
+        assert_eq!(json["fuse"]["software"]["messages"], counters.messages());
     }
 
     #[test]
@@ -191,5 +260,13 @@ mod tests {
         drop(guard);
         assert_eq!(counters.in_hand.load(Ordering::Relaxed), 0);
         assert_eq!(counters.messages(), 1);
+        let latency = counters.begin(Op::Read).later();
+        let counts = || {
+            let of = |kind: &[Histogram]| kind[Op::Read as usize].snapshot().count();
+            (of(&counters.at_once), of(&counters.later))
+        };
+        assert_eq!(counts(), (1, 0));
+        latency.observe();
+        assert_eq!(counts(), (1, 1));
     }
 }

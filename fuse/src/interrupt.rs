@@ -19,7 +19,6 @@ use crate::counters::Counters;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -95,7 +94,7 @@ impl Pending {
             let outcome = Abortable::new(within(ceiling, future), registration).await;
             drop(place);
             finish(outcome.unwrap_or_else(|_aborted| {
-                counters.interrupted.fetch_add(1, Ordering::Relaxed);
+                counters.interrupted.increment();
                 Err(FsError::Interrupted)
             }));
         });

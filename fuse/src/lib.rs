@@ -37,6 +37,7 @@ pub use backend::{
     Opened, Reader, StatsAge, Timestamp, Usage,
 };
 pub use counters::{Counters, Op};
+pub use ioctl::Sockets;
 pub use mount::{
     Abort, Mount, MountError, MountOptions, MountState, NonEmpty, UnmountError, abort, detach,
     is_busy, make_way, mount, mount_state, resolve, unmount_idle,

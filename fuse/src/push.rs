@@ -134,7 +134,7 @@ impl PushQueue {
 
     /// Sets the notifier thread to work on what was offered.
     pub(crate) fn start(&self) {
-        let waiting = self.counters.push_pending.load(Ordering::Acquire) > 0;
+        let waiting = self.counters.push_pending() > 0;
         // One message is enough until the thread has begun: it looks at the queue before it sleeps.
         if waiting && !self.announced.swap(true, Ordering::AcqRel) {
             self.notifier.wake_for_push();
@@ -212,9 +212,7 @@ impl PushQueue {
             !(state.waiting.is_empty() && state.held.is_empty()),
             Ordering::Release,
         );
-        self.counters
-            .push_pending
-            .store(state.waiting.len() as u64, Ordering::Release);
+        self.counters.push_pending.set(state.waiting.len() as u64);
     }
 }
 
@@ -266,8 +264,8 @@ impl Pusher {
                     let length = bytes.len() as u64;
                     pushed.push((ino, length));
                     let counters = &self.queue.counters;
-                    counters.push_files.fetch_add(1, Ordering::Relaxed);
-                    counters.push_bytes.fetch_add(length, Ordering::Relaxed);
+                    counters.push_files.increment();
+                    counters.push_bytes.add(length);
                 }
                 Stored::Unknown => attempts = 1,
                 Stored::Refused => {}

@@ -3,7 +3,7 @@
 use crate::attr::{bare_attr, file_attr};
 use crate::backend::{Attr, FileKind, FsError, Ino, Lookup, Usage};
 use crate::errno::errno;
-use crate::ioctl::StatsBody;
+use crate::ioctl::encode_stats;
 use bytes::Bytes;
 use fuser::{
     Errno, Generation, ReplyAttr, ReplyData, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyStatfs,
@@ -49,9 +49,9 @@ pub(crate) fn xattr(reply: ReplyXattr, result: Result<Bytes, FsError>, room: u32
     }
 }
 
-pub(crate) fn stats(reply: ReplyIoctl, result: Result<StatsBody, FsError>) {
+pub(crate) fn stats(reply: ReplyIoctl, result: Result<String, FsError>) {
     match result {
-        Ok(stats) => reply.ioctl(0, &stats.encode()),
+        Ok(text) => reply.ioctl(0, &encode_stats(&text)),
         Err(error) => reply.error(errno(error)),
     }
 }

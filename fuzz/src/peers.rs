@@ -9,7 +9,7 @@ use copperfs_overlay::identity::Identity;
 use copperfs_overlay::wire::{ALPN, FrameHeader, FrameKind, HEADER_BYTES, message};
 use copperfs_overlay::{
     BlockPart, Cursor, Failure, FailureKind, Files, FilesystemUsage, ItemPath, LatestReceiver,
-    LatestSender, Leased, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Roster, Seat, Secret,
+    LatestSender, Leased, Listing, Member, OriginFingerprint, Overlay, OverlayConfig, ReadRequest, ReadStream, Membership, NodeIdentity, Secret,
     Service, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
@@ -98,7 +98,7 @@ fn config(secret: &Secret, rank: usize, parent: SocketAddr) -> OverlayConfig {
         arity: 2,
         listen: if rank == 0 { parent } else { own },
         request_timeout: PATIENCE,
-        ..OverlayConfig::new(members, Seat::Member(rank), secret.clone())
+        ..OverlayConfig::new(members, NodeIdentity::Member(rank), secret.clone())
     }
 }
 
@@ -246,8 +246,8 @@ impl RootNode {
         let address = free_address();
         let storage = Some(Arc::new(Nothing) as Arc<dyn Files>);
         let config = config(&secret, 0, address);
-        let hello = Roster::new(config.members.clone(), 2, vec![0], Seat::Member(1));
-        let hello = hello.expect("a roster").hello(0);
+        let hello = Membership::new(config.members.clone(), 2, vec![0], NodeIdentity::Member(1));
+        let hello = hello.expect("a membership").hello(0);
         let overlay = Overlay::start(config, storage, |_upstream| Arc::new(Nothing));
         let tls = Identity::new(&secret)
             .and_then(|own| own.client(&[ALPN]))

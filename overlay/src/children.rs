@@ -1,7 +1,7 @@
 //! The children that are connected to this node.
 
+use crate::membership::Membership;
 use crate::readers::Full;
-use crate::roster::Roster;
 use crate::transport::close;
 use crate::wire::message::NodeId;
 use parking_lot::Mutex;
@@ -20,15 +20,15 @@ struct Child {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Children {
-    roster: Arc<Roster>,
+    membership: Arc<Membership>,
     /// Children by the list, and a bounded number of others. Held for look-ups only.
     connected: Mutex<HashMap<NodeId, Child>>,
 }
 
 impl Children {
-    pub(crate) fn new(roster: Arc<Roster>) -> Self {
+    pub(crate) fn new(membership: Arc<Membership>) -> Self {
         Self {
-            roster,
+            membership,
             connected: Mutex::default(),
         }
     }
@@ -46,7 +46,7 @@ impl Children {
                 child.trees.insert(tree);
                 return Ok(None);
             }
-        } else if !self.roster.is_own_child(tree, id) && children.len() >= self.count_max() {
+        } else if !self.membership.is_own_child(tree, id) && children.len() >= self.count_max() {
             return Err(Full);
         }
         let child = Child {
@@ -60,11 +60,15 @@ impl Children {
     /// children that die, and at a root, which is everybody's last resort, for many more.
     fn count_max(&self) -> usize {
         let is_root = self
-            .roster
+            .membership
             .rank()
-            .is_some_and(|own| self.roster.forest().is_root(own));
+            .is_some_and(|own| self.membership.forest().is_root(own));
         let floor = if is_root { 512 } else { 32 };
-        self.roster.forest().arity().saturating_mul(8).max(floor)
+        self.membership
+            .forest()
+            .arity()
+            .saturating_mul(8)
+            .max(floor)
     }
 
     /// Whether `id` hangs from this node in `tree`, over `connection`.

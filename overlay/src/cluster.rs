@@ -108,7 +108,7 @@ enum ReplyBody {
 
 /// Asks every node for its report.
 pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
-    let trees = shared.roster.trees();
+    let trees = shared.membership.trees();
     let patience = shared.request_timeout / u32::from(number(trees)).max(1);
     let mut replies = BTreeMap::new();
     let first = reachable(shared);
@@ -118,7 +118,7 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
             replies.entry(node).or_insert(reply);
         }
         let listed = |node: &&NodeId| matches!(node, NodeId::Member(_));
-        if replies.keys().filter(listed).count() >= shared.roster.members().len() {
+        if replies.keys().filter(listed).count() >= shared.membership.members().len() {
             break;
         }
     }
@@ -135,7 +135,7 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
 /// Has every node do `operation`, a clear, along one tree after another.
 pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> ClusterClear {
     let mut outcomes: BTreeMap<NodeId, ReplyBody> = BTreeMap::new();
-    let trees = shared.roster.trees();
+    let trees = shared.membership.trees();
     let patience = clear_timeout(shared) / u32::from(number(trees)).max(1);
     for tree in 0..trees {
         let gone = shared
@@ -183,7 +183,7 @@ fn reachable(shared: &Shared) -> usize {
         let hold = shared.upstream.hold(*tree);
         hold.is_none_or(|hold| hold.is_connected())
     };
-    (0..shared.roster.trees()).find(reached).unwrap_or(0)
+    (0..shared.membership.trees()).find(reached).unwrap_or(0)
 }
 
 /// The name and the reply of every member in rank order, then of the guests that replied.
@@ -191,14 +191,15 @@ fn by_node(
     shared: &Shared,
     mut replies: BTreeMap<NodeId, ReplyBody>,
 ) -> Vec<(String, Option<ReplyBody>)> {
-    let mut nodes = Vec::with_capacity(shared.roster.members().len());
-    for (rank, member) in shared.roster.members().iter().enumerate() {
+    let mut nodes = Vec::with_capacity(shared.membership.members().len());
+    for (rank, member) in shared.membership.members().iter().enumerate() {
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
         let reply = replies.remove(&NodeId::Member(rank));
         nodes.push((member.name.clone(), reply));
     }
     let guests = replies.into_iter();
-    nodes.extend(guests.map(|(id, reply)| (shared.roster.name_of(&id).to_owned(), Some(reply))));
+    nodes
+        .extend(guests.map(|(id, reply)| (shared.membership.name_of(&id).to_owned(), Some(reply))));
     nodes
 }
 
@@ -226,7 +227,7 @@ async fn collect(
         }
     };
     tokio::join!(asking, collecting);
-    if let Entry::Vacant(vacant) = collected.entry(shared.roster.id()) {
+    if let Entry::Vacant(vacant) = collected.entry(shared.membership.id()) {
         // A dead tree does not keep a node from answering for itself.
         let until = Instant::now() + patience / 4;
         let body = own(shared, operation, until).await;
@@ -321,7 +322,7 @@ async fn below(
     let answering = async {
         let until = deadline - left / LEVEL_SHARE;
         let body = finished(shared, operation, body, until).await;
-        let node = shared.roster.id();
+        let node = shared.membership.id();
         // An asker that is gone needs no answer.
         drop(out.send(Reply { node, body }).await);
     };
@@ -336,7 +337,7 @@ async fn below(
                 tree,
             };
             if let Err(error) = ask(shared, &neighbour, request.clone(), out).await {
-                let child = shared.roster.name_of(id);
+                let child = shared.membership.name_of(id);
                 tracing::debug!(child, %error, "a child did not answer for its subtree");
             }
         })
@@ -379,7 +380,7 @@ async fn ask(
         _ => None,
     };
     // One answer a node, guests among them, and the end.
-    for _ in 0..=2 * shared.roster.members().len() + GUESTS_MAX {
+    for _ in 0..=2 * shared.membership.members().len() + GUESTS_MAX {
         let frame = match first.take() {
             Some(first) => timeout(first, reader.frame())
                 .await
@@ -391,7 +392,9 @@ async fn ask(
             return reader.finish();
         };
         if let Some(top) = neighbour.below
-            && !shared.roster.is_within(neighbour.tree, &reply.node, top)
+            && !shared
+                .membership
+                .is_within(neighbour.tree, &reply.node, top)
         {
             return Err(WireError::Impossible("an answer for a node elsewhere").into());
         }

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use pool::Pool;
 use quinn::ConnectionError;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 pub use pool::HomesBounds;
 
@@ -124,15 +124,17 @@ impl Home {
         body: Bytes,
     ) -> Result<Result<ItemAnswer, Failure>, StreamError> {
         let (meters, patience) = (self.dialer.meters(), self.dialer.request_timeout());
+        let begun = Instant::now();
         let opening = self.peer.connection.open_bi();
         let (send, recv) = opening.await.map_err(StreamError::Lost)?;
-        meters.items_asked.fetch_add(1, Ordering::Relaxed);
-        let meter = Arc::clone(&meters.item_bytes_received);
+        meters.items_asked.increment();
+        let meter = meters.item_bytes_received.clone();
         let mut reader = FrameReader::new(recv, patience).metered(meter);
         let mut writer = FrameWriter::new(send, patience);
         writer.frame(FrameKind::Request, body).await?;
         writer.finish();
         let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+        meters.home.observe(begun.elapsed());
         match kind {
             FrameKind::Head => {}
             FrameKind::Failure => return Ok(Err(trimmed(message::decode("failure", &body)?))),
@@ -155,7 +157,7 @@ impl Home {
         let header = reader.header().await?.ok_or(StreamError::Truncated)?;
         let taken = take(&mut reader, header, len).await?;
         Ok(taken.map(|RangeAnswer { bytes, hash }| {
-            meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+            meters.blocks_verified.increment();
             ItemAnswer::Bytes {
                 bytes,
                 hash,

@@ -18,6 +18,7 @@ mod exchange;
 pub mod homes;
 pub mod identity;
 pub mod loopback;
+pub mod membership;
 pub mod model;
 pub mod overlay;
 pub mod patience;
@@ -25,7 +26,6 @@ mod peer;
 mod plan;
 mod readers;
 mod refusals;
-pub mod roster;
 mod server;
 pub mod service;
 mod shared;
@@ -42,6 +42,7 @@ pub use counters::Counters;
 pub use error::OverlayError;
 pub use homes::{Homes, HomesBounds};
 pub use identity::{Secret, SecretError};
+pub use membership::{Member, Membership, NodeIdentity};
 pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
     BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
@@ -54,7 +55,6 @@ pub use model::{
 pub use overlay::{Overlay, OverlayConfig};
 pub use peer::Liveness;
 pub use plan::{Laggard, Plan, PlanReader, Tally, WarmProgress};
-pub use roster::{Member, Roster, Seat};
 pub use service::Service;
 pub use steering::{LatestReceiver, LatestSender, NotSent, Steering, latest};
 pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};

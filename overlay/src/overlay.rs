@@ -10,18 +10,19 @@ use crate::counters::{Counters, Meters};
 use crate::error::OverlayError;
 use crate::homes::{Homes, HomesBounds};
 use crate::identity::Secret;
+use crate::membership::{Member, Membership, NodeIdentity};
 use crate::model::{Files, ItemPath};
 use crate::peer::{Dialer, Liveness, Manners};
 use crate::plan::WarmProgress;
-use crate::roster::{Member, Roster, Seat};
 use crate::server::{self, FromAncestors};
 use crate::service::Service;
 use crate::shared::Shared;
 use crate::transport::{KernelNetwork, Network, Transport, close};
 use crate::upstream::climb::Climber;
-use crate::upstream::{Orphan, Upstream};
+use crate::upstream::{LinkReport, Orphan, Upstream};
 use crate::wire::message::NodeId;
 use bytes::Bytes;
+use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_topology::digest;
 use parking_lot::Mutex;
 use quinn::VarInt;
@@ -46,7 +47,7 @@ pub struct OverlayConfig {
     /// The ordered member list.
     pub members: Vec<Member>,
     /// This node's place in it.
-    pub seat: Seat,
+    pub identity: NodeIdentity,
     /// Most children of a node in one tree, at least 1.
     pub arity: usize,
     /// The roots, by rank: one tree for each.
@@ -72,13 +73,13 @@ pub struct OverlayConfig {
 }
 
 impl OverlayConfig {
-    /// A node of `members` at `seat` with one root, the first, arity 4, and the default time-outs, on
+    /// A node of `members` at `identity` with one root, the first, arity 4, and the default time-outs, on
     /// loopback.
     #[must_use]
-    pub fn new(members: Vec<Member>, seat: Seat, secret: Secret) -> Self {
+    pub fn new(members: Vec<Member>, identity: NodeIdentity, secret: Secret) -> Self {
         Self {
             members,
-            seat,
+            identity,
             arity: 4,
             roots: vec![0],
             listen: ([127, 0, 0, 1], 0).into(),
@@ -137,16 +138,17 @@ impl Overlay {
             let text = "a time-out of 0 leaves no time for any answer";
             return Err(OverlayError::Config(text.into()));
         }
-        let roster = Roster::new(config.members, config.arity, config.roots, config.seat)
-            .map(Arc::new)
-            .map_err(OverlayError::Config)?;
-        let alone = roster.rank().is_some() && roster.members().len() == 1;
+        let membership =
+            Membership::new(config.members, config.arity, config.roots, config.identity)
+                .map(Arc::new)
+                .map_err(OverlayError::Config)?;
+        let alone = membership.rank().is_some() && membership.members().len() == 1;
         // Any member may take in a guest, and one that has lost its parent.
-        let serves = roster.rank().is_some() && !alone;
+        let serves = membership.rank().is_some() && !alone;
         let transport = if alone {
             None
         } else {
-            let (network, name) = (&*config.network, roster.name());
+            let (network, name) = (&*config.network, membership.name());
             Some(Transport::bind(
                 network,
                 config.listen,
@@ -157,7 +159,7 @@ impl Overlay {
         };
         let meters = Arc::new(Meters::default());
         let upstream = Upstream::new(
-            Arc::clone(&roster),
+            Arc::clone(&membership),
             storage,
             (config.orphan, config.request_timeout, config.liveness),
             Homes::new(config.homes),
@@ -165,7 +167,7 @@ impl Overlay {
         );
         let patience = (config.request_timeout, config.liveness);
         let service = service(upstream.clone());
-        let shared = Arc::new(Shared::new(roster, patience, service, upstream, meters));
+        let shared = Arc::new(Shared::new(membership, patience, service, upstream, meters));
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {
@@ -174,7 +176,7 @@ impl Overlay {
                 tasks.spawn(release(Arc::clone(&shared)));
             }
             let manners = Manners {
-                roster: Arc::clone(&shared.roster),
+                membership: Arc::clone(&shared.membership),
                 liveness: shared.liveness,
                 connect_timeout: config.connect_timeout,
                 request_timeout: shared.request_timeout,
@@ -184,7 +186,7 @@ impl Overlay {
             let dialer = Arc::new(Dialer::new(manners, transport, config.network));
             shared.upstream.homes().open(Arc::clone(&dialer));
             tasks.spawn(shared.upstream.homes().clone().sweep());
-            let seed = digest(shared.roster.name().as_bytes());
+            let seed = digest(shared.membership.name().as_bytes());
             for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
                 let climber = Climber {
                     hold: Arc::clone(hold),
@@ -216,8 +218,8 @@ impl Overlay {
 
     /// Who is in the cluster.
     #[must_use]
-    pub fn roster(&self) -> &Roster {
-        &self.shared.roster
+    pub fn membership(&self) -> &Membership {
+        &self.shared.membership
     }
 
     /// The bound address; `None` for a node alone.
@@ -226,6 +228,22 @@ impl Overlay {
         self.transport
             .as_ref()
             .map(|transport| transport.local_addr)
+    }
+
+    /// Declares the counters of this node's traffic in `registry`.
+    pub fn declare(&self, registry: &Registry) {
+        self.shared.meters.declare(registry);
+        let healing = registry.scope("healing");
+        let moves = |count: fn(&LinkReport) -> u64| {
+            let upstream = self.upstream().clone();
+            move || upstream.links().iter().map(count).sum()
+        };
+        let help = "Moves to another ancestor than the parent, in all trees.";
+        let failovers = moves(|link| link.failovers);
+        healing.computed("failovers", Kind::Counter, Unit::Count, help, failovers);
+        let help = "Moves back to the parent, in all trees.";
+        let returns = moves(|link| link.returns);
+        healing.computed("returns", Kind::Counter, Unit::Count, help, returns);
     }
 
     /// How many requests and bytes went up and down.
@@ -245,10 +263,10 @@ impl Overlay {
             .map(|(id, _)| id)
             .collect();
         children.sort_unstable();
-        let roster = &self.shared.roster;
+        let membership = &self.shared.membership;
         children
             .iter()
-            .map(|id| roster.name_of(id).to_owned())
+            .map(|id| membership.name_of(id).to_owned())
             .collect()
     }
 

@@ -7,8 +7,8 @@
 
 use crate::counters::Meters;
 use crate::identity::Identity;
+use crate::membership::{Member, Membership};
 use crate::model::Failure;
-use crate::roster::{Member, Roster};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{Network, Transport, close};
 use crate::wire::{FrameKind, Hello, WireError, message};
@@ -227,7 +227,7 @@ pub(crate) trait IncomingStreams: Send + Sync + fmt::Debug + 'static {
 /// How this node deals with its peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Manners {
-    pub(crate) roster: Arc<Roster>,
+    pub(crate) membership: Arc<Membership>,
     pub(crate) liveness: Liveness,
     /// How long one attempt to connect may take.
     pub(crate) connect_timeout: Duration,
@@ -272,7 +272,7 @@ impl Dialer {
         };
         let mut slot = slot.lock().await;
         let known = slot.upgrade();
-        let hello = self.manners.roster.hello(tree);
+        let hello = self.manners.membership.hello(tree);
         if let Some(peer) = known.filter(|peer| peer.connection.close_reason().is_none()) {
             let settled = self.introduce(&peer.connection, &hello).await?;
             return Ok(Dialed { peer, settled });
@@ -290,7 +290,7 @@ impl Dialer {
     pub(crate) async fn dial_home(&self, rank: usize) -> Result<Arc<Peer>, String> {
         let member = self.member(rank)?;
         let connection = self.connect(&self.reader, &member.address).await?;
-        let hello = self.manners.roster.hello_as_reader();
+        let hello = self.manners.membership.hello_as_reader();
         self.introduce(&connection, &hello).await?;
         let liveness = self.manners.liveness;
         let peer = Peer::watched(rank, label(member), connection, liveness);
@@ -314,7 +314,7 @@ impl Dialer {
     }
 
     fn member(&self, rank: usize) -> Result<&Member, String> {
-        let member = self.manners.roster.members().get(rank);
+        let member = self.manners.membership.members().get(rank);
         member.ok_or_else(|| format!("there is no rank {rank}"))
     }
 

@@ -134,7 +134,7 @@ pub(crate) fn admit(
     hello: &Hello,
     connection: &Connection,
 ) -> Result<NodeId, String> {
-    let id = shared.roster.check(hello)?;
+    let id = shared.membership.check(hello)?;
     let added = match hello.reader {
         true => shared.readers.add(&id, connection),
         false => shared
@@ -148,7 +148,7 @@ pub(crate) fn admit(
             let of_what = if hello.reader { "readers" } else { "children" };
             return Err(format!(
                 "{} has as many {of_what} as it can take",
-                shared.roster.name()
+                shared.membership.name()
             ));
         }
     }
@@ -189,7 +189,7 @@ impl Drop for Registered {
 
 /// Answers the streams of a child, or of a reader (no tree), until its connection ends.
 async fn serve(shared: Arc<Shared>, (id, tree): (NodeId, Option<usize>), connection: Connection) {
-    let peer = shared.roster.name_of(&id).to_owned();
+    let peer = shared.membership.name_of(&id).to_owned();
     let address = connection.remote_address();
     let asker = match tree {
         Some(tree) => {

@@ -2,11 +2,11 @@
 
 use crate::children::Children;
 use crate::counters::Meters;
+use crate::membership::Membership;
 use crate::peer::Liveness;
 use crate::plan::PLANS_MAX;
 use crate::readers::Readers;
 use crate::refusals::Refusals;
-use crate::roster::Roster;
 use crate::service::Service;
 use crate::steering::{COMMANDS_AT_ONCE, Steered};
 use crate::upstream::Upstream;
@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 /// See the module.
 pub(crate) struct Shared {
-    pub(crate) roster: Arc<Roster>,
+    pub(crate) membership: Arc<Membership>,
     pub(crate) request_timeout: Duration,
     pub(crate) liveness: Liveness,
     pub(crate) service: Arc<dyn Service>,
@@ -40,15 +40,15 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(
-        roster: Arc<Roster>,
+        membership: Arc<Membership>,
         (request_timeout, liveness): (Duration, Liveness),
         service: Arc<dyn Service>,
         upstream: Upstream,
         meters: Arc<Meters>,
     ) -> Self {
-        let children = Children::new(Arc::clone(&roster));
+        let children = Children::new(Arc::clone(&membership));
         Self {
-            roster,
+            membership,
             request_timeout,
             liveness,
             service,
@@ -68,7 +68,7 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
-            .field("node", &self.roster.id())
+            .field("node", &self.membership.id())
             .finish_non_exhaustive()
     }
 }

@@ -23,6 +23,7 @@ mod steering;
 use crate::counters::Meters;
 use crate::exchange::{trimmed, unexpected};
 use crate::homes::Homes;
+use crate::membership::Membership;
 use crate::model::{
     Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
     Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, OriginFingerprint,
@@ -31,7 +32,6 @@ use crate::model::{
 };
 use crate::patience;
 use crate::peer::{Asking, Liveness, Peer};
-use crate::roster::Roster;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::{
     FrameHeader, FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX,
@@ -44,7 +44,6 @@ use futures_util::future::{BoxFuture, select_all};
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -72,7 +71,7 @@ pub struct Upstream {
 }
 
 struct Inner {
-    roster: Arc<Roster>,
+    membership: Arc<Membership>,
     /// This node's hold in each tree; `None` where it is the root.
     holds: Vec<Option<Arc<Hold>>>,
     /// Turns to ask for bytes by their hash, in each tree.
@@ -127,26 +126,26 @@ const SOON: Duration = Duration::from_millis(50);
 
 impl Upstream {
     pub(crate) fn new(
-        roster: Arc<Roster>,
+        membership: Arc<Membership>,
         storage: Option<Arc<dyn Files>>,
         (orphan, patience, liveness): (Orphan, Duration, Liveness),
         homes: Homes,
         meters: Arc<Meters>,
     ) -> Self {
-        let holds = (0..roster.trees())
-            .map(|tree| Hold::new(&roster, tree).map(Arc::new))
+        let holds = (0..membership.trees())
+            .map(|tree| Hold::new(&membership, tree).map(Arc::new))
             .collect();
-        let forest = roster.forest();
+        let forest = membership.forest();
         let deepest = patience::deepest(forest.len(), forest.arity());
-        let patiences = (0..roster.trees())
-            .map(|tree| roster.ancestors(tree).len())
+        let patiences = (0..membership.trees())
+            .map(|tree| membership.ancestors(tree).len())
             .map(|depth| patience::of_question(patience, depth, deepest))
             .collect();
         let turns = |_tree| Semaphore::new(find::FINDS_AT_ONCE);
-        let finds = (0..roster.trees()).map(turns).collect();
+        let finds = (0..membership.trees()).map(turns).collect();
         Self {
             inner: Arc::new(Inner {
-                roster,
+                membership,
                 holds,
                 finds,
                 storage,
@@ -255,7 +254,7 @@ impl Upstream {
             let mut reasons = None;
             let mut stranded = Vec::new();
             for attempt in self.attempt..=u8::MAX {
-                let Some(tree) = route.tree(&inner.roster, attempt) else {
+                let Some(tree) = route.tree(&inner.membership, attempt) else {
                     break;
                 };
                 let Some(hold) = self.hold(tree) else {
@@ -307,11 +306,17 @@ impl Upstream {
                 Way::Peer(peer, attempt) => (peer, attempt),
             };
             let body = message::encode_question(attempt, request).map_err(unsound)?;
+            let begun = Instant::now();
             let asking = timeout_at(deadline, inner.ask_once(&peer, body, patience));
             match asking.await {
-                Ok(Ok(answer)) => return Ok(Asked::Answer(answer)),
+                Ok(Ok(answer)) => {
+                    if let Some(latency) = inner.meters.parent(request) {
+                        latency.observe(begun.elapsed());
+                    }
+                    return Ok(Asked::Answer(answer));
+                }
                 Ok(Err(error)) if again(&error, &mut resets) && Instant::now() < deadline => {
-                    inner.meters.replays.fetch_add(1, Ordering::Relaxed);
+                    inner.meters.replays.increment();
                     self.moved(route, &peer, &error, deadline).await;
                 }
                 Ok(Err(error)) => return Err(inner.failure(&peer, &error)),
@@ -325,7 +330,7 @@ impl Upstream {
     /// How long a question by `route` waits for its answer.
     fn patience(&self, route: &Route<'_>) -> Duration {
         let inner = &self.inner;
-        let tree = route.tree(&inner.roster, self.attempt);
+        let tree = route.tree(&inner.membership, self.attempt);
         let patience = tree.and_then(|tree| inner.patiences.get(tree));
         patience.copied().unwrap_or(inner.patience)
     }
@@ -339,7 +344,7 @@ impl Upstream {
             _ => deadline.min(Instant::now() + SOON),
         };
         let lost = (self.attempt..=u8::MAX)
-            .map_while(|attempt| route.tree(&self.inner.roster, attempt))
+            .map_while(|attempt| route.tree(&self.inner.membership, attempt))
             .filter_map(|tree| self.hold(tree));
         for hold in lost {
             hold.left(peer, deadline).await;
@@ -365,7 +370,7 @@ impl Upstream {
                 Ok(Err(failure)) => return Err(trimmed(failure)),
                 Err(error) if replays < REPLAYS_MAX && again(&error, &mut resets) => {
                     replays += 1;
-                    inner.meters.replays.fetch_add(1, Ordering::Relaxed);
+                    inner.meters.replays.increment();
                     let deadline = Instant::now() + inner.patience;
                     let peer = answer.asking.peer();
                     self.moved(route, peer, &error, deadline).await;
@@ -453,10 +458,12 @@ enum Route<'a> {
 }
 
 impl Route<'_> {
-    fn tree(&self, roster: &Roster, attempt: u8) -> Option<usize> {
+    fn tree(&self, membership: &Membership, attempt: u8) -> Option<usize> {
         match self {
-            Self::Item(key) => roster.placement().tree(key, attempt),
-            Self::Stripe(path, stripe) => roster.placement().tree_of_stripe(path, *stripe, attempt),
+            Self::Item(key) => membership.placement().tree(key, attempt),
+            Self::Stripe(path, stripe) => membership
+                .placement()
+                .tree_of_stripe(path, *stripe, attempt),
             Self::Tree(tree) => (attempt == 0).then_some(*tree),
         }
     }
@@ -509,10 +516,8 @@ impl Inner {
         let asking = peer.asking();
         let opening = peer.connection.open_bi();
         let (send, recv) = opening.await.map_err(StreamError::Lost)?;
-        self.meters
-            .upstream_requests
-            .fetch_add(1, Ordering::Relaxed);
-        let meter = Arc::clone(&self.meters.upstream_bytes_received);
+        self.meters.upstream_requests.increment();
+        let meter = self.meters.upstream_bytes_received.clone();
         let mut reader = FrameReader::new(recv, patience).metered(meter);
         let mut writer = FrameWriter::new(send, patience);
         writer.frame(FrameKind::Request, body).await?;

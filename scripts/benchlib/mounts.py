@@ -43,7 +43,7 @@ class Node(Target):
 
     def settle(self):
         """Waits until nothing is left to push."""
-        wait_until(lambda: self.stats().get("push.pending", 0) == 0, 60, "the push")
+        wait_until(lambda: self.stats().get("push.software.pending", 0) == 0, 60, "the push")
 
 
 class Cluster(Target):

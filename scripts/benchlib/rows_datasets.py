@@ -55,10 +55,10 @@ def measured_shares(bench, origin, size, share, policy, epochs=4):
         how = ["--epochs", epochs, "--pause", 1, "--workers", 2, "--seed", share]
         job = nodes.loader(1 + share // 10 % NODES, "reader", "shares", how)
         try:
-            hits, before = [], nodes.total("origin.bytes_read")
+            hits, before = [], nodes.total("origin.read_bytes")
             for epoch in range(1, epochs + 1):
                 job.wait_epoch(epoch, 120)
-                after = nodes.total("origin.bytes_read")
+                after = nodes.total("origin.read_bytes")
                 hits.append(100 * (1 - (after - before) / size))
                 before = after
             job.finish()
@@ -171,7 +171,7 @@ def row43(bench):
                 nodes.limit(job.name, f"{rate}B/s")
             time.sleep(4)
             begun = time.time()
-            with Watch(lambda: nodes.stats(1)["origin.bytes_read"], 0.1) as watch:
+            with Watch(lambda: nodes.stats(1)["origin.read_bytes"], 0.1) as watch:
                 time.sleep(seconds)
             ended = time.time()
             stop.touch()

@@ -92,7 +92,7 @@ def row10(bench):
             after = [tree.stats(number) for number in range(1, HOSTS + 1)]
     errors = [answer["error"] for answer in answers if answer["status"] != 0]
     opens = sum(one["origin.opens"] for one in after) - sum(one["origin.opens"] for one in before)
-    read = sum(one["origin.bytes_read"] for one in after)
+    read = sum(one["origin.read_bytes"] for one in after)
     most = max(one["verify.blocks"] for one in after)
     blocks = sum(-(-os.path.getsize(path) // (1 << 20)) for path in expected.files)
     herd = f"{HOSTS} hosts import {' + '.join(PACKAGES[:1] + PACKAGES[2:])} at once, cold"
@@ -134,7 +134,7 @@ def row11(bench):
                     process.send_signal(signal.SIGTERM)
                     process.wait(timeout=30)
             errors = sum(answer["status"] != 0 for answer in answers)
-            read = sum(one["origin.bytes_read"] for one in after)
+            read = sum(one["origin.read_bytes"] for one in after)
             walls[roots] = max(answer["end"] for answer in answers)
             results += [
                 report.exactly(
@@ -143,7 +143,7 @@ def row11(bench):
                     f"({errors} errors, wall {walls[roots]:.1f} s)",
                     expected.bytes,
                     read,
-                    by_root=[after[rank - 1]["origin.bytes_read"] for rank in ranks],
+                    by_root=[after[rank - 1]["origin.read_bytes"] for rank in ranks],
                 )
             ]
     better = walls[1] / walls[4]

@@ -90,9 +90,9 @@ def row33(bench):
         with mounts.cluster(bench.copperfs, data, hops + 1, *flags) as cluster:
             drop_caches(3)
             root = cluster.nodes[0]
-            before = root.stats()["origin.bytes_read"]
+            before = root.stats()["origin.read_bytes"]
             times = scattered(cluster.base / name, size)
-            fetched = root.stats()["origin.bytes_read"] - before
+            fetched = root.stats()["origin.read_bytes"] - before
         added = median(times) - native
         where = f"{PAGES} × 4 KiB here and there, {hops} hops"
         rows += [

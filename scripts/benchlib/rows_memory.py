@@ -130,8 +130,8 @@ def row48(bench):
                 reader.join()
             root, children = tree.nodes[0], tree.nodes[1:]
             beyond = above(root.pids()[0], GREEDY_MEMORY_BYTES)
-            read = root.stats()["origin.bytes_read"]
-            sent = sum(child.stats()["upstream.bytes_received"] for child in children)
+            read = root.stats()["origin.read_bytes"]
+            sent = sum(child.stats()["upstream.received_bytes"] for child in children)
     errors = sum(reader.errors for reader in readers)
     touched = sum(reader.touched for reader in readers)
     what = f"{CHILDREN} children touch files of {GREEDY_FILE_BYTES >> 20} MiB"

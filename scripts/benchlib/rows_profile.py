@@ -51,9 +51,9 @@ def row18(bench):
             walls["native"].append(bench.clients.python(native, IMPORT_LEAF).wall)
             upstream.append(after["upstream.requests"] - before["upstream.requests"])
             asked = {
-                key.removeprefix("fuse.requests."): after[key] - before[key]
+                key.removeprefix("fuse.software.requests."): after[key] - before[key]
                 for key in after
-                if key.startswith("fuse.requests.") and after[key] > before[key]
+                if key.startswith("fuse.software.requests.") and after[key] > before[key]
             }
             messages.append(asked.pop("read", 0))
             other.append(asked)

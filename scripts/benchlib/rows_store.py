@@ -92,7 +92,7 @@ def _killed(bench, origin, files, disk, index_lost):
     with mounts.node(bench.copperfs, origin, *flags) as node:
         wait_until(lambda: node.stats()["disk.entries"] >= entries, 60, "the store's content")
         wrong = sum((node.base / name).read_bytes() != (origin.base / name).read_bytes() for name in files)
-        return wrong, there, node.stats()["origin.bytes_read"]
+        return wrong, there, node.stats()["origin.read_bytes"]
 
 
 def stored(disk):
@@ -134,7 +134,7 @@ def row36(bench):
             with mounts.node(bench.copperfs, origin, *flags) as node:
                 first = (node.base / "d3" / "f3000").read_bytes()
                 walls.append(time.monotonic() - begun)
-                if int.from_bytes(first, "little") != 3000 or node.stats()["origin.bytes_read"]:
+                if int.from_bytes(first, "little") != 3000 or node.stats()["origin.read_bytes"]:
                     raise RuntimeError("the first file did not come from the store")
     what = f"mount over {STORE_FILES:,} files in the store, until one of them is read"
     return [

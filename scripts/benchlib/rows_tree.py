@@ -55,7 +55,7 @@ def _once(expected, before, after):
             **detail,
         ),
         report.exactly(
-            "1b", "… origin.bytes_read = their bytes", expected.bytes, gained("origin.bytes_read")
+            "1b", "… origin.read_bytes = their bytes", expected.bytes, gained("origin.read_bytes")
         ),
         report.exactly(
             "1c", "… origin.listings = directories touched", directories, gained("origin.listings")
@@ -141,7 +141,7 @@ def row6(bench):
         with messages.count(node) as counts:
             herd([node], IMPORT_ALL)
         node.settle()
-        pushed = node.stats()["push.files"]
+        pushed = node.stats()["push.software.files"]
     found = counts[0]
     directories, files = len(expected.directories), len(expected.files)
     paths = len(expected.missing) + files + directories

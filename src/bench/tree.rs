@@ -4,8 +4,8 @@ use super::relay::{Memory, Relay, Storage};
 use super::{BenchError, CONNECT_PATIENCE, Quantiles, on_worker, runtime};
 use copperfs_overlay::bench::cpu_time;
 use copperfs_overlay::{
-    BLOCK_BYTES, BlockPart, Files, ItemPath, Member, Overlay, OverlayConfig, ReadRequest, Seat,
-    Secret, Tree, Upstream, Version,
+    BLOCK_BYTES, BlockPart, Files, ItemPath, Member, NodeIdentity, Overlay, OverlayConfig,
+    ReadRequest, Secret, Tree, Upstream, Version,
 };
 use futures_util::StreamExt;
 use serde::Serialize;
@@ -208,7 +208,7 @@ pub(super) fn start_node(
         arity: tree.arity(),
         request_timeout: PATIENCE,
         connect_timeout: PATIENCE,
-        ..OverlayConfig::new(members.to_vec(), Seat::Member(rank), secret.clone())
+        ..OverlayConfig::new(members.to_vec(), NodeIdentity::Member(rank), secret.clone())
     };
     let storage = (rank == 0).then(|| Arc::new(Storage(Arc::clone(memory))) as Arc<dyn Files>);
     let node = Overlay::start(config, storage, |upstream| Arc::new(Relay(upstream)))?;

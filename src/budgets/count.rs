@@ -7,8 +7,8 @@
 //! Bytes that are homed on each of any set of nodes are then sums over slots: nothing is counted again
 //! when nodes come and go.
 
+use super::agent::{CountProgress, Counter};
 use super::counted::Counted;
-use super::steward::{CountProgress, Counter};
 use crate::budgets::Served;
 use crate::config::IndexFile;
 use crate::index::serve::TreeFile;

@@ -1,9 +1,9 @@
 //! `copperfs allocate`: `SiloD`'s two calls, and what is decided.
 
-use super::api::{Mounted, bytes, rate, text};
+use super::daemon::{Mounted, bytes, rate, text};
 use super::dataset::{ListArgs, datasets, show};
 use super::job_table;
-use crate::api::routes::encoded;
+use crate::control::client::encoded;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
 //! `copperfs dataset`: what is declared, what it gets, what is cached of it.
 
-use super::api::{Mounted, bytes, list, number, percent, text};
+use super::daemon::{Mounted, bytes, list, number, percent, text};
 use super::{fail, say, table};
-use crate::api::routes::encoded;
 use crate::config::Machine;
+use crate::control::client::encoded;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::path::Path;

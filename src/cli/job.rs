@@ -7,12 +7,13 @@
 #[cfg(test)]
 mod tests;
 
-use super::api::Mounted;
 use super::child::{Signals, exit_code};
+use super::daemon;
+use super::daemon::Mounted;
 use super::dataset::{ListArgs, OneArgs};
+use super::fail;
 use super::job_table::{self, Daemon, JobRegistry};
 use super::simulate::rate;
-use super::{fail, socket};
 use crate::job::JobName;
 use crate::model::JobSpec;
 use anyhow::Context;
@@ -80,8 +81,8 @@ pub struct RunArgs {
 pub fn job(command: &JobCommand) -> anyhow::Result<ExitCode> {
     match command {
         JobCommand::Run(args) => {
-            let daemon = Daemon(args.mounted.api()?);
-            return socket::run(run(args, &daemon));
+            let registry = Daemon(args.mounted.client()?);
+            return daemon::run(run(args, &registry));
         }
         JobCommand::Add(args) => job_table::add(args),
         JobCommand::List(args) => job_table::list_all(args),

@@ -1,10 +1,10 @@
 //! `copperfs job add|list|show|end`: jobs as the allocator sees them.
 
-use super::api::{Mounted, bytes, is_missing, list, number, percent, rate, span, text};
+use super::daemon::{Mounted, bytes, is_missing, list, number, percent, rate, span, text};
 use super::dataset::{ListArgs, OneArgs, show};
 use super::table;
-use crate::api::client::ApiClient;
-use crate::api::routes::encoded;
+use crate::control::client::ControlClient;
+use crate::control::client::encoded;
 use crate::model::JobSpec;
 use clap::Args;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ pub(super) trait JobRegistry {
 
 /// The cluster's list of jobs, by way of a daemon.
 #[derive(Debug)]
-pub(super) struct Daemon(pub(super) ApiClient);
+pub(super) struct Daemon(pub(super) ControlClient);
 
 impl JobRegistry for Daemon {
     async fn add(&self, job: &JobSpec) -> anyhow::Result<()> {

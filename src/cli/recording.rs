@@ -1,9 +1,9 @@
 //! `copperfs record`: what a command touches on a mount, as a profile.
 
 use super::child::{Signals, exit_code};
-use super::socket::{Hears, run, talk};
+use super::daemon::{client_of, run};
 use super::{fail, say};
-use crate::control::Command as Question;
+use crate::control::client::AnswerLines;
 use crate::daemon::mountpoint::canonical;
 use crate::profile::{Profile, parse_line};
 use anyhow::{Context, bail};
@@ -83,15 +83,16 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
             let mountpoint = canonical(&mountpoint);
             // Before anything runs: it would be a pity to find out afterwards.
             let target = Target::new(&output)?;
+            let client = client_of(&mountpoint)?;
             return run(async {
                 let signals = Signals::new()?;
                 // The recording is bound to this connection: it ends when this process ends for any reason.
-                let (mut hears, mut says) = talk(&mountpoint, Question::Record).await?;
-                hears.value().await?;
+                let (mut answer, mut request) = client.converse("POST", "/v1/record").await?;
+                answer.value().await?;
                 let status = signals.watch(&args.command, &[]).await?;
-                says.say(&serde_json::json!({ "enough": true })).await?;
-                says.flush().await?;
-                receive(&mut hears, target).await?;
+                request.send(&serde_json::json!({ "enough": true })).await?;
+                request.flush().await?;
+                receive(&mut answer, target).await?;
                 Ok(exit_code(status))
             });
         }
@@ -101,26 +102,31 @@ pub fn record(args: RecordArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn start(mountpoint: &Path) -> anyhow::Result<()> {
-    let (mut hears, _says) = talk(mountpoint, Question::RecordStart).await?;
-    hears.value().await.map(drop)
+    let client = client_of(mountpoint)?;
+    client.ask("POST", "/v1/recording", None).await?;
+    Ok(())
 }
 
 async fn discard(mountpoint: &Path) -> anyhow::Result<()> {
-    let (mut hears, _says) = talk(mountpoint, Question::RecordDiscard).await?;
-    let answer = hears.value().await?;
+    let client = client_of(mountpoint)?;
+    let answer = client
+        .ask("DELETE", "/v1/recording?discard=true", None)
+        .await?;
     let count = answer["discarded"].as_u64().context("not an answer")?;
     say(format_args!("{count} recorded accesses forgotten"));
     Ok(())
 }
 
 async fn stop(mountpoint: &Path, target: Target) -> anyhow::Result<()> {
-    let (mut hears, _says) = talk(mountpoint, Question::RecordStop).await?;
-    receive(&mut hears, target).await
+    let client = client_of(mountpoint)?;
+    let (mut answer, request) = client.converse("DELETE", "/v1/recording").await?;
+    drop(request);
+    receive(&mut answer, target).await
 }
 
 /// Receives the recording from the daemon, and writes the profile.
-async fn receive(hears: &mut Hears, target: Target) -> anyhow::Result<()> {
-    let head = hears.value().await?;
+async fn receive(answer: &mut AnswerLines, target: Target) -> anyhow::Result<()> {
+    let head = answer.value().await?;
     let count = head["accesses"].as_u64().context("not an answer")?;
     let full = head["full"].as_bool() == Some(true);
     let mut profile = Profile::default();
@@ -128,7 +134,7 @@ async fn receive(hears: &mut Hears, target: Target) -> anyhow::Result<()> {
         if profile.accesses.len() as u64 == count {
             break;
         }
-        let line = hears.line().await?;
+        let line = answer.line().await?;
         profile.accesses.extend(parse_line(&line, number)?);
     }
     if full {

@@ -1,5 +1,6 @@
 //! `copperfs stats`: needs only the mount.
 
+use super::daemon::{client_of, run};
 use super::{say, table};
 use crate::config::Crossings;
 use crate::daemon::mountpoint::{canonical, within};
@@ -9,8 +10,6 @@ use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,12 +17,9 @@ use std::time::Duration;
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the tree may take.
-const CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The longest answer of a control socket: a million nodes at some 3 kB.
-const ANSWER_BYTES_MAX: u64 = 4 << 30;
-
-/// What the control socket says of all nodes.
+/// The reports of all nodes.
 #[derive(Debug)]
 pub struct ClusterReports {
     /// A report per node that answered: members by rank, then guests by name.
@@ -53,7 +49,10 @@ impl ClusterReports {
     /// # Errors
     /// It is something else, or an `{"error":"…"}`.
     pub fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
-        let mut answer: Value = serde_json::from_slice(bytes).context("the answer is no JSON")?;
+        Self::from_json(serde_json::from_slice(bytes).context("the answer is no JSON")?)
+    }
+
+    fn from_json(mut answer: Value) -> anyhow::Result<Self> {
         if let Some(error) = answer.get("error").and_then(Value::as_str) {
             bail!("{error}");
         }
@@ -114,9 +113,9 @@ pub fn stats(mountpoint: &Path, cluster: bool, as_json: bool) -> anyhow::Result<
 
 fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
     let asked = mountpoint.to_owned();
-    let body = within(NODE_TIMEOUT, move || client::node_stats(&asked))
+    let text = within(NODE_TIMEOUT, move || client::node_stats(&asked))
         .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
-    Ok(Report::from(body))
+    Ok(Report::from_lines(&text))
 }
 
 /// Asks the daemon of `mountpoint` for the reports of all nodes.
@@ -125,21 +124,14 @@ fn node_report(mountpoint: &Path) -> anyhow::Result<Report> {
 /// It is no copperfs mount, or its daemon does not answer.
 pub fn cluster_reports(mountpoint: &Path) -> anyhow::Result<ClusterReports> {
     let asked = mountpoint.to_owned();
-    let socket = within(NODE_TIMEOUT, move || client::control_socket(&asked))??;
-    let answer = ask(&socket, &json!({ "cmd": "reports" }))
-        .with_context(|| format!("the control socket {} does not answer", socket.display()))?;
-    ClusterReports::parse(&answer)
-}
-
-/// One request, one line of answer.
-fn ask(socket: &Path, request: &Value) -> io::Result<Vec<u8>> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(CLUSTER_TIMEOUT))?;
-    stream.set_write_timeout(Some(NODE_TIMEOUT))?;
-    writeln!(stream, "{request}")?;
-    let mut line = Vec::new();
-    BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_until(b'\n', &mut line)?;
-    Ok(line)
+    // On a thread of its own: the caller may be within a runtime.
+    let reports = within(CLUSTER_TIMEOUT, move || {
+        let client = client_of(&asked)?;
+        run(async move { Ok(client.ask("GET", "/v1/cluster", None).await?) })
+    });
+    let answer = reports
+        .with_context(|| format!("the daemon of {} does not answer", mountpoint.display()))??;
+    ClusterReports::from_json(answer)
 }
 
 fn node_table(report: &Report) -> String {
@@ -156,29 +148,16 @@ fn node_table(report: &Report) -> String {
             .map_or_else(|| "guest".to_owned(), |rank| format!("rank {rank}")),
         report.role(),
         report.counter("pid"),
-        duration(report.counter("uptime_s")),
-        bytes("rss_bytes"),
+        duration(report.counter("uptime_seconds")),
+        bytes("resident_bytes"),
     );
     text.push_str(&caches(report));
-    let mut rows = vec![["", "requests", "bytes"].map(String::from)];
-    for (name, requests, size) in [
-        (
-            "from parent",
-            "upstream.requests",
-            "upstream.bytes_received",
-        ),
-        (
-            "to children",
-            "downstream.requests",
-            "downstream.bytes_sent",
-        ),
-        ("from origin", "origin.opens", "origin.bytes_read"),
-        ("pushed to kernel", "push.files", "push.bytes"),
-    ] {
-        rows.push([name.into(), count(requests), bytes(size)]);
-    }
     text.push('\n');
-    text.push_str(&table(&rows));
+    text.push_str(&traffic(report));
+    let inodes = |name: &str| {
+        let of = |mount| report.counter(&format!("inodes.{mount}.{name}"));
+        of("software") + of("data")
+    };
     text.push_str(&format!(
         "\norigin: {} listings, {} stats, {} errors, {} hanging; coalesced {}; verified {} blocks, {} wrong\n\
          healing: {} moves away, {} back, {} requests repeated\n\
@@ -193,12 +172,12 @@ fn node_table(report: &Report) -> String {
         count("healing.failovers"),
         count("healing.returns"),
         count("healing.replays"),
-        count("inodes.entries"),
-        bytes("inodes.bytes"),
-        count("inodes.pruned"),
+        grouped(inodes("entries")),
+        Bytes(inodes("bytes")),
+        grouped(inodes("pruned")),
     ));
     let requests: Vec<String> = report
-        .counters("fuse.requests")
+        .counters("fuse.software.requests")
         .filter(|(_, number)| *number > 0)
         .map(|(name, number)| format!("{name} {}", grouped(number)))
         .collect();
@@ -214,19 +193,23 @@ fn node_table(report: &Report) -> String {
 
 /// A line of its own; empty where there is no data mount.
 fn data_mount(report: &Report) -> String {
-    let count = |key: &str| report.counter(&format!("data_mount.{key}"));
-    if count("mounted") + count("lost") == 0 {
+    let count = |key: &str| report.counter(key);
+    if count("data_mount.mounted") + count("data_mount.lost") == 0 {
         return String::new();
     }
-    let lost = if count("lost") > 0 { " (gone)" } else { "" };
+    let lost = if count("data_mount.lost") > 0 {
+        " (gone)"
+    } else {
+        ""
+    };
     let line = format!(
         "data mount{lost}: {} opens, {} of datasets, {} answered by the page cache or not read; {} \
          READs, {}",
-        grouped(count("opens")),
-        grouped(count("dataset_opens")),
-        grouped(count("cached_opens")),
-        grouped(count("reads")),
-        Bytes(count("bytes_read")),
+        grouped(count("fuse.data.requests.open")),
+        grouped(count("data_mount.dataset_opens")),
+        grouped(count("data_mount.cached_opens")),
+        grouped(count("fuse.data.requests.read")),
+        Bytes(count("fuse.data.read_bytes")),
     );
     format!("\n{}", super::wrapped(&line, 80))
 }
@@ -245,6 +228,33 @@ fn caches(report: &Report) -> String {
             count("misses"),
             count("evictions"),
         ]);
+    }
+    table(&rows)
+}
+
+fn traffic(report: &Report) -> String {
+    let mut rows = vec![["", "requests", "bytes"].map(String::from)];
+    for (name, requests, bytes) in [
+        (
+            "from parent",
+            "upstream.requests",
+            "upstream.received_bytes",
+        ),
+        (
+            "to children",
+            "downstream.requests",
+            "downstream.sent_bytes",
+        ),
+        ("from origin", "origin.opens", "origin.read_bytes"),
+        (
+            "pushed to kernel",
+            "push.software.files",
+            "push.software.bytes",
+        ),
+    ] {
+        let requests = grouped(report.counter(requests));
+        let bytes = Bytes(report.counter(bytes)).to_string();
+        rows.push([name.into(), requests, bytes]);
     }
     table(&rows)
 }
@@ -269,10 +279,10 @@ fn cluster_table(reports: &ClusterReports) -> String {
             rank,
             name,
             report.role().to_owned(),
-            bytes("rss_bytes"),
+            bytes("resident_bytes"),
             bytes("cache.data.bytes"),
-            bytes("upstream.bytes_received"),
-            bytes("origin.bytes_read"),
+            bytes("upstream.received_bytes"),
+            bytes("origin.read_bytes"),
             grouped(report.counter("origin.opens")),
             grouped(report.counter("origin.errors") + report.counter("verify.failures")),
         ]
@@ -329,21 +339,24 @@ pub(super) fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use copperfs_fuse::ioctl::{NodeName, ROLE_LEAF, StatsBody};
+    use crate::report::{Identity, Role};
 
-    fn report(rank: u64) -> Report {
-        Report::from(StatsBody {
-            node: NodeName::new("nid001234.cluster.example.org:7470"),
-            rank,
-            role: ROLE_LEAF,
-            uptime_s: 3_661,
-            rss_bytes: 25 << 20,
-            cache_data_bytes: 3 << 30,
-            cache_data_hits: 1_234_567,
-            fuse_requests_lookup: 632_028,
-            upstream_bytes_received: u64::from(u32::MAX),
-            ..StatsBody::default()
-        })
+    fn report(rank: usize) -> Report {
+        let identity = Identity {
+            node: "nid001234.cluster.example.org:7470".into(),
+            pid: 17,
+            rank: Some(rank),
+            role: Role::Leaf,
+            parent: Some(0),
+        };
+        let metrics = json!({
+            "uptime_seconds": 3_661,
+            "resident_bytes": 25 << 20,
+            "cache": { "data": { "bytes": 3_u64 << 30, "hits": 1_234_567 } },
+            "fuse": { "software": { "requests": { "lookup": 632_028 } } },
+            "upstream": { "received_bytes": u32::MAX },
+        });
+        Report::new(&identity, metrics.as_object().unwrap().clone())
     }
 
     #[test]
@@ -368,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_the_control_socket() {
+    fn answers_are_read() {
         let answer =
             json!({ "nodes": [report(2).into_json(), report(0).into_json()], "missing": [] });
         let reports = ClusterReports::parse(answer.to_string().as_bytes()).unwrap();
@@ -381,26 +394,6 @@ mod tests {
         for wrong in [&b"{}"[..], b"", b"[", br#"{"nodes":[3],"missing":[]}"#] {
             assert!(ClusterReports::parse(wrong).is_err());
         }
-    }
-
-    #[test]
-    fn a_control_socket_is_asked_one_line() {
-        use std::os::unix::net::UnixListener;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("control.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let mut line = String::new();
-            BufReader::new(&stream).read_line(&mut line).unwrap();
-            (&stream)
-                .write_all(b"{\"nodes\":[],\"missing\":[]}\n")
-                .unwrap();
-            line
-        });
-        let answer = ask(&path, &json!({ "cmd": "reports" })).unwrap();
-        assert_eq!(server.join().unwrap(), "{\"cmd\":\"reports\"}\n");
-        assert!(ClusterReports::parse(&answer).unwrap().nodes.is_empty());
     }
 
     #[test]

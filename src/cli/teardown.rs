@@ -98,7 +98,7 @@ impl Target {
         let owner = owner_at(path);
         let mut hangs = false;
         let runtime_dir = runtime_dir_of(path, machine, || {
-            let said = owner.map(|_| control_socket(path));
+            let said = owner.map(|_| said_runtime_dir(path));
             hangs = matches!(said, Some(Err(_)));
             said?.ok()?
         });
@@ -343,12 +343,12 @@ fn runtime_dir_of(
 }
 
 /// Asks the daemon of the mount at `path` for its runtime directory. Fails if it does not answer in time.
-fn control_socket(path: &Path) -> io::Result<Option<PathBuf>> {
+fn said_runtime_dir(path: &Path) -> io::Result<Option<PathBuf>> {
     let asked = path.to_owned();
-    let said = within(ASK_TIMEOUT, move || client::control_socket(&asked))?;
+    let said = within(ASK_TIMEOUT, move || client::sockets(&asked))?;
     Ok(said
         .ok()
-        .and_then(|socket| socket.parent().map(Path::to_owned)))
+        .and_then(|sockets| sockets.owner.parent().map(Path::to_owned)))
 }
 
 /// Polls `is_so` until it returns `true`, for at most `limit`. Returns its last result.

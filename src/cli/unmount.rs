@@ -12,9 +12,10 @@ use super::teardown::{ASK_TIMEOUT, Done, Target, of_launch};
 use super::{explained, say};
 use crate::config::Machine;
 use crate::daemon::mountpoint::{self, canonical, within};
+use crate::report::Report;
 use anyhow::bail;
 use clap::Args;
-use copperfs_fuse::ioctl::{ROLE_ROOT, client};
+use copperfs_fuse::ioctl::client;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,7 +109,7 @@ fn is_followed_by_none(target: &mut Target) -> anyhow::Result<()> {
     };
     let asked = mount.clone();
     match within(ASK_TIMEOUT, move || client::node_stats(&asked)) {
-        Ok(Ok(stats)) if stats.role == ROLE_ROOT => {}
+        Ok(Ok(stats)) if Report::from_lines(&stats).role() == "root" => {}
         Ok(_) => return Ok(()),
         Err(_late) => {
             target.does_not_answer();

@@ -1,10 +1,10 @@
 //! `copperfs warm`: has all nodes bring files into their kernels, and shows how far they are.
 
+use super::daemon::{client_of, run};
 use super::place::Named;
-use super::socket::{Hears, Says, run, talk};
 use super::{fail, say};
 use crate::config::Machine;
-use crate::control::Command;
+use crate::control::client::{AnswerLines, RequestLines};
 use crate::daemon::mountpoint::canonical;
 use crate::node::warm::ask::Order;
 use crate::profile::Profile;
@@ -62,9 +62,10 @@ pub fn warm(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     } else {
         View::Bar(bar())
     };
+    let client = client_of(&mountpoint)?;
     run(async {
-        let (hears, says) = talk(&mountpoint, Command::Warm).await?;
-        let warming = converse(plan, hears, says, &mut view);
+        let (answer, request) = client.converse("POST", "/v1/warm").await?;
+        let warming = converse(plan, answer, request, &mut view);
         tokio::select! {
             outcome = warming => outcome,
             _ = tokio::signal::ctrl_c() => {
@@ -90,8 +91,8 @@ fn inside(mountpoint: &Path, path: &Path, machine: &Machine) -> anyhow::Result<I
 
 async fn converse(
     plan: Plan,
-    mut hears: Hears,
-    mut says: Says,
+    mut answer: AnswerLines,
+    mut request: RequestLines,
     view: &mut View,
 ) -> anyhow::Result<ExitCode> {
     let words = matches!(view, View::Bar(_));
@@ -99,21 +100,21 @@ async fn converse(
         match plan {
             Plan::Profile(profile) => {
                 for access in &profile.accesses {
-                    says.say(access).await?;
+                    request.send(access).await?;
                 }
             }
             Plan::Below(paths) => {
                 for path in paths {
-                    says.say(&Order::Below { path }).await?;
+                    request.send(&Order::Below { path }).await?;
                 }
             }
         }
-        says.say(&Order::End).await?;
-        says.flush().await
+        request.send(&Order::End).await?;
+        request.flush().await
     };
     let hearing = async {
         loop {
-            let line = hears.value().await?;
+            let line = answer.value().await?;
             view.show(&line);
             if line["event"] == "done" {
                 return Ok::<_, anyhow::Error>(line);

@@ -2,7 +2,7 @@
 
 use super::reader::Reader;
 use super::settings::DiskSettings;
-use super::{ConfigError, Seat};
+use super::{ConfigError, NodeIdentity};
 use copperfs_policy::amounts::{Size, parse_size, whole_percent};
 use std::path::PathBuf;
 
@@ -15,10 +15,10 @@ const RANK: &str = "{rank}";
 /// The settings of the store, if there is one.
 pub(super) fn resolve(
     reader: Reader<'_>,
-    seat: &Seat,
+    identity: &NodeIdentity,
 ) -> Result<Option<DiskSettings>, ConfigError> {
     let reserve_percent = reader.parsed("disk_reserve", |text| whole_percent(text, 0..=90))?;
-    let place = reader.optional("disk", |text| place(text, seat))?;
+    let place = reader.optional("disk", |text| place(text, identity))?;
     Ok(place.map(|(directory, size)| DiskSettings {
         directory,
         size,
@@ -26,7 +26,7 @@ pub(super) fn resolve(
     }))
 }
 
-fn place(text: &str, seat: &Seat) -> Result<(PathBuf, Size), String> {
+fn place(text: &str, identity: &NodeIdentity) -> Result<(PathBuf, Size), String> {
     let forms = "write DIR:SIZE, as in /nvme/copperfs:500GiB or /nvme/copperfs:80%";
     let (directory, size) = text
         .rsplit_once(':')
@@ -38,9 +38,9 @@ fn place(text: &str, seat: &Seat) -> Result<(PathBuf, Size), String> {
     if matches!(size, Size::Bytes(bytes) if bytes < DISK_BYTES_MIN) {
         return Err(format!("{text:?} is too small: at least 16MiB are needed"));
     }
-    let rank = match seat {
-        Seat::Member(rank) => rank.to_string(),
-        Seat::Guest(_) => "guest".to_owned(),
+    let rank = match identity {
+        NodeIdentity::Member(rank) => rank.to_string(),
+        NodeIdentity::Guest(_) => "guest".to_owned(),
     };
     Ok((PathBuf::from(directory.replace(RANK, &rank)), size))
 }
@@ -51,17 +51,17 @@ mod tests {
 
     #[test]
     fn a_place_is_a_directory_and_a_size() {
-        let seat = Seat::Member(3);
+        let identity = NodeIdentity::Member(3);
         assert_eq!(
-            place("/nvme/c:10GiB", &seat),
+            place("/nvme/c:10GiB", &identity),
             Ok(("/nvme/c".into(), Size::Bytes(10 << 30)))
         );
         assert_eq!(
-            place("/nvme/{rank}:x:80%", &seat),
+            place("/nvme/{rank}:x:80%", &identity),
             Ok(("/nvme/3:x".into(), Size::Percent(80.0)))
         );
         for wrong in ["/nvme", "nvme:1GiB", "/nvme:1MiB", "/nvme:", "/nvme:fast"] {
-            assert!(place(wrong, &seat).is_err(), "{wrong}");
+            assert!(place(wrong, &identity).is_err(), "{wrong}");
         }
     }
 }

@@ -440,8 +440,8 @@ pub const KEYS: &[Key] = &[
         "ADDR:PORT",
         "",
         Group::Budgets,
-        "Serve the HTTP API on this TCP address too, under the mutual TLS of the cluster. It is always \
-         on the Unix socket api.sock in the runtime directory.",
+        "Take commands (docs/openapi.json) on this TCP address too, under the mutual TLS of the cluster. \
+         They are always taken on the Unix socket control.sock in the runtime directory.",
     ),
     choice(
         "open",

@@ -6,7 +6,7 @@ use super::hosts::{self, DEFAULT_PORT, HostsError};
 use super::machine::Machine;
 use super::reader::{Reader, number_at_least};
 use super::secret_file::check_secret_file;
-use super::settings::{Crossings, Member, NetworkPrefix, Seat};
+use super::settings::{Crossings, Member, NetworkPrefix, NodeIdentity};
 use super::topology::Topology;
 use copperfs_overlay::{Forest, ROOTS_MAX};
 use copperfs_policy::amounts::parse_bool;
@@ -17,7 +17,7 @@ use std::str::FromStr;
 /// This node among the others.
 pub(super) struct Network {
     pub(super) members: Vec<Member>,
-    pub(super) seat: Seat,
+    pub(super) identity: NodeIdentity,
     pub(super) roots: Vec<usize>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) secret_file: Option<PathBuf>,
@@ -34,7 +34,7 @@ impl Network {
         };
         let Place {
             members,
-            seat,
+            identity,
             crossings,
         } = place(reader, machine, default_port)?;
         let roots = roots(reader, &members)?;
@@ -43,11 +43,11 @@ impl Network {
             .transpose()
             .map_err(|why| reader.wrong("interface", why))?;
         let secret_file = reader.path("secret_file")?;
-        let alone = members.len() == 1 && seat == Seat::Member(0);
+        let alone = members.len() == 1 && identity == NodeIdentity::Member(0);
         if alone && listen.is_none() && secret_file.is_none() {
             return Ok(Self {
                 members,
-                seat,
+                identity,
                 roots,
                 listen: None,
                 secret_file: None,
@@ -60,13 +60,13 @@ impl Network {
         };
         check_secret_file(secret, machine.uid)?;
         let address = local_address(reader, machine, listen.and_then(|(address, _)| address))?;
-        let own_port = match seat {
-            Seat::Member(rank) => members[rank]
+        let own_port = match identity {
+            NodeIdentity::Member(rank) => members[rank]
                 .address
                 .rsplit_once(':')
                 .and_then(|(_, port)| port.parse().ok()),
             // Nobody connects to a guest.
-            Seat::Guest(_) => Some(0),
+            NodeIdentity::Guest(_) => Some(0),
         };
         let port = listen
             .and_then(|(_, port)| port)
@@ -74,7 +74,7 @@ impl Network {
             .unwrap_or(DEFAULT_PORT);
         Ok(Self {
             members,
-            seat,
+            identity,
             roots,
             listen: (!alone || listen.is_some()).then(|| SocketAddr::new(address, port)),
             secret_file,
@@ -87,7 +87,7 @@ impl Network {
 /// The other nodes, and which one this is.
 struct Place {
     members: Vec<Member>,
-    seat: Seat,
+    identity: NodeIdentity,
     crossings: Option<Crossings>,
 }
 
@@ -116,10 +116,10 @@ fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Pla
         hosts::rank(&members, given_rank.or(Some(0)), &[])
     };
     let joins = reader.parsed("join", parse_bool)?;
-    let seat = match found {
-        Ok(rank) => Seat::Member(rank),
+    let identity = match found {
+        Ok(rank) => NodeIdentity::Member(rank),
         Err(HostsError::NotListed { .. }) if joins && listed => {
-            Seat::Guest(machine.host_name().to_owned())
+            NodeIdentity::Guest(machine.host_name().to_owned())
         }
         Err(error) => {
             let key = if given_rank.is_some() {
@@ -130,7 +130,7 @@ fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Pla
             return Err(reader.wrong(key, error));
         }
     };
-    let (members, seat, crossings) = match reader.text("topology") {
+    let (members, identity, crossings) = match reader.text("topology") {
         Some(text) if listed => {
             let arity = reader.optional("arity", number_at_least(1))?.unwrap_or(1);
             let topology = topology(text, |why| reader.wrong("topology", why))?;
@@ -139,20 +139,20 @@ fn place(reader: Reader<'_>, machine: &Machine, default_port: u16) -> Result<Pla
             let trees = trees.unwrap_or(1).clamp(1, members.len().min(ROOTS_MAX));
             let (order, crossings) = topology.order(&members, arity, trees);
             let ordered = order.iter().map(|given| reached[*given].clone()).collect();
-            let seat = match seat {
-                Seat::Member(rank) => {
+            let identity = match identity {
+                NodeIdentity::Member(rank) => {
                     let rank = order.iter().position(|given| *given == rank);
-                    Seat::Member(rank.unwrap_or_default())
+                    NodeIdentity::Member(rank.unwrap_or_default())
                 }
                 guest => guest,
             };
-            (ordered, seat, Some(crossings))
+            (ordered, identity, Some(crossings))
         }
-        _ => (reached, seat, None),
+        _ => (reached, identity, None),
     };
     Ok(Place {
         members,
-        seat,
+        identity,
         crossings,
     })
 }

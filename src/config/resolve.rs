@@ -78,7 +78,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let origins = reader.origins(machine.uid)?;
     let network = Network::resolve(reader, machine)?;
     let cache = reader.cache(machine)?;
-    let disk = super::disk::resolve(reader, &network.seat)?;
+    let disk = super::disk::resolve(reader, &network.identity)?;
     let runtime_dir = reader.runtime_dir(&mountpoint, machine)?;
     let control_socket = control_socket(reader, &runtime_dir)?;
     let foreground = reader.parsed("foreground", parse_bool)?;
@@ -95,12 +95,11 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
         allocation_policy: reader.parsed("allocation_policy", policy)?,
         gpus: reader.optional("gpus", number_at_least(1))?,
         api_listen: reader.optional("api_listen", socket_address)?,
-        api_socket: runtime_dir.join("api.sock"),
         origins: served.origins,
         environment: machine.origin_environment(),
         exclude: reader.exclude()?,
         members: network.members,
-        seat: network.seat,
+        identity: network.identity,
         roots: network.roots,
         orphan: reader.word("orphan", ORPHAN)?,
         silence: reader.positive_duration("silence")?,

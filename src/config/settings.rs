@@ -8,7 +8,7 @@ pub use crate::index::{IndexFile, IndexSpec};
 pub use crate::model::DatasetSpec;
 pub use crate::origin::{OriginSpec, SymlinkPolicy};
 pub use copperfs_fuse::{OpenMode, ReaddirPlus};
-pub use copperfs_overlay::{Member, Orphan, Seat};
+pub use copperfs_overlay::{Member, NodeIdentity, Orphan};
 use copperfs_policy::amounts::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub struct Settings {
     /// a single-node mount.
     pub members: Vec<Member>,
     /// This node's place among them.
-    pub seat: Seat,
+    pub identity: NodeIdentity,
     /// The nodes that touch storage, by rank.
     pub roots: Vec<usize>,
     /// What this node does when it is cut off from every root.
@@ -120,10 +120,8 @@ pub struct Settings {
     pub allocation_policy: String,
     /// GPUs of the cluster, if jobs are to be checked against them.
     pub gpus: Option<u32>,
-    /// The TCP address that the HTTP API is served on besides its Unix socket.
+    /// The TCP address on which commands are served besides the Unix sockets.
     pub api_listen: Option<SocketAddr>,
-    /// Unix socket of the HTTP API, mode 0600, in `runtime_dir`.
-    pub api_socket: PathBuf,
     /// Where messages go.
     pub log: LogSettings,
     /// Stay in the foreground instead of becoming a daemon.
@@ -215,9 +213,9 @@ impl Settings {
     /// This node's place in the list; `None` for one that joins.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
-        match self.seat {
-            Seat::Member(rank) => Some(rank),
-            Seat::Guest(_) => None,
+        match self.identity {
+            NodeIdentity::Member(rank) => Some(rank),
+            NodeIdentity::Guest(_) => None,
         }
     }
 
@@ -235,7 +233,7 @@ impl fmt::Debug for Settings {
             .field("origins", &self.origins)
             .field("environment", &self.environment.keys())
             .field("members", &self.members.len())
-            .field("seat", &self.seat)
+            .field("identity", &self.identity)
             .field("listen", &self.listen)
             .field("arity", &self.arity)
             .field("open", &self.open)

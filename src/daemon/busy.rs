@@ -155,7 +155,7 @@ fn mapped_device(line: &[u8]) -> Option<Device> {
     Some((number(major)?, number(minor)?))
 }
 
-/// Whether a process is one that daemons start themselves: the attendant, which lists directories of the
+/// Whether a process is one that daemons start themselves: the watchdog, which lists directories of the
 /// mount, or the helper that warms it. They end with their daemon.
 fn is_helper(pid: u32) -> bool {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -163,7 +163,7 @@ fn is_helper(pid: u32) -> bool {
     let pair = (words.next(), words.next());
     matches!(
         pair,
-        (Some(b"copperfs-attend"), Some(b"attend")) | (Some(b"copperfs"), Some(b"touch"))
+        (Some(b"copperfs-watch"), Some(b"watchdog")) | (Some(b"copperfs"), Some(b"touch"))
     )
 }
 

@@ -1,6 +1,6 @@
 //! What of an item is read from storage for a request, and reading it.
 
-use super::shelf::Cut;
+use super::item_store::Cut;
 use crate::model::slots::{STRIPE_BYTES, stripe_len};
 use crate::num::to_usize;
 use crate::read::FileRef;

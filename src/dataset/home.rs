@@ -15,7 +15,7 @@
 //! - A flight that somebody has paid for ends, also when nobody waits for it any more: what it brings is
 //!   kept if it may be, and nobody pays twice.
 //!
-//! Locks, none held across an await: what was applied, the list of datasets, one dataset, its shelf, in
+//! Locks, none held across an await: what was applied, the list of datasets, one dataset, its item_store, in
 //! that order.
 
 mod flight;
@@ -24,8 +24,8 @@ mod share;
 
 use super::fetch::Wanted;
 use super::item::ItemId;
+use super::item_store::Cut;
 use super::recency::Recency;
-use super::shelf::Cut;
 use crate::model::slots::{Homes, STRIPE_BYTES};
 use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
@@ -269,11 +269,14 @@ impl Home {
         let mut rests = false;
         for _look in 0..LOOKS_MAX {
             match share.next(&wanted, item, request.payment, rests) {
-                Next::Held(shelf) => {
-                    if let Some(cut) = shelf.get(&item, wanted.len, wanted.range.clone()).await {
+                Next::Held(item_store) => {
+                    if let Some(cut) = item_store
+                        .get(&item, wanted.len, wanted.range.clone())
+                        .await
+                    {
                         return Ok(answer(cut, Paid::Cached).await);
                     }
-                    rests = shelf.rests();
+                    rests = item_store.rests();
                     if !rests {
                         share.lost(&item);
                     }

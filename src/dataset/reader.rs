@@ -21,6 +21,7 @@ pub use open::OpenDatasetFile;
 use crate::job::{Activities, JobActivity, JobName, RateLimit, Reader, Readers, Terms};
 use crate::model::{Decision, JobDecision, UNATTRIBUTED};
 use crate::read::FileRef;
+use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
 use open::Opened;
@@ -28,7 +29,6 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use view::View;
@@ -67,10 +67,10 @@ pub struct ReaderStats {
 
 #[derive(Debug, Default)]
 struct Counters {
-    requests: AtomicU64,
-    unpaid: AtomicU64,
-    elsewhere: AtomicU64,
-    unattributed_bytes: AtomicU64,
+    requests: Counter,
+    unpaid: Counter,
+    elsewhere: Counter,
+    unattributed_bytes: Counter,
 }
 
 /// See the module. Cheap to clone.
@@ -174,8 +174,7 @@ impl DatasetReader {
         let Some(dataset) = view.dataset_of(path) else {
             return;
         };
-        let counter = &self.0.counters.unattributed_bytes;
-        counter.fetch_add(bytes, Ordering::Relaxed);
+        self.0.counters.unattributed_bytes.add(bytes);
         if view.warn_once(dataset) {
             let name = &view.decision.datasets[dataset].name;
             tracing::warn!(
@@ -186,16 +185,30 @@ impl DatasetReader {
         }
     }
 
+    /// Declares the counters in `datasets`.
+    pub fn declare(&self, datasets: &Scope) {
+        use Unit::{Bytes, Count};
+        let counters = &self.0.counters;
+        let help = "Requests of readers on this node to homes of items, this node included.";
+        datasets.counter("requests", Count, help, &counters.requests);
+        let help = "Requests that a home did not answer with data, because tokens were lacking.";
+        datasets.counter("unpaid", Count, help, &counters.unpaid);
+        let help = "Requests sent to another home because the first could not be reached.";
+        datasets.counter("elsewhere", Count, help, &counters.elsewhere);
+        let help = "Bytes of datasets read through the software mount, on no job's account.";
+        let unattributed = &counters.unattributed_bytes;
+        datasets.counter("unattributed_bytes", Bytes, help, unattributed);
+    }
+
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> ReaderStats {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.0.counters;
         ReaderStats {
-            requests: load(&counters.requests),
-            unpaid: load(&counters.unpaid),
-            elsewhere: load(&counters.elsewhere),
-            unattributed_bytes: load(&counters.unattributed_bytes),
+            requests: counters.requests.get(),
+            unpaid: counters.unpaid.get(),
+            elsewhere: counters.elsewhere.get(),
+            unattributed_bytes: counters.unattributed_bytes.get(),
         }
     }
 }

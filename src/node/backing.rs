@@ -43,13 +43,13 @@ struct Inner {
     /// Limits concurrent fills and verifications, so that a hanging disk occupies a bounded number of
     /// threads.
     fills: Semaphore,
-    shelf: Shelf,
+    medium: Medium,
     runtime: tokio::runtime::Handle,
 }
 
 /// Where the files lie.
 #[derive(Debug)]
-enum Shelf {
+enum Medium {
     Memory(Memory),
     Store(Store),
 }
@@ -86,20 +86,20 @@ impl Backings {
         } else {
             Memory::new()
         };
-        Self::on(Shelf::Memory(memory), bytes_max, runtime)
+        Self::on(Medium::Memory(memory), bytes_max, runtime)
     }
 
     /// In the store on the disk, which bounds them.
     pub(super) fn in_store(store: Store, runtime: tokio::runtime::Handle) -> Self {
-        Self::on(Shelf::Store(store), 0, runtime)
+        Self::on(Medium::Store(store), 0, runtime)
     }
 
-    fn on(shelf: Shelf, bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
+    fn on(medium: Medium, bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         Self(Arc::new(Inner {
             files: Cache::new(EvictionPolicy::S3Fifo, bytes_max),
             filling: DashSet::new(),
             fills: Semaphore::new(FILLS_MAX),
-            shelf,
+            medium,
             runtime,
         }))
     }
@@ -108,17 +108,17 @@ impl Backings {
     /// one, if the file is worth it and fits.
     pub(super) fn of(&self, read: &ReadPath, inode: &Arc<Inode>) -> Option<Verified> {
         let size = inode.file.size;
-        let bytes_max = match &self.0.shelf {
-            Shelf::Memory(_) => self.0.files.capacity_bytes(),
-            Shelf::Store(store) => store.whole_bytes_max(),
+        let bytes_max = match &self.0.medium {
+            Medium::Memory(_) => self.0.files.capacity_bytes(),
+            Medium::Store(store) => store.whole_bytes_max(),
         };
         if !(WORTH_BYTES_MIN..=bytes_max).contains(&size) {
             return None;
         }
         let id = inode.file.id();
-        let ready = match &self.0.shelf {
-            Shelf::Memory(_) => self.0.files.get(&id).map(|kept| kept.file),
-            Shelf::Store(store) => match store.whole(&inode.file) {
+        let ready = match &self.0.medium {
+            Medium::Memory(_) => self.0.files.get(&id).map(|kept| kept.file),
+            Medium::Store(store) => match store.whole(&inode.file) {
                 Whole::Ready(file) => Some(file),
                 Whole::Unverified | Whole::Absent => None,
             },
@@ -139,15 +139,15 @@ impl Backings {
     }
 
     async fn bring(&self, read: &ReadPath, inode: &Arc<Inode>) -> Result<(), FillError> {
-        match &self.0.shelf {
-            Shelf::Memory(memory) => {
+        match &self.0.medium {
+            Medium::Memory(memory) => {
                 let kept = Kept {
                     file: fill(memory, read, inode).await?,
                     path: inode.path().clone(),
                 };
                 self.0.files.insert(inode.file.id(), kept, inode.file.size);
             }
-            Shelf::Store(store) => {
+            Medium::Store(store) => {
                 let (checking, inode_) = (store.clone(), Arc::clone(inode));
                 let check = move || checking.verify_whole(&inode_.file);
                 if tokio::task::spawn_blocking(check).await?.is_none() {

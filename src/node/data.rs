@@ -9,9 +9,9 @@
 use super::items::{ItemOpening, Items, OpenItem};
 use crate::read::FileRef;
 use copperfs_fuse as fuse;
+use copperfs_metrics::{Counter, Kind, Scope, Unit};
 use dashmap::DashMap;
-use fuse::ioctl::StatsBody;
-use fuse::{Op, Opened, Reader};
+use fuse::{Opened, Reader};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,9 +42,9 @@ pub(super) struct DataFiles {
     open: DashMap<u64, Arc<OpenFile>>,
     last: AtomicU64,
     /// Closed without a READ.
-    unread: AtomicU64,
+    unread: Counter,
     /// Opens of files that belong to a dataset.
-    of_datasets: AtomicU64,
+    of_datasets: Counter,
     /// The mount went away by itself.
     lost: AtomicBool,
 }
@@ -65,8 +65,8 @@ impl DataFiles {
             direct: !page_cache,
             open: DashMap::new(),
             last: AtomicU64::new(0),
-            unread: AtomicU64::new(0),
-            of_datasets: AtomicU64::new(0),
+            unread: Counter::default(),
+            of_datasets: Counter::default(),
             lost: AtomicBool::new(false),
         }
     }
@@ -78,17 +78,22 @@ impl DataFiles {
     }
 
     /// Writes `data_mount.*`; `counters` are the mount's.
-    pub(super) fn fill(&self, counters: &fuse::Counters, stats: &mut StatsBody) {
-        let lost = self.lost.load(Ordering::Relaxed);
-        stats.data_mount_mounted = u64::from(!lost);
-        stats.data_mount_lost = u64::from(lost);
-        stats.data_mount_requests = counters.messages();
-        stats.data_mount_opens = counters.requests(Op::Open);
-        stats.data_mount_dataset_opens = self.of_datasets.load(Ordering::Relaxed);
-        stats.data_mount_releases = counters.requests(Op::Release);
-        stats.data_mount_cached_opens = self.unread.load(Ordering::Relaxed);
-        stats.data_mount_reads = counters.requests(Op::Read);
-        stats.data_mount_bytes_read = counters.bytes_read();
+    /// Declares the counters in `data_mount`.
+    pub(super) fn declare(self: &Arc<Self>, data_mount: &Scope) {
+        let read = |number: fn(&Self) -> u64| {
+            let files = Arc::clone(self);
+            move || number(&files)
+        };
+        let help = "1 if the data mount is mounted, 0 if it is not.";
+        let mounted = read(|files| u64::from(!files.lost.load(Ordering::Relaxed)));
+        data_mount.computed("mounted", Kind::Gauge, Unit::Count, help, mounted);
+        let help = "1 if the data mount was unmounted while the daemon runs.";
+        let lost = read(|files| u64::from(files.lost.load(Ordering::Relaxed)));
+        data_mount.computed("lost", Kind::Gauge, Unit::Count, help, lost);
+        let help = "OPEN requests of files that belong to a dataset.";
+        data_mount.counter("dataset_opens", Unit::Count, help, &self.of_datasets);
+        let help = "Opens that were closed without any READ: the page cache answered.";
+        data_mount.counter("cached_opens", Unit::Count, help, &self.unread);
     }
 
     pub(super) fn open(self: &Arc<Self>, reader: Reader, file: &FileRef) -> Opening {
@@ -113,7 +118,7 @@ impl DataFiles {
 
     fn opened(&self, item: Option<Arc<dyn OpenItem>>) -> Opened {
         if item.is_some() {
-            self.of_datasets.fetch_add(1, Ordering::Relaxed);
+            self.of_datasets.increment();
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let read = AtomicBool::new(false);
@@ -129,7 +134,7 @@ impl DataFiles {
         if let Some((_, file)) = self.open.remove(&handle)
             && !file.read.load(Ordering::Relaxed)
         {
-            self.unread.fetch_add(1, Ordering::Relaxed);
+            self.unread.increment();
         }
     }
 
@@ -146,6 +151,7 @@ mod tests {
     use super::*;
     use crate::read::Cut;
     use bytes::Bytes;
+    use copperfs_metrics::Registry;
     use copperfs_overlay::{ContentHash, Failure, ItemPath, Version};
     use futures_util::FutureExt;
 
@@ -217,15 +223,12 @@ mod tests {
         gid: 0,
     };
 
-    fn numbers(files: &DataFiles) -> [u64; 4] {
-        let mut stats = StatsBody::default();
-        files.fill(&fuse::Counters::default(), &mut stats);
-        [
-            stats.data_mount_mounted,
-            stats.data_mount_lost,
-            stats.data_mount_dataset_opens,
-            stats.data_mount_cached_opens,
-        ]
+    fn numbers(files: &Arc<DataFiles>) -> [u64; 4] {
+        let registry = Registry::default();
+        files.declare(&registry.scope("data_mount"));
+        let json = registry.snapshot().to_json();
+        ["mounted", "lost", "dataset_opens", "cached_opens"]
+            .map(|name| json["data_mount"][name].as_u64().unwrap())
     }
 
     #[test]

@@ -2,15 +2,17 @@
 //! between the allocator and the others.
 
 use super::items::{ItemOpening, Items, OpenItem};
-use crate::budgets::steward::{Counter, Neighbours, Steward, StewardConfig};
+use crate::budgets::agent::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours};
 use crate::config::{self, Settings};
 use crate::dataset::home::{Home, HomeOptions, HomePlace};
 use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile, Opening};
 use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
+use crate::model::ShareReport;
 use crate::model::{Decision, JobReport, NodeReport, UNATTRIBUTED};
 use crate::origin::Origins;
 use crate::read::{Cut, FileRef};
 use bytes::Bytes;
+use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest, Overlay, Steering,
     Upstream,
@@ -41,11 +43,11 @@ impl std::ops::Deref for Datasets {
 pub(super) struct Inner {
     pub(super) home: Home,
     pub(super) reader: DatasetReader,
-    pub(super) steward: Steward,
+    pub(super) agent: BudgetAgent,
     peers: Arc<Peers>,
     readers: Arc<Readers>,
     activities: Arc<Activities>,
-    seat: Seat,
+    this: ThisNode,
     /// This node reads datasets, or declares some.
     wanted: bool,
     reports: AtomicU64,
@@ -54,7 +56,7 @@ pub(super) struct Inner {
 
 /// Who this node is among the others.
 #[derive(Clone, Debug)]
-struct Seat {
+struct ThisNode {
     rank: u32,
     name: String,
     /// Another number each time the process starts.
@@ -63,11 +65,13 @@ struct Seat {
     capacity: u64,
 }
 
-impl Seat {
+impl ThisNode {
     fn of(settings: &Settings, capacity: u64) -> Self {
-        let name = match settings.seat {
-            config::Seat::Member(rank) => settings.members.get(rank).map(|m| m.name.clone()),
-            config::Seat::Guest(ref name) => Some(name.clone()),
+        let name = match settings.identity {
+            config::NodeIdentity::Member(rank) => {
+                settings.members.get(rank).map(|m| m.name.clone())
+            }
+            config::NodeIdentity::Guest(ref name) => Some(name.clone()),
         };
         let name = name.unwrap_or_default();
         let rank = settings.rank().and_then(|rank| u32::try_from(rank).ok());
@@ -140,11 +144,11 @@ impl Datasets {
     /// All parts, idle. To be called within a runtime.
     pub(super) fn new(ground: Ground<'_>) -> Self {
         let Ground { settings, .. } = ground;
-        let seat = Seat::of(settings, ground.capacity);
+        let this = ThisNode::of(settings, ground.capacity);
         let options = HomeOptions {
             capacity: ground.capacity,
             place: ground.place,
-            seed: seat.boot,
+            seed: this.boot,
             in_flight_bytes_max: HomeOptions::IN_FLIGHT_BYTES_MAX,
         };
         let roots: Arc<dyn Files> = Arc::new(ground.upstream.at(0));
@@ -153,7 +157,7 @@ impl Datasets {
             .map(|origins| Arc::clone(origins) as Arc<dyn Files>);
         let home = Home::new(options, roots, own);
         let peers = Arc::new(Peers {
-            own: seat.rank,
+            own: this.rank,
             home: home.clone(),
             overlay: OnceLock::new(),
         });
@@ -165,24 +169,24 @@ impl Datasets {
             Arc::clone(&activities),
             settings.request_timeout,
         );
-        let config = StewardConfig {
-            name: seat.name.clone(),
-            boot: seat.boot,
+        let config = BudgetAgentConfig {
+            name: this.name.clone(),
+            boot: this.boot,
             datasets: settings.datasets.clone(),
             policy: settings.allocation_policy.clone(),
             remote_io: settings.remote_io,
             gpus: settings.gpus,
         };
         let neighbours = Arc::new(ground.upstream.clone());
-        let steward = Steward::new(config, neighbours, ground.counter);
+        let agent = BudgetAgent::new(config, neighbours, ground.counter);
         Self(Arc::new(Inner {
             home,
             reader,
-            steward,
+            agent,
             peers,
             readers,
             activities,
-            seat,
+            this,
             wanted: settings.data_mount.is_some() || !settings.datasets.is_empty(),
             reports: AtomicU64::new(0),
             following: OnceLock::new(),
@@ -194,7 +198,7 @@ impl Datasets {
         drop(self.peers.overlay.set(overlay.homes().clone()));
         let this = self.clone();
         let following = tokio::spawn(async move {
-            let mut decisions = this.steward.watch();
+            let mut decisions = this.agent.watch();
             loop {
                 let decision = Arc::clone(&decisions.borrow_and_update());
                 let applying = this.clone();
@@ -210,15 +214,15 @@ impl Datasets {
         let this = self.clone();
         let report = Arc::new(move || this.report());
         if self.wanted {
-            self.steward.start(report);
+            self.agent.start(report);
         } else {
-            self.steward.stand_by(report);
+            self.agent.stand_by(report);
         }
     }
 
     /// Ends what [`Datasets::start`] began; what lies on a disk is complete.
     pub(super) async fn stop(&self) {
-        self.steward.stop();
+        self.agent.stop();
         if let Some(following) = self.following.get() {
             following.abort();
         }
@@ -226,23 +230,23 @@ impl Datasets {
     }
 
     fn apply(&self, decision: &Arc<Decision>) {
-        self.home.apply(decision, self.seat.rank, &self.seat.name);
-        self.reader.apply(decision, self.seat.rank);
+        self.home.apply(decision, self.this.rank, &self.this.name);
+        self.reader.apply(decision, self.this.rank);
     }
 
     fn report(&self) -> NodeReport {
-        let decision = Arc::clone(&self.steward.watch().borrow());
+        let decision = Arc::clone(&self.agent.watch().borrow());
         // Jobs that are new here get their terms.
-        self.reader.apply(&decision, self.seat.rank);
+        self.reader.apply(&decision, self.this.rank);
         let reports = self.activities.reports(self.readers.proc(), Instant::now());
         let jobs = reports.iter().map(|report| self.said(report)).collect();
         NodeReport {
-            rank: self.seat.rank,
-            name: self.seat.name.clone(),
-            boot: self.seat.boot,
+            rank: self.this.rank,
+            name: self.this.name.clone(),
+            boot: self.this.boot,
             count: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
             follows: decision.serial,
-            capacity: self.seat.capacity,
+            capacity: self.this.capacity,
             shares: self.home.report(),
             jobs,
         }
@@ -357,10 +361,32 @@ impl Items for Datasets {
 }
 
 impl Datasets {
+    /// Declares the counters of items at home here, and of readers here.
+    pub(super) fn declare(&self, datasets: &Scope) {
+        let read = |number: fn(&ShareReport) -> u64| {
+            let home = self.home.clone();
+            move || home.report().iter().map(number).sum()
+        };
+        let help = "Bytes of datasets that may be held on this node.";
+        let share = read(|share| share.share);
+        datasets.computed("share_bytes", Kind::Gauge, Unit::Bytes, help, share);
+        let help = "Bytes of datasets that are held on this node.";
+        let cached = read(|share| share.cached);
+        datasets.computed("bytes", Kind::Gauge, Unit::Bytes, help, cached);
+        let help =
+            "Items of datasets that are held on this node: files, and stripes of larger ones.";
+        let items = read(|share| share.items);
+        datasets.computed("items", Kind::Gauge, Unit::Count, help, items);
+        let help = "Bytes that this node read from storage, or had a root read, for datasets.";
+        let origin = read(|share| share.origin_bytes);
+        datasets.computed("origin_bytes", Kind::Gauge, Unit::Bytes, help, origin);
+        self.reader.declare(datasets);
+    }
+
     /// If there are more jobs than `known`, reports soon, because a new job waits for its terms.
     fn meet(&self, known: usize) {
         if self.activities.count() != known {
-            self.steward.report_soon();
+            self.agent.report_soon();
         }
     }
 }
@@ -394,7 +420,7 @@ impl OpenItem for OpenDatasetFile {
 impl std::fmt::Debug for Datasets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Datasets")
-            .field("seat", &self.seat)
+            .field("this", &self.this)
             .finish_non_exhaustive()
     }
 }

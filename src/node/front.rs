@@ -8,11 +8,11 @@ mod continued;
 mod directory;
 mod opened;
 
-use super::attendant::Lister;
 use super::clearing;
 use super::data::{DataFiles, Opening};
 use super::errors::fs_error;
 use super::sweeps::Wanted;
+use super::watchdog::Lister;
 use crate::namespace::{Inode, InodeTable, ROOT};
 use crate::read::{Directory, Found, Noted, ReadPath};
 use crate::record::Recorder;
@@ -685,29 +685,21 @@ impl fuse::Backend for Front {
     }
 
     // The numbers of the node, whichever mount is asked.
-    fn node_stats(&self, _counters: &fuse::Counters) -> fuse::ioctl::StatsBody {
-        self.cluster
-            .get()
-            .map(super::cluster::Cluster::node_stats)
-            .unwrap_or_default()
+    fn node_stats(&self) -> String {
+        let cluster = self.cluster.get();
+        cluster.map_or_else(String::new, |cluster| cluster.own_report().to_lines())
     }
 
-    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<fuse::ioctl::StatsBody> {
+    fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<String> {
         let Some(cluster) = self.cluster.get().cloned() else {
             return Answer::Ready(Err(FsError::Unsupported));
         };
-        let wanted = match age {
-            fuse::StatsAge::New => Wanted::New,
-            fuse::StatsAge::Recent => Wanted::Kept,
-        };
-        pending(async move { Ok(cluster.sum(wanted).await) })
+        let wanted = Wanted::recent(age == fuse::StatsAge::Recent);
+        pending(async move { Ok(cluster.sum(wanted).await.to_lines()) })
     }
 
-    fn control_socket(&self) -> Bytes {
-        self.cluster
-            .get()
-            .map(super::cluster::Cluster::control_socket)
-            .unwrap_or_default()
+    fn sockets(&self) -> Option<fuse::Sockets> {
+        self.cluster.get().map(|cluster| cluster.sockets().clone())
     }
 
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {

@@ -4,13 +4,15 @@
 //! away. A data mount that is taken away alone is told of (in the log, in `status`); the daemon goes on.
 
 use super::NodeError;
-use super::attendant::Attendant;
 use super::cluster::Cluster;
 use super::data::DataFiles;
 use super::datasets::Datasets;
 use super::front::{Front, Promises};
+use super::watchdog::Watchdog;
 use crate::config::{Freshness, OpenMode, Settings, Toggle};
+use crate::namespace::InodeTable;
 use copperfs_fuse::{self as fuse, Abort};
+use copperfs_metrics::Registry;
 use copperfs_overlay::Attributes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,7 +51,7 @@ pub(super) struct Mounts {
     software: fuse::Mount,
     data: Option<(fuse::Mount, Arc<DataFiles>)>,
     /// Held for its drop.
-    _attendant: Option<Attendant>,
+    _watchdog: Option<Watchdog>,
 }
 
 impl Mounts {
@@ -65,7 +67,7 @@ impl Mounts {
         runtime: Handle,
     ) -> Result<Self, NodeError> {
         let counters = Arc::new(fuse::Counters::default());
-        cluster.mounted(Arc::clone(&counters), Arc::clone(&front.inodes));
+        declare(cluster.registry(), "software", &counters, &front.inodes);
         let options = options(settings, counters);
         let second = data.as_ref().map(|data| {
             drop(data.front.cluster.set(cluster.clone()));
@@ -82,22 +84,19 @@ impl Mounts {
         };
         let mounting = tokio::task::spawn_blocking(mounting);
         let (software, second) = mounting.await.map_err(NodeError::Task)??;
-        let attendant = attend(&software, second.as_ref());
-        front.connect(&software, attendant.as_ref().map(Attendant::lister));
+        let watchdog = start_watchdog(&software, second.as_ref());
+        front.connect(&software, watchdog.as_ref().map(Watchdog::lister));
         let data = second.zip(data).map(|(mount, data)| {
             data.front.connect(&mount, None);
-            let inodes = Arc::clone(&data.front.inodes);
-            cluster.data_mounted(
-                Arc::clone(mount.counters()),
-                inodes,
-                Arc::clone(&data.files),
-            );
+            let registry = cluster.registry();
+            declare(registry, "data", mount.counters(), &data.front.inodes);
+            data.files.declare(&registry.scope("data_mount"));
             (mount, data.files)
         });
         Ok(Self {
             software,
             data,
-            _attendant: attendant,
+            _watchdog: watchdog,
         })
     }
 
@@ -134,15 +133,15 @@ impl Mounts {
 }
 
 /// Without one nothing is listed ahead, and a daemon that is killed at a bad moment needs `unmount` to
-/// be freed. Not a blocking task: see [`Attendant::start`].
-fn attend(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Attendant> {
+/// be freed. Not a blocking task: see [`Watchdog::start`].
+fn start_watchdog(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Watchdog> {
     let connections = [Some(software), data].into_iter().flatten();
     let means: Vec<Abort> = connections
         .filter_map(fuse::Mount::connection)
         .filter_map(|number| Abort::of(number).ok())
         .collect();
-    Attendant::start(software.mountpoint(), &means)
-        .inspect_err(|error| tracing::warn!(%error, "no attendant beside this daemon"))
+    Watchdog::start(software.mountpoint(), &means)
+        .inspect_err(|error| tracing::warn!(%error, "no watchdog beside this daemon"))
         .ok()
 }
 
@@ -199,4 +198,15 @@ fn data_options(
         },
         ..options(settings, counters)
     }
+}
+
+/// Declares the counters of one of the daemon's mounts.
+fn declare(
+    registry: &Registry,
+    mount: &'static str,
+    counters: &fuse::Counters,
+    inodes: &Arc<InodeTable>,
+) {
+    counters.declare(registry, mount);
+    inodes.declare(&registry.scope("inodes").label("mount", mount));
 }

@@ -71,13 +71,13 @@ impl Service for NodeService {
         up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        let steward = self.datasets.steward.clone();
-        async move { steward.service_steer(child, tree, up, down).await }.boxed()
+        let agent = self.datasets.agent.clone();
+        async move { agent.service_steer(child, tree, up, down).await }.boxed()
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        let steward = self.datasets.steward.clone();
-        async move { steward.service_command(tree, command).await }.boxed()
+        let agent = self.datasets.agent.clone();
+        async move { agent.service_command(tree, command).await }.boxed()
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Option<Bytes>> {

@@ -19,6 +19,13 @@ pub(super) enum Wanted {
     Kept,
 }
 
+impl Wanted {
+    /// What users that do not own the mount get, or its owner.
+    pub(super) fn recent(recent: bool) -> Self {
+        if recent { Self::Kept } else { Self::New }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sweeps<T> {

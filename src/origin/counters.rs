@@ -1,20 +1,34 @@
-//! What the origins have done, counted: `origin.{opens,bytes_read,listings,stats,errors,throttled,concurrency}`.
+//! Counters of requests to storage.
 
+use copperfs_metrics::{Counter, Histogram, Registry, Unit};
 use copperfs_overlay::{Failure, FailureKind};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Counters, each monotonic. Relaxed: they are read for people, not for decisions.
 #[derive(Debug, Default)]
 pub struct OriginCounters {
-    opens: AtomicU64,
-    bytes_read: AtomicU64,
-    listings: AtomicU64,
-    stats: AtomicU64,
-    errors: AtomicU64,
+    opens: Counter,
+    read_bytes: Counter,
+    listings: Counter,
+    stats: Counter,
+    errors: Counter,
+    /// Times to the beginning of an answer, by [`OPERATIONS`].
+    latencies: [Histogram; OPERATIONS.len()],
     /// Limits log lines about faults. The lock is held briefly.
     complaints: Mutex<Complaints>,
+}
+
+/// Questions to storage whose latency is measured.
+const OPERATIONS: [&str; 4] = ["list", "stat", "read", "read_range"];
+
+/// A question to storage whose latency is measured: an index of [`OPERATIONS`].
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Operation {
+    List,
+    Stat,
+    Read,
+    ReadRange,
 }
 
 /// The minimum interval between two log lines about faults; the faults in between are counted.
@@ -33,7 +47,7 @@ pub struct OriginSnapshot {
     /// Reads begun: one per `ReadRequest`, however many blocks it asks for.
     pub opens: u64,
     /// Bytes of content that came from storage.
-    pub bytes_read: u64,
+    pub read_bytes: u64,
     /// Directories listed; the further pages of a large one are not counted again.
     pub listings: u64,
     /// Names whose attributes were asked for one by one (not those that came along with a listing).
@@ -50,37 +64,69 @@ pub struct OriginSnapshot {
 }
 
 impl OriginCounters {
+    /// Declares the counters in `registry`.
+    pub fn declare(&self, registry: &Registry) {
+        let storage = registry.scope("latency_seconds").label("tier", "storage");
+        for (operation, histogram) in OPERATIONS.iter().zip(&self.latencies) {
+            let help = "Time from a question to a tier to the beginning of its answer.";
+            storage
+                .label("op", operation)
+                .histogram("", help, histogram);
+        }
+        let origin = registry.scope("origin");
+        let help = "Reads begun in storage: one per request, however many blocks it names.";
+        origin.counter("opens", Unit::Count, help, &self.opens);
+        let help = "Bytes of content read from storage.";
+        origin.counter("read_bytes", Unit::Bytes, help, &self.read_bytes);
+        let help = "Directories listed in storage.";
+        origin.counter("listings", Unit::Count, help, &self.listings);
+        let help = "Names whose attributes were requested from storage one by one.";
+        origin.counter("stats", Unit::Count, help, &self.stats);
+        let help = "Faults of storage: refused, unavailable, corrupt, or an I/O error.";
+        origin.counter("errors", Unit::Count, help, &self.errors);
+    }
+
     /// The counters now; without what the stores themselves count.
     #[must_use]
     pub fn snapshot(&self) -> OriginSnapshot {
         OriginSnapshot {
-            opens: self.opens.load(Ordering::Relaxed),
-            bytes_read: self.bytes_read.load(Ordering::Relaxed),
-            listings: self.listings.load(Ordering::Relaxed),
-            stats: self.stats.load(Ordering::Relaxed),
-            errors: self.errors.load(Ordering::Relaxed),
+            opens: self.opens.get(),
+            read_bytes: self.read_bytes.get(),
+            listings: self.listings.get(),
+            stats: self.stats.get(),
+            errors: self.errors.get(),
             throttled: 0,
             concurrency: 0,
             hanging: 0,
         }
     }
 
+    /// Awaits `answer`, and measures the time if it is no failure.
+    pub(super) async fn timed<T, E>(
+        &self,
+        operation: Operation,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let begun = Instant::now();
+        let answer = answer.await?;
+        self.latencies[operation as usize].observe(begun.elapsed());
+        Ok(answer)
+    }
+
     pub(super) fn opened(&self) {
-        self.opens.fetch_add(1, Ordering::Relaxed);
+        self.opens.increment();
     }
 
     pub(super) fn read(&self, bytes: usize) {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        self.read_bytes.add_len(bytes);
     }
 
     pub(super) fn listed(&self) {
-        self.listings.fetch_add(1, Ordering::Relaxed);
+        self.listings.increment();
     }
 
     pub(super) fn stated(&self, names: usize) {
-        let names = u64::try_from(names).unwrap_or(u64::MAX);
-        self.stats.fetch_add(names, Ordering::Relaxed);
+        self.stats.add_len(names);
     }
 
     /// Logs the fault on this root, because the caller that waits may be on another node.
@@ -118,7 +164,7 @@ impl OriginCounters {
             | FailureKind::Unsupported => false,
         };
         if fault {
-            self.errors.fetch_add(1, Ordering::Relaxed);
+            self.errors.increment();
             self.complain(failure);
         }
     }

@@ -13,7 +13,7 @@ mod rules;
 
 pub use examine::{Finding, Outcome};
 
-use super::counters::{OriginCounters, OriginSnapshot};
+use super::counters::{Operation, OriginCounters, OriginSnapshot};
 use super::exclusion::{Exclusion, Hidden};
 use super::failure::too_slow;
 use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
@@ -22,6 +22,7 @@ use super::{
     TurnStream, Turns,
 };
 use bytes::Bytes;
+use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
@@ -110,6 +111,25 @@ impl Origins {
             });
         }
         Ok(fingerprints)
+    }
+
+    /// Declares the counters of storage in `registry`.
+    pub fn declare(&self, registry: &Registry) {
+        self.shared.counters.declare(registry);
+        let origin = registry.scope("origin");
+        let read = |number: fn(&OriginSnapshot) -> u64| {
+            let origins = self.clone();
+            move || number(&origins.counters())
+        };
+        let help = "Attempts that object stores refused because they were overloaded.";
+        let throttled = read(|now| now.throttled);
+        origin.computed("throttled", Kind::Counter, Unit::Count, help, throttled);
+        let help = "Concurrent requests that object stores are sent at most, at this time.";
+        let concurrency = read(|now| now.concurrency);
+        origin.computed("concurrency", Kind::Gauge, Unit::Count, help, concurrency);
+        let help = "Calls into POSIX storage that hang at this time.";
+        let hanging = read(|now| now.hanging);
+        origin.computed("hanging", Kind::Gauge, Unit::Count, help, hanging);
     }
 
     /// What the origins have done so far.
@@ -576,6 +596,17 @@ impl Storage for Origins {
     }
 }
 
+impl Origins {
+    fn timed<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, Failure>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move { shared.counters.timed(operation, answer).await })
+    }
+}
+
 impl Files for Origins {
     fn list(
         &self,
@@ -583,7 +614,8 @@ impl Files for Origins {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>> {
-        Box::pin(Arc::clone(&self.shared).list(path, cursor, limit))
+        let listing = Arc::clone(&self.shared).list(path, cursor, limit);
+        self.timed(Operation::List, listing)
     }
 
     fn stat(
@@ -592,18 +624,22 @@ impl Files for Origins {
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let answers = Arc::clone(&self.shared).stat(parent, names);
-        Box::pin(async move { answers.await.map(Leased::lasting) })
+        self.timed(Operation::Stat, async move {
+            answers.await.map(Leased::lasting)
+        })
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
-        Box::pin(Arc::clone(&self.shared).read(request))
+        let stream = Arc::clone(&self.shared).read(request);
+        self.timed(Operation::Read, stream)
     }
 
     fn read_range(
         &self,
         request: RangeRequest,
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
-        Box::pin(Arc::clone(&self.shared).read_range(request))
+        let range = Arc::clone(&self.shared).read_range(request);
+        self.timed(Operation::ReadRange, range)
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {

@@ -7,13 +7,13 @@
 //!
 //! The format is in `docs/format.md`.
 
+mod files;
 mod format;
-mod shelf;
 
 use super::directory::Directory;
 use copperfs_overlay::{ItemPath, Listing};
+use files::ListingFiles;
 use format::Record;
-use shelf::Shelf;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ impl PersistedListings {
         let (queue, jobs) = sync_channel(QUEUE_MAX);
         let counters = Arc::new(Counters::default());
         let (place, counting) = (dir.to_owned(), Arc::clone(&counters));
-        let started = shelf::make_private(dir).and_then(|()| {
+        let started = files::make_private(dir).and_then(|()| {
             std::thread::Builder::new()
                 .name("copperfs-meta".to_owned())
                 .spawn(move || run(place, &counting, &jobs))
@@ -170,14 +170,14 @@ impl PersistedListings {
 }
 
 fn run(dir: PathBuf, counters: &Counters, jobs: &Receiver<Job>) {
-    let mut shelf = Shelf::scan(dir, BYTES_MAX);
+    let mut files = ListingFiles::scan(dir, BYTES_MAX);
     let mut complained = false;
     while let Ok(job) = jobs.recv() {
         match job {
             Job::Keep(path, directory) => {
                 let written = Record::encode(&path, &directory)
                     .map_err(std::io::Error::other)
-                    .and_then(|bytes| shelf.write(&format::file_name(&path), &bytes));
+                    .and_then(|bytes| files.write(&format::file_name(&path), &bytes));
                 match written {
                     Ok(()) => drop(counters.kept.fetch_add(1, Ordering::Relaxed)),
                     Err(error) => {
@@ -189,13 +189,13 @@ fn run(dir: PathBuf, counters: &Counters, jobs: &Receiver<Job>) {
                     }
                 }
             }
-            Job::Clear(path) => shelf.remove_where(|file| {
+            Job::Clear(path) => files.remove_where(|file| {
                 let Some(kept) = format::path_of(file) else {
                     return true;
                 };
                 kept.is_within(&path) || path.split().is_some_and(|(parent, _)| parent == kept)
             }),
-            Job::Remove(file) => shelf.remove(&file),
+            Job::Remove(file) => files.remove(&file),
         }
     }
 }

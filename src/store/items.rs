@@ -4,7 +4,7 @@
 //! item has too. Its owner calls neither `clear` nor passthrough's functions.
 
 use super::job::Put;
-use super::{Keeps, Store, StoreError, StoreOptions, count};
+use super::{Keeps, Store, StoreError, StoreOptions};
 use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
@@ -65,7 +65,7 @@ impl Store {
             };
             taken = self.0.writer.put(put).await;
             if !taken {
-                count(&self.0.shared.counters.dropped);
+                self.0.shared.counters.dropped.increment();
                 break;
             }
         }

@@ -2,9 +2,9 @@
 //! source, and blocks from the source are kept, except for those of unsettled versions, which no later
 //! request can ask for.
 
+use super::Store;
 use super::catalog::Place;
 use super::job::Put;
-use super::{Store, count};
 use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -267,7 +267,7 @@ impl Feed {
         let missing = (start + 1..self.blocks.end).find(|index| self.find(*index).is_some());
         let end = missing.unwrap_or(self.blocks.end);
         for _ in start..end {
-            count(&self.layer.store.0.shared.counters.misses);
+            self.layer.store.0.shared.counters.misses.increment();
         }
         let request = ReadRequest {
             path: self.file.path.clone(),
@@ -401,7 +401,7 @@ impl Stored {
             }
         }
         let misses = &self.store.0.shared.counters.misses;
-        elsewhere.iter().for_each(|_| count(misses));
+        misses.add_len(elsewhere.len());
         if here.is_empty() {
             return self.kept(asked, elsewhere, moment).await;
         }

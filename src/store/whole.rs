@@ -5,10 +5,10 @@
 //! will get, and each block is compared with its hash. This is done after the file was written, and after a
 //! restart.
 
+use super::Store;
 use super::catalog::Held;
 use super::content;
 use super::job::PutWhole;
-use super::{Store, count};
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, ReadRequest};
@@ -151,7 +151,7 @@ impl WholeWriter {
             None => return Err(Errno::INVAL),
         };
         if !check(&open, self.len, &self.hashes)? {
-            count(&shared.counters.damaged);
+            shared.counters.damaged.increment();
             tracing::warn!(path = %file.path, "the bytes read back from the disk differ from those written: dropped");
             return Err(Errno::IO);
         }

@@ -13,7 +13,7 @@ use super::log::Log;
 use super::record::Record;
 use super::sweep;
 use super::unit::Unit;
-use super::{Keeps, Shared, StoreError, count};
+use super::{Keeps, Shared, StoreError};
 use crate::num::to_usize;
 use crate::read::FileId;
 use copperfs_overlay::{ContentHash, ItemPath};
@@ -406,7 +406,7 @@ impl Writing {
         let (shared, hash) = (Arc::clone(&self.shared), put.hash);
         let len = put.len();
         if let Some(torn) = shared.catalog.torn(hash, len) {
-            count(&shared.counters.damaged);
+            shared.counters.damaged.increment();
             shared.catalog.forget(&torn);
             self.remove(&torn);
         }
@@ -416,14 +416,14 @@ impl Writing {
             index: put.index,
         };
         if shared.catalog.has_content(hash) {
-            count(&shared.counters.shared);
+            shared.counters.shared.increment();
         } else {
             let written = self
                 .make_room(len)
                 .and_then(|()| content::write(&shared.directory, hash, &put.pieces, &origin));
             if let Err(errno) = written {
                 self.failed(errno);
-                count(&shared.counters.dropped);
+                shared.counters.dropped.increment();
                 return;
             }
             shared.health.wrote_well();

@@ -136,7 +136,7 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
     let items = collect(files.bundle(request.clone()).await.expect("a bundle")).await;
     assert_eq!(items, [(2, Bytes::from_static(b"secret"))]);
     let counters = files.counters();
-    assert_eq!((counters.opens, counters.bytes_read), (1, 6));
+    assert_eq!((counters.opens, counters.read_bytes), (1, 6));
     let elsewhere = BundleRequest {
         directory: path("nowhere"),
         ..request

@@ -174,7 +174,7 @@ async fn reads_come_in_hashed_blocks_and_are_counted() {
     assert!(whole.concat() == content);
     let counters = files.counters();
     assert_eq!(
-        (counters.opens, counters.bytes_read),
+        (counters.opens, counters.read_bytes),
         (1, content.len() as u64)
     );
     let middle = blocks(&files, "d/f", 2, 2).await.expect("blocks");

@@ -136,7 +136,7 @@ fn a_wrong_secret_is_refused() {
         "{:?}",
         start.elapsed()
     );
-    assert_eq!(root.stats().get("downstream.bytes_sent"), 0);
+    assert_eq!(root.stats().get("downstream.sent_bytes"), 0);
     let child = members.start(1, &["--request-timeout", "3s"]);
     assert_eq!(
         fs::read(child.path("file")).unwrap(),

@@ -274,7 +274,7 @@ api.getresponse().read()
 api.request('GET', '/v1/allocation')
 allocation = json.load(api.getresponse())
 print(oct(mode), document['openapi'], allocation['policy'], allocation['remote_io']['total'])";
-    let socket = api_socket(&four.point(2));
+    let socket = owners_socket(&four.point(2));
     let said = check(python().arg("-c").arg(script).arg(socket));
     assert_eq!(said.trim(), "0o600 3.1.0 max-min 20000000");
 }
@@ -316,8 +316,7 @@ fn the_api_on_tcp_is_for_members_of_the_job() {
     assert!(refused.is_err(), "{refused:?}");
 }
 
-/// Beside the control socket.
-fn api_socket(point: &Path) -> std::path::PathBuf {
-    let control = copperfs_fuse::ioctl::client::control_socket(point).unwrap();
-    control.with_file_name("api.sock")
+/// The socket of the daemon's owner.
+fn owners_socket(point: &Path) -> std::path::PathBuf {
+    copperfs_fuse::ioctl::client::sockets(point).unwrap().owner
 }

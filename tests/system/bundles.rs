@@ -65,12 +65,12 @@ fn a_directory_read_in_order_costs_a_leaf_three_requests_at_most() {
     eprintln!(
         "{DIRECTORIES} directories of {FILES} files: {requests} requests, {} bundles, {} READs, {} files pushed",
         grown(3, "bundle.requests"),
-        grown(3, "fuse.requests.read"),
-        grown(3, "push.files"),
+        grown(3, "fuse.software.requests.read"),
+        grown(3, "push.software.files"),
     );
     assert!(requests <= 3 * DIRECTORIES as u64, "{requests} requests");
     let bytes = (DIRECTORIES * FILES * BYTES) as u64;
-    assert_eq!(grown(0, "origin.bytes_read"), bytes);
+    assert_eq!(grown(0, "origin.read_bytes"), bytes);
     assert_eq!(grown(0, "origin.opens"), (DIRECTORIES * FILES) as u64);
     assert!(
         grown(3, "bundle.wasted_bytes") * 5 <= grown(3, "bundle.useful_bytes"),
@@ -200,7 +200,7 @@ fn a_killed_reader_leaves_nothing_behind() {
     read_in_order(leaf);
     assert!(begun.elapsed() < Duration::from_secs(20));
     eventually(Duration::from_secs(10), "everything is pushed", || {
-        tree.leaf().stats().get("push.pending") == 0
+        tree.leaf().stats().get("push.software.pending") == 0
     });
 }
 

@@ -55,17 +55,17 @@ fn small_files_come_whole_and_large_ones_in_blocks() {
     let before = mount.stats();
     start("small");
     eventually(Duration::from_secs(5), "the whole file is here", || {
-        mount.stats().since(&before, "origin.bytes_read") == 3 << 20
+        mount.stats().since(&before, "origin.read_bytes") == 3 << 20
     });
     start("large");
-    let large = mount.stats().since(&before, "origin.bytes_read") - (3 << 20);
+    let large = mount.stats().since(&before, "origin.read_bytes") - (3 << 20);
     assert!(
         large < 32 << 20,
         "{large} bytes of a large file for its first 4096"
     );
     assert!(fs::read(mount.path("large")).unwrap() == noise(2, 64 << 20));
     assert_eq!(
-        mount.stats().since(&before, "origin.bytes_read"),
+        mount.stats().since(&before, "origin.read_bytes"),
         67 << 20,
         "each byte once"
     );
@@ -89,7 +89,7 @@ fn bypass_above_reads_big_files_from_storage() {
         (stats[0].get("origin.opens"), stats[1].get("origin.opens")),
         (1, 1)
     );
-    assert_eq!(stats[1].get("origin.bytes_read"), 3 << 20);
+    assert_eq!(stats[1].get("origin.read_bytes"), 3 << 20);
 }
 
 /// Small files that are on the node are in the kernel's page cache once their directory is listed:
@@ -122,7 +122,7 @@ fn listing_a_directory_pushes_its_files_into_the_page_cache() {
         let listed = fs::read_dir(mount.path("dir")).unwrap().count();
         assert_eq!(listed as u64, FILES);
         eventually(Duration::from_secs(10), "all is pushed", || {
-            mount.stats().get("push.pending") == 0
+            mount.stats().get("push.software.pending") == 0
         });
         let pushed = mount.stats();
         read_all();
@@ -130,8 +130,8 @@ fn listing_a_directory_pushes_its_files_into_the_page_cache() {
         drop(kernel);
         after.assert_nothing_upstream(&before);
         let count = (
-            pushed.since(&before, "push.files"),
-            after.since(&before, "fuse.requests.read"),
+            pushed.since(&before, "push.software.files"),
+            after.since(&before, "fuse.software.requests.read"),
         );
         reads.push(count);
         if count == (FILES, 0) {
@@ -191,5 +191,5 @@ fn push_can_be_turned_off() {
         assert_eq!(fs::read_dir(mount.path("dir")).unwrap().count(), 1);
         assert!(fs::read(mount.path("dir/file")).unwrap() == noise(1, 1000));
     }
-    assert_eq!(mount.stats().get("push.files"), 0);
+    assert_eq!(mount.stats().get("push.software.files"), 0);
 }

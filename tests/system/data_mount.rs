@@ -59,7 +59,7 @@ impl Both {
     }
 
     fn counted(&self, key: &str) -> u64 {
-        self.node().stats().get(&format!("data_mount.{key}"))
+        self.node().stats().get(key)
     }
 
     #[track_caller]
@@ -121,8 +121,8 @@ fn both_mounts_show_the_same_files() {
         assert!(options.split(',').any(|word| word == option), "{options}");
     }
     assert_eq!(errno(File::create(both.data("new"))), Errno::ROFS);
-    assert_eq!(both.counted("mounted"), 1);
-    assert_eq!(both.counted("lost"), 0);
+    assert_eq!(both.counted("data_mount.mounted"), 1);
+    assert_eq!(both.counted("data_mount.lost"), 0);
 }
 
 /// Opens of the data mount are seen and counted, those of the software mount are not; a second read is
@@ -136,7 +136,12 @@ fn opens_of_the_data_mount_are_counted() {
     let origin = origin();
     let both = Both::of(origin.path(), &[]);
     fs::read(both.software("set/f1")).unwrap();
-    for key in ["opens", "releases", "reads", "bytes_read"] {
+    for key in [
+        "fuse.data.requests.open",
+        "fuse.data.requests.release",
+        "fuse.data.requests.read",
+        "fuse.data.read_bytes",
+    ] {
         assert_eq!(
             both.counted(key),
             0,
@@ -148,19 +153,23 @@ fn opens_of_the_data_mount_are_counted() {
         assert_eq!(fs::read(both.data("set/f1")).unwrap(), noise(1, 20_000));
     }
     eventually(Duration::from_secs(5), "the closes are seen", || {
-        both.counted("releases") == 3
+        both.counted("fuse.data.requests.release") == 3
     });
-    assert_eq!(both.counted("opens"), 3);
-    assert_eq!(both.counted("dataset_opens"), 0, "there is no dataset");
-    assert_eq!(both.counted("bytes_read"), 20_000);
-    assert_eq!(both.counted("cached_opens"), 2);
-    assert!(both.counted("requests") >= 7);
+    assert_eq!(both.counted("fuse.data.requests.open"), 3);
+    assert_eq!(
+        both.counted("data_mount.dataset_opens"),
+        0,
+        "there is no dataset"
+    );
+    assert_eq!(both.counted("fuse.data.read_bytes"), 20_000);
+    assert_eq!(both.counted("data_mount.cached_opens"), 2);
+    assert!(both.counted("fuse.data.messages") >= 7);
     let after = both.node().stats();
     for operation in ["lookup", "open", "read", "release"] {
-        let key = format!("fuse.requests.{operation}");
+        let key = format!("fuse.software.requests.{operation}");
         assert_eq!(after.since(&before, &key), 0, "{key} of the software mount");
     }
-    assert_eq!(after.since(&before, "push.files"), 0);
+    assert_eq!(after.since(&before, "push.software.files"), 0);
 }
 
 /// With the page cache off every read reaches the daemon, and files can be mapped all the same.
@@ -173,20 +182,20 @@ fn without_the_page_cache_every_read_reaches_the_daemon() {
     let both = Both::of(origin.path(), &["--page-cache=false"]);
     for turn in 1..=5 {
         assert_eq!(fs::read(both.data("set/f2")).unwrap(), noise(2, 20_000));
-        assert_eq!(both.counted("bytes_read"), turn * 20_000);
+        assert_eq!(both.counted("fuse.data.read_bytes"), turn * 20_000);
     }
     eventually(Duration::from_secs(5), "the closes are seen", || {
-        both.counted("releases") == 5
+        both.counted("fuse.data.requests.release") == 5
     });
-    assert_eq!(both.counted("cached_opens"), 0);
-    let before = both.counted("reads");
+    assert_eq!(both.counted("data_mount.cached_opens"), 0);
+    let before = both.counted("fuse.data.requests.read");
     let file = File::open(both.data("large")).unwrap();
     let mut some = [0; 100];
     for _ in 0..10 {
         file.read_exact_at(&mut some, 1 << 20).unwrap();
         assert_eq!(some[..], noise(99, (3 << 20) + 5)[1 << 20..][..100]);
     }
-    assert_eq!(both.counted("reads") - before, 10);
+    assert_eq!(both.counted("fuse.data.requests.read") - before, 10);
     let script = "import mmap, sys\n\
         whole = open(sys.argv[2], 'rb').read()\n\
         for kind in sys.argv[3:]:\n\
@@ -302,9 +311,9 @@ fn a_data_mount_taken_away_alone_is_told_of() {
     fs::read(both.data("set/f1")).unwrap();
     check(Command::new("umount").arg(&both.data));
     eventually(Duration::from_secs(10), "it is noticed", || {
-        both.counted("lost") == 1
+        both.counted("data_mount.lost") == 1
     });
-    assert_eq!(both.counted("mounted"), 0);
+    assert_eq!(both.counted("data_mount.mounted"), 0);
     assert_eq!(fs::read(both.software("set/f5")).unwrap(), noise(5, 20_000));
     let said = check(copperfs(["status"]).arg(&both.node().point));
     assert!(said.contains("no data mount any more"), "{said}");
@@ -421,7 +430,7 @@ fn a_launch_has_a_data_mount_a_node() {
     for rank in 0..2 {
         let path = data.join(rank.to_string()).join("set/f4");
         assert_eq!(fs::read(path).unwrap(), noise(4, 20_000));
-        assert_eq!(tree.nodes[rank].stats().get("data_mount.opens"), 1);
+        assert_eq!(tree.nodes[rank].stats().get("fuse.data.requests.open"), 1);
     }
     let (_, total) = tree.nodes[1].cluster_stats();
     assert_eq!(total.get("data_mount.mounted"), 2);

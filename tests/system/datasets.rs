@@ -27,10 +27,10 @@ fn an_epoch_finds_what_the_budget_holds() {
     let nodes = Nodes::launch(4, origin.path(), &[]);
     nodes.add("set", &["--budget", "1.6MB", "--origin-readers", "homes"]);
     let truth = origin.path().join("set");
-    let mut before = nodes.total("origin.bytes_read");
+    let mut before = nodes.total("origin.read_bytes");
     for (round, rank) in [0, 1, 3, 2].into_iter().enumerate() {
         epoch(&nodes.path(rank, "set"), &truth, round as u64);
-        let after = nodes.total("origin.bytes_read");
+        let after = nodes.total("origin.read_bytes");
         let read = after - before;
         before = after;
         let cached = nodes.cached();
@@ -63,7 +63,7 @@ fn all_of_it_is_read_from_storage_once() {
     let mut cached = 0;
     for name in ["homes", "roots"] {
         nodes.add(name, &["--budget", "2MB", "--origin-readers", name]);
-        let before = nodes.total("origin.bytes_read");
+        let before = nodes.total("origin.read_bytes");
         let truth = origin.path().join(name);
         std::thread::scope(|scope| {
             for rank in 0..4 {
@@ -71,7 +71,7 @@ fn all_of_it_is_read_from_storage_once() {
                 scope.spawn(move || epoch(&directory, truth, rank as u64));
             }
         });
-        let read = nodes.total("origin.bytes_read") - before;
+        let read = nodes.total("origin.read_bytes") - before;
         assert_eq!(read, 200 * BYTES as u64, "{name}");
         cached += 200 * BYTES as u64;
         assert_eq!(nodes.cached(), cached, "{name}");
@@ -174,7 +174,7 @@ fn hits_in_the_page_cache_are_counted() {
         kernel_hits(node) >= 50
     };
     assert!((2..10).any(hit), "{} hits", kernel_hits(node));
-    assert_eq!(node.stats().since(&first, "origin.bytes_read"), 0);
+    assert_eq!(node.stats().since(&first, "origin.read_bytes"), 0);
 }
 
 /// Closes without a read, which come after the reader has gone on.

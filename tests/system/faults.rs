@@ -60,7 +60,7 @@ fn hits(node: &Node, count: u64) -> Vec<Duration> {
     };
     let before = node.stats();
     let mut times: Vec<Duration> = (0..count).map(read).collect();
-    let asked = node.stats().since(&before, "fuse.requests.read");
+    let asked = node.stats().since(&before, "fuse.software.requests.read");
     assert!(asked >= count, "the daemon was asked {asked} times");
     times.sort();
     times
@@ -169,7 +169,7 @@ fn five_hundred_hanging_misses_do_not_slow_a_hit() {
         );
     }
     eventually(Duration::from_secs(20), "all readers wait", || {
-        leaf.stats().since(&before, "fuse.requests.read") >= READERS
+        leaf.stats().since(&before, "fuse.software.requests.read") >= READERS
     });
     assert!(finished.try_recv().is_err(), "nobody has been answered");
     let busy = hits(&leaf, 300);

@@ -268,6 +268,6 @@ fn pages_given_up_by_the_kernel_come_from_the_nodes_cache() {
     forget_pages(&file);
     assert_eq!(fs::read(mount.path("file")).unwrap(), content);
     let after = mount.stats();
-    assert!(after.since(&before, "fuse.requests.read") > 0);
+    assert!(after.since(&before, "fuse.software.requests.read") > 0);
     after.assert_nothing_upstream(&before);
 }

@@ -40,7 +40,7 @@ fn four_hosts_import_a_tree_over_the_network() {
     }
     let root = job.stats(1);
     assert_eq!(root.get("origin.opens"), packages().modules);
-    assert_eq!(root.get("origin.bytes_read"), packages().bytes);
+    assert_eq!(root.get("origin.read_bytes"), packages().bytes);
     assert_eq!(root.0["node"], "h1");
     for number in 2..=4 {
         let stats = job.stats(number);

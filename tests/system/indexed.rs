@@ -87,7 +87,7 @@ fn a_directory_is_served_without_listing_it() {
     let expected = checksums(origin.path());
     assert_eq!(checksums(&mount.path("")), expected);
     let stats = mount.stats();
-    assert_eq!(stats.get("origin.bytes_read"), bytes);
+    assert_eq!(stats.get("origin.read_bytes"), bytes);
     assert_eq!(
         (stats.get("origin.listings"), stats.get("origin.stats")),
         (0, 0)
@@ -127,7 +127,7 @@ fn a_bucket_is_served_without_listing_it() {
     assert!(mount.stats().get("origin.listings") <= 1);
     assert_eq!(checksums(&mount.path("data")), checksums(&set));
     let stats = mount.stats();
-    assert_eq!(stats.get("origin.bytes_read"), bytes);
+    assert_eq!(stats.get("origin.read_bytes"), bytes);
     assert_eq!(stats.get("origin.stats"), 0);
 }
 

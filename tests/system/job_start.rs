@@ -67,7 +67,7 @@ fn eight_nodes_import_a_tree_and_storage_sees_each_file_once() {
     let (nodes, total) = tree.leaf().cluster_stats();
     assert_eq!(nodes.len(), 8);
     assert_eq!(total.get("origin.opens"), tree_of_files.modules);
-    assert_eq!(total.get("origin.bytes_read"), tree_of_files.bytes);
+    assert_eq!(total.get("origin.read_bytes"), tree_of_files.bytes);
     assert_eq!(total.get("origin.listings"), tree_of_files.directories);
     assert_eq!(total.get("origin.errors"), 0);
     assert_eq!(total.get("verify.failures"), 0);
@@ -149,7 +149,7 @@ fn names_that_do_not_exist_cost_nothing() {
     let before = leaf.stats();
     ask_all();
     let once = leaf.stats();
-    assert_eq!(once.since(&before, "fuse.requests.lookup"), 5_000);
+    assert_eq!(once.since(&before, "fuse.software.requests.lookup"), 5_000);
     once.assert_nothing_upstream(&before);
     undisturbed(leaf, ask_all);
 }
@@ -242,8 +242,8 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
     fixture::settle(top);
     let bytes = touched.files.values().sum::<u64>();
     let total = import_everywhere(top, script, &[]);
-    eprintln!("{} bytes read of {bytes}", total.get("origin.bytes_read"));
-    let more = total.get("origin.bytes_read") - bytes;
+    eprintln!("{} bytes read of {bytes}", total.get("origin.read_bytes"));
+    let more = total.get("origin.read_bytes") - bytes;
     assert!(
         more * 5 <= bytes,
         "bundles brought {more} bytes more than the {bytes} that are read"
@@ -257,7 +257,7 @@ fn eight_nodes_import_real_packages_and_storage_sees_what_one_process_reads() {
         touched.directories.len()
     );
     assert_eq!(total.get("origin.opens"), touched.files.len() as u64);
-    assert_eq!(total.get("origin.bytes_read"), bytes);
+    assert_eq!(total.get("origin.read_bytes"), bytes);
     assert_eq!(
         total.get("origin.listings"),
         touched.directories.len() as u64

@@ -33,9 +33,9 @@ fn handle(node: &Node) -> OwnedFd {
 }
 
 /// The process that stands by the daemon of `node`.
-fn attendant(node: &Node) -> Pid {
-    let found = children(node.pid, "attend");
-    assert_eq!(found.len(), 1, "one attendant of {node:?}");
+fn watchdog(node: &Node) -> Pid {
+    let found = children(node.pid, "watchdog");
+    assert_eq!(found.len(), 1, "one watchdog of {node:?}");
     found[0]
 }
 
@@ -95,10 +95,10 @@ fn a_daemon_dies_whose_thread_waits_for_a_page() {
     free(&tree.leaf().point);
 }
 
-/// An attendant that begins when its daemon has ended, and the number of the connection has gone to the next
+/// An watchdog that begins when its daemon has ended, and the number of the connection has gone to the next
 /// mount, cuts nothing.
 #[test]
-fn a_late_attendant_does_no_harm_to_the_next_mount() {
+fn a_late_watchdog_does_no_harm_to_the_next_mount() {
     if !is_root() {
         skip!("needs root");
     }
@@ -113,7 +113,7 @@ fn a_late_attendant_does_no_harm_to_the_next_mount() {
     let number = number_of(&ended);
     let means = copperfs_fuse::Abort::of(number).unwrap();
     means.send(&ours).unwrap();
-    let mut late = copperfs(["attend", "--connections=1"]);
+    let mut late = copperfs(["watchdog", "--connections=1"]);
     late.arg(format!("--of={}", ended.pid.as_raw_nonzero()));
     late.arg(&ended.point).stdin(OwnedFd::from(theirs));
     ended.unmount();
@@ -129,7 +129,7 @@ fn a_late_attendant_does_no_harm_to_the_next_mount() {
     assert!(next.is_alive());
 }
 
-/// The same when the attendant was killed before (a scheduler kills all of a job): `unmount` frees it.
+/// The same when the watchdog was killed before (a scheduler kills all of a job): `unmount` frees it.
 #[test]
 fn unmount_frees_a_killed_daemon_that_hangs() {
     if !is_root() {
@@ -137,7 +137,7 @@ fn unmount_frees_a_killed_daemon_that_hangs() {
     }
     let (_origin, tree, mut inside) = stuck();
     let daemon = handle(tree.leaf());
-    kill_process(attendant(tree.leaf()), Signal::KILL).unwrap();
+    kill_process(watchdog(tree.leaf()), Signal::KILL).unwrap();
     tree.leaf().signal(Signal::KILL);
     assert!(!ends_within(&daemon, Duration::from_secs(1)), "it hangs");
     let said = check(copperfs(["unmount"]).arg(&tree.leaf().point));
@@ -156,7 +156,7 @@ fn the_next_mount_frees_a_killed_daemon_that_hangs() {
     for foreground in [false, true] {
         let (origin, tree, mut inside) = stuck();
         let daemon = handle(tree.leaf());
-        kill_process(attendant(tree.leaf()), Signal::KILL).unwrap();
+        kill_process(watchdog(tree.leaf()), Signal::KILL).unwrap();
         tree.leaf().signal(Signal::KILL);
         assert!(!ends_within(&daemon, Duration::from_secs(1)), "it hangs");
         let point = &tree.leaf().point;
@@ -211,7 +211,7 @@ fn a_daemon_killed_under_load_dies() {
         let clear = clear.args(["-c", clearing, env!("CARGO_BIN_EXE_copperfs")]);
         inside.push(quiet(clear.arg(&mount.point)));
         eventually(Duration::from_secs(20), "files are pushed", || {
-            mount.stats().get("push.files") > 20
+            mount.stats().get("push.software.files") > 20
         });
         // Somewhere in the middle, each time elsewhere.
         std::thread::sleep(Duration::from_millis(150 + 37 * round));

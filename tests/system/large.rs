@@ -58,7 +58,7 @@ fn a_file_of_terabytes_is_read_at_its_end_and_in_its_middle() {
         mounted.read_exact_at(&mut run, (5 << 39) + 100).unwrap();
         assert!(run.iter().all(|byte| *byte == 0));
     }
-    let fetched = tree.root().stats().since(&before, "origin.bytes_read");
+    let fetched = tree.root().stats().since(&before, "origin.read_bytes");
     assert!(fetched <= 16 * MIB, "{fetched} bytes read");
 }
 
@@ -84,7 +84,7 @@ fn scattered_reads_cost_what_they_ask_for() {
         assert!(page == content[at..at + 4096], "at {offset}");
         asked += 4096;
     }
-    let fetched = tree.root().stats().since(&before, "origin.bytes_read");
+    let fetched = tree.root().stats().since(&before, "origin.read_bytes");
     assert!(fetched <= 2 * asked, "{fetched} bytes read for {asked}");
     // The nodes on the way have what they passed on.
     let before = tree.root().stats();
@@ -92,7 +92,7 @@ fn scattered_reads_cost_what_they_ask_for() {
     for offset in scattered(500, SIZE) {
         middle.read_exact_at(&mut [0; 4096], offset).unwrap();
     }
-    assert_eq!(tree.root().stats().since(&before, "origin.bytes_read"), 0);
+    assert_eq!(tree.root().stats().since(&before, "origin.read_bytes"), 0);
 }
 
 /// A table with its footer first and then two of its columns; a header and then all that follows it;
@@ -123,17 +123,17 @@ fn checkpoints_and_tables_are_brought_once() {
     let before = mount.stats();
     let table = open("table");
     read(&table, SIZE - 8 * KIB..SIZE, 8 * KIB);
-    let footer = mount.stats().since(&before, "origin.bytes_read");
+    let footer = mount.stats().since(&before, "origin.read_bytes");
     assert!(footer <= MIB, "{footer} bytes for a footer");
     read(&table, 10 * MIB..22 * MIB, 256 * KIB);
     read(&table, 60 * MIB..72 * MIB, 256 * KIB);
-    let fetched = mount.stats().since(&before, "origin.bytes_read");
+    let fetched = mount.stats().since(&before, "origin.read_bytes");
     assert!(fetched <= 52 * MIB, "{fetched} bytes for 24 MiB of columns");
 
     let before = mount.stats();
     read(&open("tensors"), 0..16 * KIB, 4 * KIB);
     read(&open("tensors"), 16 * KIB..SIZE, 300_000);
-    let fetched = mount.stats().since(&before, "origin.bytes_read");
+    let fetched = mount.stats().since(&before, "origin.read_bytes");
     assert_eq!(fetched, SIZE, "each byte of the tensors once");
 
     let before = mount.stats();
@@ -142,7 +142,7 @@ fn checkpoints_and_tables_are_brought_once() {
         read(&one, part * MIB..(part + 1) * MIB, 128 * KIB);
         read(&other, (48 + part) * MIB..(49 + part) * MIB, 128 * KIB);
     }
-    let fetched = mount.stats().since(&before, "origin.bytes_read");
+    let fetched = mount.stats().since(&before, "origin.read_bytes");
     // The window of the first reaches into where the other began, in pieces.
     assert!(fetched <= SIZE + 2 * MIB, "{fetched} bytes read");
 }
@@ -179,7 +179,7 @@ fn memory_stays_within_its_bound() {
     for offset in scattered(100, SIZE) {
         file.read_exact_at(&mut [0; 4096], offset).unwrap();
     }
-    let fetched = mount.stats().since(&before, "origin.bytes_read");
+    let fetched = mount.stats().since(&before, "origin.read_bytes");
     assert!(fetched <= 2 * 100 * 4096, "{fetched} bytes read");
     let whole = |path: &Path, seed: usize| {
         let expected = noise(seed as u64, usize::try_from(SIZE).unwrap());

@@ -343,7 +343,7 @@ fn a_lease_is_renewed_down_the_tree_by_a_small_message() {
     let before = tree.leaf().stats();
     look();
     let listed = tree.leaf().stats();
-    let whole = listed.since(&before, "upstream.bytes_received");
+    let whole = listed.since(&before, "upstream.received_bytes");
     assert!(whole > 4000, "{whole} bytes for a listing");
 
     // Over and over, for longer than a lease: each renewal costs a few hundred bytes.
@@ -357,7 +357,7 @@ fn a_lease_is_renewed_down_the_tree_by_a_small_message() {
     }
     let after = tree.leaf().stats();
     let asked = after.since(&listed, "upstream.requests");
-    let received = after.since(&listed, "upstream.bytes_received");
+    let received = after.since(&listed, "upstream.received_bytes");
     assert!(asked >= 2, "{asked} renewals in {looks} looks");
     assert!(asked <= looks / 4, "{asked} requests for {looks} looks");
     assert!(
@@ -433,7 +433,7 @@ fn a_restart_asks_about_listings_and_does_not_fetch_them() {
         let leaf = members.start(1, &flags);
         let before = leaf.stats();
         assert_eq!(names(&leaf.path("dir")).len(), count);
-        let received = leaf.stats().since(&before, "upstream.bytes_received");
+        let received = leaf.stats().since(&before, "upstream.received_bytes");
         // Written beside it, some time: the top and this directory.
         eventually(Duration::from_secs(10), "listings are kept", || {
             let files = meta();

@@ -207,7 +207,7 @@ fn memory_stays_near_its_bound() {
         );
     }
     let stats = mount.stats();
-    let (rss, cached) = (stats.get("rss_bytes"), stats.get("cache.data.bytes"));
+    let (rss, cached) = (stats.get("resident_bytes"), stats.get("cache.data.bytes"));
     eprintln!(
         "{} MiB resident, {} MiB of data cached",
         rss >> 20,

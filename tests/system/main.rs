@@ -50,6 +50,7 @@ mod leases;
 mod lifecycle;
 mod limits;
 mod memory;
+mod metrics;
 mod names;
 mod namespaces;
 mod object_store;

@@ -32,15 +32,18 @@ fn names_count_against_the_memory_and_old_ones_are_dropped() {
     );
     assert_eq!(found, native);
     let stats = mount.stats();
-    let (names, bytes) = (stats.get("inodes.entries"), stats.get("inodes.bytes"));
-    let pruned = stats.get("inodes.pruned");
+    let (names, bytes) = (
+        stats.get("inodes.software.entries"),
+        stats.get("inodes.software.bytes"),
+    );
+    let pruned = stats.get("inodes.software.pruned");
     // A tenth of the memory, and an eighth of that.
     assert!(
         bytes <= 16 * MIB / 10 * 9 / 8,
         "{bytes} B for {names} names"
     );
     assert!(pruned >= NAMES * 9 / 10, "{pruned} of {NAMES} dropped");
-    let resident = stats.get("rss_bytes");
+    let resident = stats.get("resident_bytes");
     assert!(resident <= (16 + 64) * MIB, "{} MiB", resident / MIB);
     assert_eq!(std::io::read_to_string(open).unwrap(), "still open");
     assert_eq!(

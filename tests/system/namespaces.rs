@@ -152,20 +152,20 @@ fn a_daemon_without_a_proc_of_its_own_keeps_its_mount() {
         skip!("needs root");
     }
     let contained = Contained::start(free_number(), &[]);
-    let attended = || {
+    let watched = || {
         let mut all = fs::read_dir("/proc").unwrap().flatten();
         let point = contained.point.display().to_string();
         all.any(|entry| {
             let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            command.starts_with(b"copperfs-attend\0")
+            command.starts_with(b"copperfs-watch\0")
                 && String::from_utf8_lossy(&command).contains(&point)
         })
     };
-    eventually(Duration::from_secs(10), "it is attended", attended);
-    // An attendant that takes its daemon for dead aborts the mount at once, and ends.
+    eventually(Duration::from_secs(10), "it is watched", watched);
+    // An watchdog that takes its daemon for dead aborts the mount at once, and ends.
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(50));
-        assert!(contained.answers() && attended());
+        assert!(contained.answers() && watched());
     }
     check(copperfs(["unmount"]).arg(&contained.point));
 }

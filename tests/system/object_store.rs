@@ -141,7 +141,7 @@ fn a_bucket_reads_as_a_directory() {
     // One of the forty is empty.
     assert_eq!(stats.get("origin.opens"), 40);
     let bytes: u64 = (0..40).map(|number| number * 997).sum();
-    assert_eq!(stats.get("origin.bytes_read"), bytes + (9 << 20));
+    assert_eq!(stats.get("origin.read_bytes"), bytes + (9 << 20));
     assert_eq!(errno(fs::metadata(mount.path("data/none"))), Errno::NOENT);
     assert_eq!(errno(fs::metadata(mount.path("data/beside"))), Errno::NOENT);
     let (native, mounted) = (server.bucket().join("set/large"), mount.path("data/large"));

@@ -9,8 +9,8 @@ use crate::support::{Mount, Scratch, copperfs, is_root};
 use bytes::Bytes;
 use copperfs_overlay::loopback::Port;
 use copperfs_overlay::{
-    Attributes, BlockPart, Failure, Files, ItemPath, Member, OriginFingerprint, Overlay,
-    OverlayConfig, ReadRequest, Seat, Secret, Service, Upstream,
+    Attributes, BlockPart, Failure, Files, ItemPath, Member, NodeIdentity, OriginFingerprint,
+    Overlay, OverlayConfig, ReadRequest, Secret, Service, Upstream,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -142,7 +142,7 @@ fn a_child_gets_nothing_but_what_is_served() {
         arity: 1,
         listen: addresses[1],
         request_timeout: Duration::from_secs(10),
-        ..OverlayConfig::new(members, Seat::Member(1), secret)
+        ..OverlayConfig::new(members, NodeIdentity::Member(1), secret)
     };
     runtime.block_on(async {
         let child = Overlay::start(config, None, |upstream| Arc::new(Leaf(upstream))).unwrap();

@@ -436,7 +436,7 @@ fn readers_of_one_file_go_on_together() {
             });
         }
     });
-    let read = mount.stats().since(&before, "origin.bytes_read");
+    let read = mount.stats().since(&before, "origin.read_bytes");
     assert!(
         read < 13 * MIB as u64,
         "{read} bytes: compared more than once"

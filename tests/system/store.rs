@@ -164,7 +164,7 @@ fn a_killed_daemon_leaves_what_it_had() {
         knows(&again, contents.len() as u64);
         assert_eq!(checksums(&again.node.point), expected);
         let stats = again.stats();
-        let fetched = stats.get("origin.bytes_read");
+        let fetched = stats.get("origin.read_bytes");
         let spared = total.saturating_sub(fetched);
         eprintln!(
             "killed with {} files and {there} bytes of {total} in the store: {fetched} fetched",
@@ -229,7 +229,7 @@ fn damage_is_found_counted_and_fetched_again() {
         assert_eq!(checksums(&again.node.point), expected, "round {round}");
         let stats = kept(&again);
         let found = stats.get("disk.damaged");
-        let fetched = stats.get("origin.bytes_read");
+        let fetched = stats.get("origin.read_bytes");
         eprintln!("round {round}: {damaged} damaged, {found} found, {fetched} of {lost} fetched");
         if round == 1 {
             // Missing ones are counted when a reader finds them before the sweep does.
@@ -243,7 +243,7 @@ fn damage_is_found_counted_and_fetched_again() {
         // Whole again: from the disk alone.
         let whole = place.mount(&[]);
         assert_eq!(checksums(&whole.node.point), expected, "round {round}");
-        assert_eq!(whole.stats().get("origin.bytes_read"), 0, "round {round}");
+        assert_eq!(whole.stats().get("origin.read_bytes"), 0, "round {round}");
         assert_eq!(whole.stats().get("disk.damaged"), 0, "round {round}");
         whole.unmount();
     }
@@ -334,7 +334,7 @@ fn a_restarted_tree_reads_its_own_disks() {
         assert_eq!(checksums(&again.nodes[rank].point), expected, "{rank}");
     }
     for (rank, stats) in again.stats().iter().enumerate() {
-        assert_eq!(stats.get("origin.bytes_read"), 0, "rank {rank}");
+        assert_eq!(stats.get("origin.read_bytes"), 0, "rank {rank}");
         assert_eq!(stats.get("disk.misses"), 0, "rank {rank}");
         assert!(stats.get("disk.hits") >= 200, "rank {rank}");
     }
@@ -373,7 +373,7 @@ fn a_mount_over_a_large_store_answers_soon() {
     let first = fs::read(again.path("d3/f3000")).unwrap();
     let took = start.elapsed();
     assert_eq!(first, 3000_u64.to_le_bytes());
-    assert_eq!(again.stats().get("origin.bytes_read"), 0);
+    assert_eq!(again.stats().get("origin.read_bytes"), 0);
     eprintln!(
         "mounted over {FILES} files, and one of them read, after {took:?}; over none {empty:?}"
     );
@@ -399,7 +399,7 @@ fn a_clear_reaches_the_disk_and_lasts() {
     let before = mount.stats();
     mount.clear("/small/1");
     below(&mount);
-    let fetched = mount.stats().since(&before, "origin.bytes_read");
+    let fetched = mount.stats().since(&before, "origin.read_bytes");
     assert_eq!(fetched, directory, "all that was cleared and no more");
     kept(&mount);
     mount.clear("/small/1");
@@ -407,6 +407,6 @@ fn a_clear_reaches_the_disk_and_lasts() {
 
     let again = place.mount(&[]);
     assert_eq!(checksums(&again.node.point), expected);
-    assert_eq!(again.stats().get("origin.bytes_read"), directory);
+    assert_eq!(again.stats().get("origin.read_bytes"), directory);
     again.unmount();
 }

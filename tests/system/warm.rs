@@ -103,19 +103,19 @@ fn a_recorded_import_runs_from_memory_on_a_leaf_of_a_warmed_tree() {
     assert_eq!(done["nodes_warm"], 7);
     assert_eq!(done["bytes"].as_u64(), Some(7 * files.bytes));
     let (_, total) = tree.leaf().cluster_stats();
-    assert_eq!(total.get("origin.bytes_read"), files.bytes, "once");
+    assert_eq!(total.get("origin.read_bytes"), files.bytes, "once");
     let mut reads = Vec::new();
     for rank in [3, 4, 5, 6] {
         let node = &tree.nodes[rank];
         let before = node.stats();
-        assert_eq!(before.get("upstream.bytes_received") / files.bytes, 1);
+        assert_eq!(before.get("upstream.received_bytes") / files.bytes, 1);
         assert_eq!(check(&mut import(&node.point)).trim_end(), packages_total());
         let after = node.stats();
         after.assert_nothing_upstream(&before);
         let requests = after.requests_since(&before);
         eprintln!("import on rank {rank}: {requests:?}");
-        reads.push(after.since(&before, "fuse.requests.read"));
-        let lookups = after.since(&before, "fuse.requests.lookup");
+        reads.push(after.since(&before, "fuse.software.requests.read"));
+        let lookups = after.since(&before, "fuse.software.requests.lookup");
         assert!(lookups * 20 <= files.modules, "{lookups} LOOKUPs");
     }
     // Some machines take pages back that were idle for seconds; not on all nodes at the same time.
@@ -161,10 +161,10 @@ fn warming_a_directory_twice_moves_its_bytes_once() {
     let after = tree.leaf().stats();
     // `find` asks for the usage of the filesystem, which nobody keeps.
     assert!(after.since(&before[4], "upstream.requests") <= 1);
-    let reads = after.since(&before[4], "fuse.requests.read");
+    let reads = after.since(&before[4], "fuse.software.requests.read");
     assert!(reads <= 3, "{reads} READs");
     let (_, total) = tree.leaf().cluster_stats();
-    assert_eq!(total.get("origin.bytes_read"), bytes, "nothing else");
+    assert_eq!(total.get("origin.read_bytes"), bytes, "nothing else");
 }
 
 /// What is in a profile and no longer there is counted; what is wrong with a plan is said.
@@ -311,7 +311,7 @@ fn no_helper_outlives_its_daemon() {
     let tree = Tree::launch(2, 1, origin.path(), &[]);
     let (warming, lines) = under_way(&tree, 0);
     let daemon = tree.nodes[1].pid;
-    let helpers = [children(daemon, "touch"), children(daemon, "attend")].concat();
+    let helpers = [children(daemon, "touch"), children(daemon, "watchdog")].concat();
     assert_eq!(helpers.len(), 2, "one of each");
     tree.nodes[1].signal(Signal::KILL);
     check(copperfs(["unmount", "--force"]).arg(&tree.root().point));

@@ -5,16 +5,14 @@
 //! answers. Call from a thread that may block.
 
 use super::{
-    AbiError, CLEAR, CLEAR_BYTES, CLUSTER_STATS, CONTROL, CONTROL_BYTES, NODE_STATS, StatsBody,
-    decode_control, encode_clear,
+    AbiError, CLEAR, CLEAR_BYTES, CLUSTER_STATS, NODE_STATS, SOCKETS, SOCKETS_BYTES, STATS_BYTES,
+    Sockets, decode_sockets, decode_stats, encode_clear,
 };
 use crate::mountinfo::{self, COPPERFS_FSTYPE};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode};
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// Why a mount could not be asked.
@@ -87,19 +85,19 @@ pub enum ClientError {
     PathTooLong(#[source] AbiError),
 }
 
-/// Counters of the node that serves `mountpoint`.
+/// Counters of the node that serves `mountpoint`, as lines of name and value.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn node_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+pub fn node_stats(mountpoint: &Path) -> Result<String, ClientError> {
     stats::<NODE_STATS>(mountpoint)
 }
 
-/// Summed counters of all nodes. Takes as long as the slowest node that still answers.
+/// Summed counters of all nodes, as lines of name and value. Takes as long as the slowest node that still answers.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn cluster_stats(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+pub fn cluster_stats(mountpoint: &Path) -> Result<String, ClientError> {
     stats::<CLUSTER_STATS>(mountpoint)
 }
 
@@ -120,25 +118,23 @@ pub fn clear(mountpoint: &Path, path: &[u8], cluster: bool) -> Result<bool, Clie
     }
 }
 
-/// Path of the daemon's control socket.
+/// Where the daemon of `mountpoint` takes commands.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn control_socket(mountpoint: &Path) -> Result<PathBuf, ClientError> {
+pub fn sockets(mountpoint: &Path) -> Result<Sockets, ClientError> {
     let fd = open(mountpoint)?;
-    let bytes = get::<CONTROL, CONTROL_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
-    let path = decode_control(&bytes).map_err(|source| ClientError::Answer {
+    let bytes = get::<SOCKETS, SOCKETS_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    decode_sockets(&bytes).map_err(|source| ClientError::Answer {
         path: mountpoint.to_owned(),
         source,
-    })?;
-    Ok(PathBuf::from(OsString::from_vec(path)))
+    })
 }
 
-fn stats<const COMMAND: Opcode>(mountpoint: &Path) -> Result<StatsBody, ClientError> {
+fn stats<const COMMAND: Opcode>(mountpoint: &Path) -> Result<String, ClientError> {
     let fd = open(mountpoint)?;
-    let bytes =
-        get::<COMMAND, { StatsBody::BYTES }>(&fd).map_err(|errno| explain(mountpoint, errno))?;
-    StatsBody::decode(&bytes).map_err(|source| ClientError::Answer {
+    let bytes = get::<COMMAND, STATS_BYTES>(&fd).map_err(|errno| explain(mountpoint, errno))?;
+    decode_stats(&bytes).map_err(|source| ClientError::Answer {
         path: mountpoint.to_owned(),
         source,
     })

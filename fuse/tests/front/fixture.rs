@@ -36,6 +36,7 @@ impl Fixture {
         fill(&memory);
         let runtime = runtime();
         let mut options = MountOptions::new(directory.path());
+        options.counters = Arc::clone(&memory.counters);
         adjust(&mut options);
         let backend = Arc::clone(&memory);
         let mount = mount(backend, options, runtime.handle()).unwrap();

@@ -1,11 +1,12 @@
 //! A filesystem in memory that can be told to hang, to be slow, and to leave attributes out.
 
 use bytes::Bytes;
-use copperfs_fuse::ioctl::{NodeName, ROLE_SINGLE, StatsBody};
+use copperfs_fuse::Sockets;
 use copperfs_fuse::{
     Answer, Attr, Backend, Backing, Counters, DirEntry, DirPage, FileKind, FsError, Ino, Lookup,
     Opened, Reader, StatsAge, Timestamp, Usage,
 };
+use copperfs_metrics::Registry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -63,6 +64,8 @@ pub(crate) struct State {
 
 /// The backend of every test here.
 pub(crate) struct Memory {
+    /// Counters of the mount.
+    pub(crate) counters: Arc<Counters>,
     state: Mutex<State>,
     released: watch::Sender<bool>,
     this: Weak<Self>,
@@ -71,6 +74,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Arc<Self> {
         let memory = Arc::new_cyclic(|this| Self {
+            counters: Arc::default(),
             state: Mutex::default(),
             released: watch::Sender::new(false),
             this: Weak::clone(this),
@@ -420,29 +424,24 @@ impl Backend for Memory {
         })
     }
 
-    fn node_stats(&self, counters: &Counters) -> StatsBody {
-        let mut stats = StatsBody {
-            node: NodeName::new("memory"),
-            pid: std::process::id().into(),
-            role: ROLE_SINGLE,
-            parent: u64::MAX,
-            nodes: 1,
-            coalesced: 4711,
-            verify_failures: 13,
-            ..StatsBody::default()
-        };
-        counters.fill(&mut stats);
-        stats
+    fn node_stats(&self) -> String {
+        let registry = Registry::default();
+        self.counters.declare(&registry, "software");
+        format!(
+            "node memory\ncoalesced 4711\n{}",
+            registry.snapshot().to_lines()
+        )
     }
 
-    fn cluster_stats(&self, _age: StatsAge) -> Answer<StatsBody> {
-        let mut sum = self.node_stats(&Counters::default());
-        sum.add(&self.node_stats(&Counters::default()));
-        Answer::Pending(Box::pin(async move { Ok(sum) }))
+    fn cluster_stats(&self, _age: StatsAge) -> Answer<String> {
+        Answer::Pending(Box::pin(async { Ok("nodes 2\n".to_owned()) }))
     }
 
-    fn control_socket(&self) -> Bytes {
-        Bytes::from_static(b"/run/copperfs/control.sock")
+    fn sockets(&self) -> Option<Sockets> {
+        Some(Sockets {
+            owner: "/run/copperfs/control.sock".into(),
+            users: "copperfs-17".into(),
+        })
     }
 
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {

@@ -67,7 +67,7 @@ pub(crate) async fn warm(
     let result = match parent(shared, tree).await {
         Some(parent) => climb(shared, tree, &parent, &mut pages, &mut known).await,
         None => {
-            let (plan, board) = (Plan::default(), Board::new(shared.roster.name()));
+            let (plan, board) = (Plan::default(), Board::new(shared.membership.name()));
             let feeding = async {
                 while let Some(page) = pages.recv().await {
                     plan.push(page)?;
@@ -95,7 +95,7 @@ pub(crate) async fn warm(
         last.reasons.clear();
         last.reason(&format!("warming was broken off: {error}"));
     }
-    let members = shared.roster.members().iter().enumerate();
+    let members = shared.membership.members().iter().enumerate();
     let cold = members.filter(|(rank, _)| {
         let rank = u32::try_from(*rank).unwrap_or(u32::MAX);
         !known.warm.contains(&NodeId::Member(rank))
@@ -124,7 +124,7 @@ impl Known<'_> {
 
 /// Whom to hand the plan to, on the way to the root of `tree`; `None`: this node spreads it.
 async fn parent(shared: &Shared, tree: usize) -> Option<Arc<Peer>> {
-    if shared.roster.is_root_of(tree) {
+    if shared.membership.is_root_of(tree) {
         return None;
     }
     let soon = Instant::now() + shared.request_timeout / 4;
@@ -182,7 +182,7 @@ async fn hear(
     reader: &mut FrameReader,
     mut sink: impl FnMut(News) -> Result<(), StreamError>,
 ) -> Result<(), StreamError> {
-    let mut nodes_left = shared.roster.members().len() + GUESTS_MAX;
+    let mut nodes_left = shared.membership.members().len() + GUESTS_MAX;
     while let Some(news) = news(reader).await? {
         if let News::Warmed(nodes) = &news {
             let left = nodes_left.checked_sub(nodes.len());
@@ -231,7 +231,7 @@ async fn spread(
     let own = async {
         let carried_out = shared.service.warm(plan.reader(), board.tally());
         carried_out.await;
-        board.own_done(shared.roster.id());
+        board.own_done(shared.membership.id());
     };
     let below = async {
         let mut asking = FuturesUnordered::new();
@@ -269,7 +269,7 @@ async fn child(
         board.hear(place, news);
     });
     if let Err(error) = outcome.await {
-        let child = shared.roster.name_of(&id);
+        let child = shared.membership.name_of(&id);
         tracing::warn!(child, %error, "a child was not warmed");
         board.lost(place, &format!("{child}: {error}"));
     }
@@ -297,7 +297,7 @@ async fn below(
         if let News::Warmed(nodes) = &news
             && !nodes
                 .iter()
-                .all(|node| shared.roster.is_within(tree, node, child))
+                .all(|node| shared.membership.is_within(tree, node, child))
         {
             return Err(WireError::Impossible("an answer for a node elsewhere").into());
         }
@@ -337,7 +337,7 @@ pub(crate) async fn answer(
     // The parent owes this node pages and takes its news. It is watched meanwhile, so that this node turns
     // to another ancestor, and is given the plan there, if the parent dies without a word.
     let _asking = above.as_ref().map(|parent| parent.asking());
-    let (plan, board) = (Plan::default(), Board::new(shared.roster.name()));
+    let (plan, board) = (Plan::default(), Board::new(shared.membership.name()));
     let hearing = async {
         while let Some(page) = page(reader).await? {
             plan.push(page)?;

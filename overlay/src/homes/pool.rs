@@ -12,7 +12,6 @@ use crate::wire::WireError;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep, timeout};
@@ -229,7 +228,7 @@ impl Pool {
             StreamError::Silent(_) | StreamError::Cancelled => (FailureKind::Unavailable, None),
             StreamError::Wire(WireError::WrongHash) => {
                 let meters = home.dialer.meters();
-                meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
+                meters.wrong_blocks.increment();
                 tracing::warn!(home = %label, "an item's hash is wrong");
                 (FailureKind::Corrupt, Some(LIAR_BACK_OFF))
             }

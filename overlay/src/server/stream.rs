@@ -264,7 +264,7 @@ async fn respond(
         }
         Request::Origins { tree } => {
             let tree = usize::from(tree);
-            let origins = if shared.roster.is_root_of(tree) {
+            let origins = if shared.membership.is_root_of(tree) {
                 shared.service.origins().await
             } else {
                 shared.upstream.origins(tree).await
@@ -304,17 +304,11 @@ impl<'a> Answer<'a> {
 
 impl Answer<'_> {
     fn count_request(&self) {
-        self.shared
-            .meters
-            .downstream_requests
-            .fetch_add(1, Ordering::Relaxed);
+        self.shared.meters.downstream_requests.increment();
     }
 
     fn count(&self, bytes: u64) {
-        self.shared
-            .meters
-            .downstream_bytes_sent
-            .fetch_add(bytes, Ordering::Relaxed);
+        self.shared.meters.downstream_bytes_sent.add(bytes);
     }
 
     async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<(), StreamError> {

@@ -2,13 +2,12 @@
 
 use crate::wire::{FrameHeader, FrameKind, HEADER_BYTES, WireError, message};
 use bytes::{Buf, Bytes, BytesMut};
+use copperfs_metrics::Counter;
 use futures_util::FutureExt;
 use quinn::{ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -62,7 +61,7 @@ pub(crate) struct FrameReader {
     stream: RecvStream,
     chunks: VecDeque<Bytes>,
     patience: Duration,
-    meter: Option<Arc<AtomicU64>>,
+    meter: Option<Counter>,
 }
 
 impl FrameReader {
@@ -76,7 +75,7 @@ impl FrameReader {
     }
 
     /// Adds every byte taken from the stream to `meter`.
-    pub(crate) fn metered(mut self, meter: Arc<AtomicU64>) -> Self {
+    pub(crate) fn metered(mut self, meter: Counter) -> Self {
         self.meter = Some(meter);
         self
     }
@@ -166,7 +165,7 @@ impl FrameReader {
                         .filter(|chunk| !chunk.is_empty())
                     {
                         if let Some(meter) = &self.meter {
-                            meter.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+                            meter.add_len(chunk.len());
                         }
                         self.chunks.push_back(chunk);
                     }

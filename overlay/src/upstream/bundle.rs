@@ -12,7 +12,6 @@ use crate::wire::{BundleDecoder, FrameHeader, FrameKind, Request, WireError, mes
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
 /// The places in a request of the files that go one way, and the path of the first of them.
 type Share = (ItemPath, Vec<usize>);
@@ -55,7 +54,7 @@ impl Upstream {
                 continue;
             };
             let mut ways = (self.attempt..=u8::MAX)
-                .map_while(|attempt| self.inner.roster.placement().tree(&path, attempt));
+                .map_while(|attempt| self.inner.membership.placement().tree(&path, attempt));
             let way = ways.find(|&tree| self.hold(tree).is_none_or(|hold| !hold.is_stranded()));
             shares
                 .entry(way)
@@ -183,10 +182,10 @@ impl Files {
     fn verified(&self, item: BundleItem) -> Result<BundleItem, Broken> {
         let meters = &self.upstream.inner.meters;
         if *blake3::hash(&item.bytes).as_bytes() == item.hash.0 {
-            meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+            meters.blocks_verified.increment();
             return Ok(item);
         }
-        meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
+        meters.wrong_blocks.increment();
         self.answer.asking.peer().lied();
         let detail = WireError::WrongHash.to_string();
         Err(Broken::Said(Failure::new(FailureKind::Corrupt, detail)))

@@ -2,8 +2,8 @@
 //! into connections; everybody else waits on the state it publishes.
 
 use crate::ascent::{Action, Ascent, Event, Patience};
+use crate::membership::Membership;
 use crate::peer::{Dialed, Dialer, Peer};
-use crate::roster::Roster;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -86,9 +86,9 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// This node's hold in `tree`; `None` where it is the root.
-    pub(super) fn new(roster: &Roster, tree: usize) -> Option<Self> {
-        let ancestors = roster.ancestors(tree);
-        let home = roster.members().get(*ancestors.first()?)?;
+    pub(super) fn new(membership: &Membership, tree: usize) -> Option<Self> {
+        let ancestors = membership.ancestors(tree);
+        let home = membership.members().get(*ancestors.first()?)?;
         Some(Self {
             tree,
             home: format!("{} ({})", home.name, home.address).into(),

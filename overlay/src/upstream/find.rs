@@ -10,7 +10,6 @@ use crate::model::{ContentHash, Failure, not_here};
 use crate::transport::stream::StreamError;
 use crate::wire::{Request, WireError, message};
 use bytes::Bytes;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -98,13 +97,13 @@ impl Inner {
         let taken: Result<Option<Bytes>, StreamError> = taken.await;
         match taken {
             Ok(Some(bytes)) => {
-                self.meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+                self.meters.blocks_verified.increment();
                 Some(bytes)
             }
             Ok(None) => None,
             Err(error) => {
                 if matches!(&error, StreamError::Wire(WireError::WrongHash)) {
-                    self.meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
+                    self.meters.wrong_blocks.increment();
                     peer.lied();
                 }
                 tracing::warn!(peer = %peer.label, %error, "bytes sought by their hash did not come");

@@ -13,7 +13,6 @@ use crate::transport::stream::StreamError;
 use crate::wire::{FrameKind, Head, PageReader, Request, WireError, message};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -245,7 +244,7 @@ impl Entries {
 impl Upstream {
     /// Takes note that `answer` was lost with its connection, and waits until another can be asked.
     async fn replayed(&self, route: &Route<'_>, answer: &Answer, error: &StreamError) {
-        self.inner.meters.replays.fetch_add(1, Ordering::Relaxed);
+        self.inner.meters.replays.increment();
         let deadline = Instant::now() + self.inner.patience;
         self.moved(route, answer.asking.peer(), error, deadline)
             .await;

@@ -9,7 +9,6 @@ use crate::exchange::take;
 use crate::model::{Failure, RangeAnswer, RangeRequest, STRIPE_BLOCKS};
 use crate::transport::stream::StreamError;
 use crate::wire::{Request, WireError};
-use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// How often one range is asked for again after it arrived wrong.
@@ -35,7 +34,7 @@ pub(super) async fn read(
         let taken = take(&mut answer.reader, answer.header, request.len).await;
         let error = match taken {
             Ok(Ok(answer)) => {
-                inner.meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+                inner.meters.blocks_verified.increment();
                 return Ok(answer);
             }
             Ok(Err(failure)) => return Err(failure),
@@ -45,14 +44,14 @@ pub(super) async fn read(
         match &error {
             StreamError::Wire(WireError::WrongHash) if wrong < WRONG_MAX => {
                 wrong += 1;
-                inner.meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
+                inner.meters.wrong_blocks.increment();
                 let (path, offset) = (&request.path, request.offset);
                 tracing::warn!(peer = %peer.label, %path, offset, "a range's hash is wrong; asking again");
                 peer.lied();
             }
             error if replays < REPLAYS_MAX && again(error, &mut resets) => {
                 replays += 1;
-                inner.meters.replays.fetch_add(1, Ordering::Relaxed);
+                inner.meters.replays.increment();
             }
             error => return Err(inner.failure(peer, error)),
         }

@@ -16,7 +16,6 @@ use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// What is held back of a block until its hash has been checked.
@@ -309,7 +308,7 @@ impl Blocks {
                     self.pass_on(bytes);
                 }
                 let meters = &self.upstream.inner.meters;
-                meters.blocks_verified.fetch_add(1, Ordering::Relaxed);
+                meters.blocks_verified.increment();
                 self.ready.push_back(BlockPart::End(hash));
                 self.request.first_block += 1;
                 self.request.block_count -= 1;
@@ -360,7 +359,7 @@ impl Blocks {
         match error {
             error if self.replays < REPLAYS_MAX && again(error, &mut self.resets) => {
                 self.replays += 1;
-                meters.replays.fetch_add(1, Ordering::Relaxed);
+                meters.replays.increment();
                 let deadline = Instant::now() + upstream.inner.patience;
                 let route = route(&self.request);
                 upstream.moved(&route, peer, error, deadline).await;
@@ -370,7 +369,7 @@ impl Blocks {
             }
             StreamError::Wire(WireError::WrongHash) if self.wrong < WRONG_MAX => {
                 self.wrong += 1;
-                meters.wrong_blocks.fetch_add(1, Ordering::Relaxed);
+                meters.wrong_blocks.increment();
                 let (path, index) = (&self.request.path, self.request.first_block);
                 tracing::warn!(peer = %peer.label, %path, index, "a block's hash is wrong; asking again");
                 peer.lied();

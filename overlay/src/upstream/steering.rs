@@ -31,13 +31,13 @@ impl Upstream {
     /// and [`Upstream::command`] have nobody to turn to.
     #[must_use]
     pub fn is_root_of(&self, tree: usize) -> bool {
-        self.inner.roster.is_root_of(tree)
+        self.inner.membership.is_root_of(tree)
     }
 
     /// How many trees there are.
     #[must_use]
     pub fn trees(&self) -> usize {
-        self.inner.roster.trees()
+        self.inner.membership.trees()
     }
 
     /// A stream to the ancestor from which this node hangs in `tree`, whom it waits for within the

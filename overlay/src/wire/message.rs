@@ -24,7 +24,7 @@ pub struct Hello {
     pub members: u32,
     /// Its arity.
     pub arity: u32,
-    /// A hash of the member list and the roots: [`crate::Roster::fingerprint`].
+    /// A hash of the member list and the roots: [`crate::Membership::fingerprint`].
     pub list: [u8; 16],
     /// Its name in the list.
     pub name: String,

@@ -7,7 +7,7 @@ use crate::waiting::{until, until_some};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Homes, HomesBounds, ITEM_BYTES_MAX, ItemAnswer, ItemPath,
-    ItemRequest, Seat, Version,
+    ItemRequest, NodeIdentity, Version,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -127,7 +127,7 @@ async fn every_member_reads_from_every_other() {
 async fn a_guest_reads_too() {
     let tree = chain(2, home()).await;
     let mut config = tree.config(1);
-    config.seat = Seat::Guest("late".into());
+    config.identity = NodeIdentity::Guest("late".into());
     config.listen = LOOPBACK.parse().unwrap();
     let guest = tree.try_start(1, config, |_| {}).unwrap();
     for rank in 0..2 {

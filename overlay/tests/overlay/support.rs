@@ -10,9 +10,9 @@ use copperfs_overlay::wire::{
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
     Cursor, Entry, Failure, FailureKind, FileKind, Files, FilesystemUsage, ItemAnswer, ItemPath,
-    ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, Listing, Member,
-    OriginFingerprint, Overlay, OverlayConfig, OverlayError, PlanReader, ReadRequest, ReadStream,
-    Roster, Seat, Secret, Service, StatAnswers, Tally, Timestamp, Upstream, Version, XattrList,
+    ItemRequest, LatestReceiver, LatestSender, Leased, LinkStatus, Listing, Member, Membership,
+    NodeIdentity, OriginFingerprint, Overlay, OverlayConfig, OverlayError, PlanReader, ReadRequest,
+    ReadStream, Secret, Service, StatAnswers, Tally, Timestamp, Upstream, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
@@ -553,7 +553,7 @@ impl TestTree {
             request_timeout: self.timeout,
             ..OverlayConfig::new(
                 self.members.clone(),
-                Seat::Member(rank),
+                NodeIdentity::Member(rank),
                 self.secret.clone(),
             )
         }
@@ -574,8 +574,14 @@ impl TestTree {
 
     pub(crate) fn said(&self, rank: usize) -> Hello {
         let (arity, roots) = (self.arity, self.roots.clone());
-        let roster = Roster::new(self.members.clone(), arity, roots, Seat::Member(rank)).unwrap();
-        roster.hello(0)
+        let membership = Membership::new(
+            self.members.clone(),
+            arity,
+            roots,
+            NodeIdentity::Member(rank),
+        )
+        .unwrap();
+        membership.hello(0)
     }
 
     /// Where node `rank` stands in the first tree in which it is not the root.

@@ -5,7 +5,7 @@ use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::{
     BLOCK_BYTES, Cursor, Entry, FailureKind, FileKind, Files, ItemPath, LISTING_ENTRIES_MAX,
-    OverlayError, Seat,
+    NodeIdentity, OverlayError,
 };
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -155,7 +155,7 @@ async fn thousands_of_requests_at_once_all_end() {
     let counts = within(60, join_all(asking)).await;
     assert_eq!(
         counts.iter().sum::<usize>(),
-        (0..2000).map(|i| 1 + i % 3).sum()
+        (0..2000).map(|i| 1 + i % 3).sum::<usize>()
     );
     let (root, leaf) = (tree.node(0).counters(), tree.node(1).counters());
     assert_eq!(root.downstream_requests, 2000);
@@ -206,8 +206,8 @@ async fn configurations_that_make_no_sense_are_refused() {
     };
     case(&|config| config.members.clear());
     case(&|config| config.arity = 0);
-    case(&|config| config.seat = Seat::Member(2));
-    case(&|config| config.seat = Seat::Guest("node1".into()));
+    case(&|config| config.identity = NodeIdentity::Member(2));
+    case(&|config| config.identity = NodeIdentity::Guest("node1".into()));
     case(&|config| config.roots.clear());
     case(&|config| config.roots = vec![1, 1]);
     case(&|config| config.roots = vec![2]);

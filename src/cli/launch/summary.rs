@@ -37,7 +37,7 @@ pub(super) fn text(record: &Record, answers: &[Answer], reports: &ClusterReports
                 .map_or("-".into(), |p| p.to_string()),
             answer.pid.to_string(),
             report.map_or("?".into(), |report| {
-                Bytes(report.counter("rss_bytes")).to_string()
+                Bytes(report.counter("resident_bytes")).to_string()
             }),
             node.mountpoint.display().to_string(),
         ]);

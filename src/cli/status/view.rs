@@ -294,7 +294,7 @@ fn place(forest: &Forest, tree: usize, node: &Node<'_>, nodes: &[Node<'_>]) -> P
         using: using.map(name),
         round_trip_us: using.and(link).and_then(|link| link.round_trip_us),
         children: 0,
-        uptime_s: counter("uptime_s"),
+        uptime_s: counter("uptime_seconds"),
         above,
         below: Vec::new(),
     }

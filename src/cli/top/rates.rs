@@ -46,20 +46,20 @@ impl Rates {
             return None;
         }
         let rate = |key: &str| per_second(before.counter(key), now.counter(key), elapsed);
-        let requests = now.counters("fuse.requests");
+        let requests = now.counters("fuse.software.requests");
         Some(Self {
             requests: requests
-                .map(|(kind, _)| rate(&format!("fuse.requests.{kind}")))
+                .map(|(kind, _)| rate(&format!("fuse.software.requests.{kind}")))
                 .sum(),
-            reads: rate("fuse.requests.read"),
-            lookups: rate("fuse.requests.lookup"),
-            bytes_read: rate("fuse.bytes_read"),
+            reads: rate("fuse.software.requests.read"),
+            lookups: rate("fuse.software.requests.lookup"),
+            bytes_read: rate("fuse.software.read_bytes"),
             hits: rate("cache.data.hits"),
             misses: rate("cache.data.misses"),
             upstream_requests: rate("upstream.requests"),
-            upstream_bytes: rate("upstream.bytes_received"),
-            downstream_bytes: rate("downstream.bytes_sent"),
-            origin_bytes: rate("origin.bytes_read"),
+            upstream_bytes: rate("upstream.received_bytes"),
+            downstream_bytes: rate("downstream.sent_bytes"),
+            origin_bytes: rate("origin.read_bytes"),
             origin_opens: rate("origin.opens"),
         })
     }
@@ -141,7 +141,7 @@ pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, Stri
     let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
     for report in &now.reports.nodes {
         reports.insert(key(report), report);
-        picture.rss_bytes += report.counter("rss_bytes");
+        picture.rss_bytes += report.counter("resident_bytes");
         let Some(before) = known.get(&key(report)) else {
             continue;
         };
@@ -149,8 +149,8 @@ pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, Stri
             continue;
         };
         picture.total.get_or_insert_default().add(&rates);
-        for (kind, count) in report.counters("fuse.requests") {
-            let count_before = before.counter(&format!("fuse.requests.{kind}"));
+        for (kind, count) in report.counters("fuse.software.requests") {
+            let count_before = before.counter(&format!("fuse.software.requests.{kind}"));
             *kinds.entry(kind).or_default() += per_second(count_before, count, elapsed);
         }
     }
@@ -177,7 +177,7 @@ pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, Stri
             },
             state: node.worst,
             rates: rates.and_then(|(now, before)| Rates::between(before, now, elapsed)),
-            rss_bytes: report.map(|report| report.counter("rss_bytes")),
+            rss_bytes: report.map(|report| report.counter("resident_bytes")),
         });
     }
     Ok(picture)
@@ -187,22 +187,31 @@ pub(super) fn picture(before: Option<&Look>, now: &Look) -> Result<Picture, Stri
 mod tests {
     use super::*;
     use crate::cli::stats::MemberList;
-    use copperfs_fuse::ioctl::{NodeName, StatsBody};
+    use crate::report::{Identity, Role};
+    use serde_json::json;
 
-    fn report(rank: u64, count: u64) -> Report {
-        Report::from(StatsBody {
-            node: NodeName::new(&format!("n{rank}")),
-            rank,
-            pid: 100 + rank,
-            rss_bytes: 1 << 20,
-            fuse_requests_read: count,
-            fuse_requests_lookup: 2 * count,
-            fuse_bytes_read: 4096 * count,
-            cache_data_hits: 3 * count,
-            cache_data_misses: count,
-            upstream_bytes_received: 10 * count,
-            ..StatsBody::default()
-        })
+    fn report(rank: usize, count: u64) -> Report {
+        report_of(rank, 100, count)
+    }
+
+    fn report_of(rank: usize, pid: u32, count: u64) -> Report {
+        let identity = Identity {
+            node: format!("n{rank}"),
+            pid,
+            rank: Some(rank),
+            role: Role::Leaf,
+            parent: None,
+        };
+        let metrics = json!({
+            "resident_bytes": 1 << 20,
+            "fuse": { "software": {
+                "requests": { "lookup": 2 * count, "read": count },
+                "read_bytes": 4096 * count,
+            } },
+            "cache": { "data": { "hits": 3 * count, "misses": count } },
+            "upstream": { "received_bytes": 10 * count },
+        });
+        Report::new(&identity, metrics.as_object().unwrap().clone())
     }
 
     fn look(seconds: u64, nodes: Vec<Report>) -> Look {
@@ -253,10 +262,9 @@ mod tests {
 
     #[test]
     fn a_node_that_restarted_has_no_rates_yet() {
-        let mut restarted = report(0, 3).to_stats();
-        restarted.pid = 7;
+        let restarted = report_of(0, 7, 3);
         let before = look(1, vec![report(0, 100), report(1, 1)]);
-        let now = look(2, vec![Report::from(restarted), report(1, 2)]);
+        let now = look(2, vec![restarted, report(1, 2)]);
         let picture = picture(Some(&before), &now).unwrap();
         assert_eq!(picture.rows[0].rates, None);
         assert_eq!(picture.total.unwrap().reads, 1.0);

@@ -57,9 +57,9 @@ fn launch_of(path: &Path, machine: &Machine) -> anyhow::Result<Option<Record>> {
     }
     // Records do not list data mounts; the daemon knows its launch.
     let asked = path.to_owned();
-    let socket = within(ASK_TIMEOUT, move || client::control_socket(&asked));
-    let socket = socket.ok().and_then(Result::ok);
-    let id = socket.and_then(|socket| runtime_dir::launch(socket.parent()?));
+    let sockets = within(ASK_TIMEOUT, move || client::sockets(&asked));
+    let sockets = sockets.ok().and_then(Result::ok);
+    let id = sockets.and_then(|sockets| runtime_dir::launch(sockets.owner.parent()?));
     Record::of_node(path, id.as_deref(), machine)
 }
 

@@ -3,7 +3,7 @@
 
 use super::share::Share;
 use super::{Home, HomePlace};
-use crate::dataset::shelf::{self, GONE, Shelf};
+use crate::dataset::item_store::{self, GONE, ItemStore};
 use crate::model::Decision;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -115,7 +115,7 @@ impl Home {
             reserve_percent, ..
         } = self.0.options.place
         else {
-            share.open(Shelf::memory(), Vec::new());
+            share.open(ItemStore::memory(), Vec::new());
             return;
         };
         let Some(datasets) = self.datasets_directory() else {
@@ -139,13 +139,13 @@ impl Home {
                 let directory = datasets.join(format!("{:016x}", share.id()));
                 let reading = home.0.directories.read().await;
                 let opened = match make(&datasets).await {
-                    Ok(()) => Shelf::open(&directory, reserve_percent).await,
+                    Ok(()) => ItemStore::open(&directory, reserve_percent).await,
                     Err(error) => Err(error),
                 };
                 drop(reading);
                 match opened {
-                    Ok((shelf, held)) => {
-                        share.open(shelf, held);
+                    Ok((item_store, held)) => {
+                        share.open(item_store, held);
                         return;
                     }
                     Err(error) => {
@@ -173,7 +173,7 @@ impl Home {
         let mut shares = self.0.shares.write();
         shares.remove(&id);
         drop(shares);
-        let shelf = share.close();
+        let item_store = share.close();
         let Some(datasets) = self.datasets_directory() else {
             return;
         };
@@ -184,13 +184,13 @@ impl Home {
             // An opening that is under way ends first.
             let writing = home.0.directories.write().await;
             let removed =
-                tokio::task::spawn_blocking(move || shelf::remove_directory(&directory)).await;
+                tokio::task::spawn_blocking(move || item_store::remove_directory(&directory)).await;
             home.0.closing.lock().remove(&id);
             drop(writing);
             if let Ok(Err(error)) = removed {
                 tracing::warn!(%error, "cannot remove the directory of a dataset");
             }
-            retire(shelf).await;
+            retire(item_store).await;
         };
         drop(self.0.runtime.spawn(closing));
     }
@@ -246,17 +246,17 @@ async fn make(datasets: &Path) -> Result<(), crate::store::StoreError> {
     })
 }
 
-/// Lets go of a shelf once nobody uses it: its threads end, and what waits to be written is.
-async fn retire(shelf: Option<Arc<Shelf>>) {
-    let Some(shelf) = shelf else {
+/// Lets go of a item_store once nobody uses it: its threads end, and what waits to be written is.
+async fn retire(item_store: Option<Arc<ItemStore>>) {
+    let Some(item_store) = item_store else {
         return;
     };
     // As long as a read of storage may take, about.
     for _ in 0..1200 {
-        if Arc::strong_count(&shelf) == 1 {
+        if Arc::strong_count(&item_store) == 1 {
             break;
         }
         tokio::time::sleep(POLL).await;
     }
-    drop(tokio::task::spawn_blocking(move || drop(shelf)).await);
+    drop(tokio::task::spawn_blocking(move || drop(item_store)).await);
 }

@@ -4,7 +4,7 @@ use super::flight::{Flight, Pending};
 use super::{Placement, ROOM_UNIT};
 use crate::dataset::fetch::{Fetched, Wanted, alignment, fetch};
 use crate::dataset::item::ItemId;
-use crate::dataset::shelf::Shelf;
+use crate::dataset::item_store::ItemStore;
 use crate::dataset::uniform::{Admission, Reserved, Uniform, UniformStats};
 use crate::model::slots::Homes;
 use crate::model::{DatasetDecision, OriginReaders, ShareReport};
@@ -23,7 +23,7 @@ pub(super) struct Share {
     name: String,
     path: ItemPath,
     state: Mutex<State>,
-    /// The shelf is open, or cannot be.
+    /// The item_store is open, or cannot be.
     opened: watch::Sender<bool>,
 }
 
@@ -35,17 +35,17 @@ struct State {
     flights_begun: u64,
     /// A decision has said how much may be held.
     known: bool,
-    /// What the shelf held when it was opened, before that.
+    /// What the item_store held when it was opened, before that.
     found: Vec<(ItemId, u32)>,
     /// Where the bytes are; `None`: not open yet, not to be opened, or closed.
-    shelf: Option<Arc<Shelf>>,
+    item_store: Option<Arc<ItemStore>>,
     placement: Arc<Placement>,
     readers: OriginReaders,
     origin_bytes: u64,
     /// Why the last read of storage failed.
     trouble: Option<String>,
     /// Why nothing can be kept.
-    no_shelf: Option<String>,
+    no_item_store: Option<String>,
 }
 
 impl fmt::Debug for Share {
@@ -72,12 +72,12 @@ impl Share {
                 flights_begun: 0,
                 known: false,
                 found: Vec::new(),
-                shelf: None,
+                item_store: None,
                 placement: Arc::new(placement),
                 readers: dataset.origin_readers,
                 origin_bytes: 0,
                 trouble: None,
-                no_shelf: None,
+                no_item_store: None,
             }),
             opened: watch::channel(false).0,
         }
@@ -133,7 +133,7 @@ impl Share {
         }
     }
 
-    /// Waits until the shelf is open, for a while.
+    /// Waits until the item_store is open, for a while.
     pub(super) async fn opened(&self, patience: Duration) {
         let mut opened = self.opened.subscribe();
         if !*opened.borrow_and_update() {
@@ -141,12 +141,12 @@ impl Share {
         }
     }
 
-    /// The shelf is open, and holds these. What is beyond the share goes, once a decision has said what
+    /// The item_store is open, and holds these. What is beyond the share goes, once a decision has said what
     /// that is.
-    pub(super) fn open(&self, shelf: Shelf, held: Vec<(ItemId, u32)>) {
+    pub(super) fn open(&self, item_store: ItemStore, held: Vec<(ItemId, u32)>) {
         let mut state = self.state.lock();
-        state.shelf = Some(Arc::new(shelf));
-        state.no_shelf = None;
+        state.item_store = Some(Arc::new(item_store));
+        state.no_item_store = None;
         state.found = held;
         if state.known {
             state.restore();
@@ -157,18 +157,18 @@ impl Share {
 
     /// Nothing can be kept, for now.
     pub(super) fn cannot_keep(&self, why: String) {
-        self.state.lock().no_shelf = Some(why);
+        self.state.lock().no_item_store = Some(why);
         self.opened.send_replace(true);
     }
 
     /// Nothing is held from now on; gives what it was held on.
-    pub(super) fn close(&self) -> Option<Arc<Shelf>> {
+    pub(super) fn close(&self) -> Option<Arc<ItemStore>> {
         let mut state = self.state.lock();
         drop(state.uniform.set_share(0));
-        state.shelf.take()
+        state.item_store.take()
     }
 
-    /// What to do about a request. `rests`: the shelf gives nothing at the moment.
+    /// What to do about a request. `rests`: the item_store gives nothing at the moment.
     pub(super) fn next(
         self: &Arc<Self>,
         wanted: &Wanted,
@@ -181,11 +181,11 @@ impl Share {
         if let Some(flight) = under_way.into_iter().find(|f| f.brings(&wanted.range)) {
             return Next::Join(flight.pending(), flight.has_landed());
         }
-        if let Some(shelf) = &state.shelf
+        if let Some(item_store) = &state.item_store
             && !rests
             && state.uniform.holds(&item)
         {
-            return Next::Held(Arc::clone(shelf));
+            return Next::Held(Arc::clone(item_store));
         }
         // An item of an unsettled version is not kept: no later request can ask for it.
         let settled = wanted.file.version.is_settled();
@@ -237,11 +237,11 @@ impl Share {
     }
 
     /// Where to keep what was reserved for.
-    pub(super) fn shelf(&self) -> Option<Arc<Shelf>> {
-        self.state.lock().shelf.as_ref().map(Arc::clone)
+    pub(super) fn item_store(&self) -> Option<Arc<ItemStore>> {
+        self.state.lock().item_store.as_ref().map(Arc::clone)
     }
 
-    /// A flight has ended. `room`: what was reserved for it, and whether the shelf has its bytes.
+    /// A flight has ended. `room`: what was reserved for it, and whether the item_store has its bytes.
     pub(super) fn end(&self, item: ItemId, id: u64, room: Option<(Reserved, bool)>) {
         let mut state = self.state.lock();
         match room {
@@ -277,7 +277,10 @@ impl Share {
             items: stats.items,
             share: stats.share,
             origin_bytes: state.origin_bytes,
-            trouble: state.trouble.clone().or_else(|| state.no_shelf.clone()),
+            trouble: state
+                .trouble
+                .clone()
+                .or_else(|| state.no_item_store.clone()),
         }
     }
 }
@@ -285,7 +288,7 @@ impl Share {
 impl State {
     /// Room for an item, if it is to be kept here.
     fn admit(&mut self, item: ItemId, len: u64) -> Option<Reserved> {
-        if self.shelf.is_none() || !self.known || !self.placement.at_home(item.slot()) {
+        if self.item_store.is_none() || !self.known || !self.placement.at_home(item.slot()) {
             return None;
         }
         let mut evicted = Vec::new();
@@ -299,7 +302,7 @@ impl State {
         }
     }
 
-    /// Takes up what was found on the shelf, all at once, so that what goes is drawn from all of it;
+    /// Takes up what was found on the item_store, all at once, so that what goes is drawn from all of it;
     /// what is not at home here goes first.
     fn restore(&mut self) {
         if self.found.is_empty() {
@@ -322,10 +325,10 @@ impl State {
     }
 
     fn take_off(&self, items: &[ItemId]) {
-        if let Some(shelf) = &self.shelf
+        if let Some(item_store) = &self.item_store
             && !items.is_empty()
         {
-            shelf.remove(items);
+            item_store.remove(items);
         }
     }
 }
@@ -334,7 +337,7 @@ impl State {
 #[derive(Debug)]
 pub(super) enum Next {
     /// It is held here.
-    Held(Arc<Shelf>),
+    Held(Arc<ItemStore>),
     /// It is being read; `true`: it has been, and is about to be kept.
     Join(Pending, bool),
     /// It would be read, for more than was paid.
@@ -403,8 +406,8 @@ impl Lead {
         let extent = self.extent.clone();
         let outcome = fetch(&*source, &wanted, extent, through).await;
         self.share.was_read(&outcome);
-        let shelf = self.room.as_ref().and_then(|_| self.share.shelf());
-        let (Ok(fetched), Some(shelf)) = (&outcome, shelf) else {
+        let item_store = self.room.as_ref().and_then(|_| self.share.item_store());
+        let (Ok(fetched), Some(item_store)) = (&outcome, item_store) else {
             // Who comes from here on asks anew.
             self.end(false);
             self.answer.send_replace(Some(outcome));
@@ -413,7 +416,7 @@ impl Lead {
         let blocks = fetched.blocks();
         // They need not wait for a disk.
         self.answer.send_replace(Some(outcome));
-        let kept = shelf.keep(self.item, blocks).await;
+        let kept = item_store.keep(self.item, blocks).await;
         self.end(kept);
     }
 

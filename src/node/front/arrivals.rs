@@ -2,12 +2,12 @@
 //!
 //! The kernel takes pages only of inodes that it knows. Programs that open files by name without
 //! listing their directory (a Python import its `__pycache__`) make one known at a time, by the very
-//! look-up that the push wants to spare them. So the attendant ([`crate::attend`]) lists such a directory
+//! look-up that the push wants to spare them. So the watchdog ([`crate::watchdog`]) lists such a directory
 //! on this node's own mount when a bundle for it is asked for: the READDIRPLUS replies make all of it
 //! known. Nobody waits for it, and what does not fit its queue is not listed.
 
 use super::FrontInner;
-use crate::node::attendant::Lister;
+use crate::node::watchdog::Lister;
 use crate::read::{Arrivals, FileRef};
 use copperfs_fuse as fuse;
 use copperfs_overlay::ItemPath;

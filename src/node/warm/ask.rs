@@ -3,7 +3,8 @@
 
 use super::planner::{Extent, PATHS_MAX, PlanError, Planner};
 use super::walk::walk;
-use crate::control::{Lines, Talk};
+use crate::control::Conversation;
+use crate::control::conversation::Lines;
 use crate::profile::{ProfileError, parse_line, path_form};
 use crate::read::ReadPath;
 use copperfs_overlay::{ItemPath, Overlay, WarmProgress};
@@ -39,15 +40,19 @@ pub(crate) enum Order {
 ///
 /// # Errors
 /// The client is gone.
-pub(crate) async fn ask(overlay: &Overlay, read: &ReadPath, talk: &mut Talk) -> io::Result<()> {
+pub(crate) async fn ask(
+    overlay: &Overlay,
+    read: &ReadPath,
+    conversation: Conversation,
+) -> io::Result<()> {
     let (out, pages) = mpsc::channel(PAGES_QUEUED);
     let extent = Arc::new(Extent::default());
     let planner = Planner::new(out, Arc::clone(&extent));
     let progress = watch::Sender::new(WarmProgress::default());
     let started = Instant::now();
-    let (lines, voice) = talk.halves();
+    let Conversation { mut lines, answer } = conversation;
     let planning = async {
-        match plan(lines, read, planner).await {
+        match plan(&mut lines, read, planner).await {
             Ok(()) | Err(PlanError::Ended) => Ok(()),
             Err(error) => Err(error),
         }
@@ -63,7 +68,7 @@ pub(crate) async fn ask(overlay: &Overlay, read: &ReadPath, talk: &mut Talk) -> 
                 let now = progress.borrow().clone();
                 let line = line("progress", &now, &extent, started);
                 // A client that has gone is noticed here, and takes everything along.
-                voice.say(&line).await?;
+                answer.send(&line).await?;
             }
         }
     };
@@ -72,11 +77,11 @@ pub(crate) async fn ask(overlay: &Overlay, read: &ReadPath, talk: &mut Talk) -> 
             let mut line = line("done", &outcome.progress, &extent, started);
             line["nodes_warm"] = outcome.warmed.into();
             line["not_warmed"] = outcome.missing.into();
-            voice.say(&line).await
+            answer.send(&line).await
         }
         Err(error) => {
             let line = json!({ "event": "error", "error": error.to_string() });
-            voice.say(&line).await
+            answer.send(&line).await
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Old versions that storage has no more.
 
 use super::*;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How storage says that a version is gone.
 #[derive(Clone, Copy, Debug)]

@@ -85,7 +85,7 @@ fn a_lost_node_loses_only_its_items() {
     assert_eq!(nodes.cached(), 4_000_000);
     let lost = nodes.held(3).bytes;
     nodes.tree.leaf().signal(Signal::KILL);
-    let before = nodes.total("origin.bytes_read");
+    let before = nodes.total("origin.read_bytes");
     epoch(&nodes.path(1, "set"), &truth, 2);
     eventually(SOON, "three homes have the budget of four", || {
         let shares: u64 = (0..3).map(|rank| nodes.held(rank).share).sum();
@@ -93,7 +93,7 @@ fn a_lost_node_loses_only_its_items() {
     });
     epoch(&nodes.path(1, "set"), &truth, 3);
     epoch(&nodes.path(2, "set"), &truth, 4);
-    let read = nodes.total("origin.bytes_read") - before;
+    let read = nodes.total("origin.read_bytes") - before;
     // Items whose home was lost were read before the others had room for them, and once more.
     assert!(
         (lost..=2 * lost).contains(&read),
@@ -170,10 +170,10 @@ fn a_restarted_node_has_its_share() {
     eventually(SOON, "its share is back", || {
         cached(&leaf) >= held * 95 / 100
     });
-    let before = root.stats().get("origin.bytes_read");
+    let before = root.stats().get("origin.read_bytes");
     epoch(&stored.data(1).join("set"), &truth, 2);
     let read =
-        leaf.stats().get("origin.bytes_read") + root.stats().get("origin.bytes_read") - before;
+        leaf.stats().get("origin.read_bytes") + root.stats().get("origin.read_bytes") - before;
     assert!(
         read <= held / 20,
         "{read} bytes of storage, {held} were held"

@@ -176,9 +176,9 @@ fn jobs_get_the_rates_that_they_were_given() {
     // The buckets are full at the start; readers spend that first.
     std::thread::sleep(Duration::from_secs(3));
     let begin = std::time::SystemTime::now();
-    let storage = nodes.total("origin.bytes_read");
+    let storage = nodes.total("origin.read_bytes");
     std::thread::sleep(Duration::from_secs(5));
-    let read = nodes.total("origin.bytes_read") - storage;
+    let read = nodes.total("origin.read_bytes") - storage;
     let seconds = begin.elapsed().unwrap().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let whole = read as f64 / seconds;
@@ -263,7 +263,7 @@ fn two_jobs_share_a_dataset() {
     let origin = datasets(&[("set", 200, BYTES)]);
     let nodes = Nodes::launch(2, origin.path(), &[]);
     nodes.add("set", &["--budget", "2MB", "--origin-readers", "homes"]);
-    let before = nodes.total("origin.bytes_read");
+    let before = nodes.total("origin.read_bytes");
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let program = loader(&nodes.path(rank, "set"), &["--epochs", "2"]);
@@ -272,7 +272,7 @@ fn two_jobs_share_a_dataset() {
             scope.spawn(move || assert_eq!(lines(&mut run).len(), 3));
         }
     });
-    assert_eq!(nodes.total("origin.bytes_read") - before, 2_000_000);
+    assert_eq!(nodes.total("origin.read_bytes") - before, 2_000_000);
     assert_eq!(nodes.cached(), 2_000_000);
 }
 

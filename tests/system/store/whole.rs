@@ -29,7 +29,7 @@ fn passed_through(mount: &Mount, name: &str) -> fs::File {
         let before = mount.stats();
         let mut bytes = vec![0; 100_000];
         file.read_exact_at(&mut bytes, 2_000_000).unwrap();
-        let asked = mount.stats().since(&before, "fuse.requests.read");
+        let asked = mount.stats().since(&before, "fuse.software.requests.read");
         open = (asked == 0).then_some(file);
         open.is_some()
     });
@@ -94,7 +94,7 @@ fn a_passed_through_file_is_the_stores_own_and_is_checked_after_a_restart() {
     let open = passed_through(&whole, "file");
     assert!(read_all(&open) == content);
     let stats = whole.stats();
-    assert_eq!(stats.get("origin.bytes_read"), 0);
+    assert_eq!(stats.get("origin.read_bytes"), 0);
     assert_eq!(stats.get("disk.damaged"), 0);
 }
 

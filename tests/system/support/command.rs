@@ -108,6 +108,12 @@ pub fn python() -> Command {
     command
 }
 
+/// Whether [`python`] has the module `name`.
+pub fn has_python_module(name: &str) -> bool {
+    let script = format!("import {name}");
+    run(python().args(["-c", &script])).status.success()
+}
+
 /// A command for `program` as another user and group, without any privilege.
 pub fn as_user(user: u32, group: u32, program: &str) -> Command {
     let mut command = Command::new("setpriv");

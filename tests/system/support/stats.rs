@@ -42,15 +42,15 @@ impl Stats {
 
     /// Requests of the kernel since `earlier`, by operation; those that did not come are left out.
     pub fn requests_since(&self, earlier: &Self) -> BTreeMap<String, u64> {
-        let operations = self.0["fuse"]["requests"]
+        let operations = self.0["fuse"]["software"]["requests"]
             .as_object()
-            .expect("fuse.requests")
+            .expect("fuse.software.requests")
             .keys();
         operations
             .map(|name| {
                 (
                     name.clone(),
-                    self.since(earlier, &format!("fuse.requests.{name}")),
+                    self.since(earlier, &format!("fuse.software.requests.{name}")),
                 )
             })
             .filter(|(_, count)| *count > 0)
@@ -70,7 +70,7 @@ impl Stats {
         for key in [
             "upstream.requests",
             "origin.opens",
-            "origin.bytes_read",
+            "origin.read_bytes",
             "origin.listings",
             "origin.stats",
         ] {

@@ -6,7 +6,6 @@ use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Head, message};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 impl Answer<'_> {
     /// Answers a reader when there is room for the bytes: none are asked for before.
@@ -26,7 +25,7 @@ impl Answer<'_> {
         let _room = self.shared.readers.room(own, len, here).await;
         let answer = service.item(request).await;
         let meters = &self.shared.meters;
-        meters.items_answered.fetch_add(1, Ordering::Relaxed);
+        meters.items_answered.increment();
         let sent = match answer {
             Ok(ItemAnswer::Bytes { bytes, .. }) if u64::try_from(bytes.len()) != Ok(len) => {
                 let got = bytes.len();
@@ -58,7 +57,7 @@ impl Answer<'_> {
             }
             Err(failure) => return self.failure(&failure).await,
         };
-        meters.item_bytes_sent.fetch_add(sent, Ordering::Relaxed);
+        meters.item_bytes_sent.add(sent);
         Ok(())
     }
 }

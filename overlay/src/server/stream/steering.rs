@@ -31,7 +31,7 @@ impl Answer<'_> {
         let mut place = shared.steered.enter(child.clone(), tree);
         let (heard, up) = latest();
         let (down, said) = latest();
-        let name = shared.roster.name_of(child).to_owned();
+        let name = shared.membership.name_of(child).to_owned();
         let mut steering = shared.service.steer(name, tree, up, down);
         // One that refuses at once is not begun.
         if let Some(ended) = (&mut steering).now_or_never() {

@@ -16,7 +16,7 @@ fn produced(cabled: &Cabled) -> Vec<u64> {
 
 /// A name whose item's trees are these, in this order.
 fn name_of(cabled: &Cabled, order: &[usize]) -> String {
-    let placement = cabled.tree.node(0).roster().placement().clone();
+    let placement = cabled.tree.node(0).membership().placement().clone();
     let is_so = |path: &ItemPath| {
         let mut found = order.iter().enumerate();
         found.all(|(at, tree)| placement.tree(path, u8::try_from(at).unwrap()) == Some(*tree))
@@ -102,7 +102,7 @@ async fn disagreement_costs_a_second_read_of_storage_and_no_wrong_byte() {
     let cabled = Cabled::start(6, 3, vec![0, 3]).await;
     let name = name_of(&cabled, &[0, 1]);
     // Cut off from root 0 and from all whom it could ask in that tree.
-    for above in cabled.tree.node(5).roster().ancestors(0) {
+    for above in cabled.tree.node(5).membership().ancestors(0) {
         let address = cabled.tree.address(above);
         cabled.cables[5].avoid(address);
     }

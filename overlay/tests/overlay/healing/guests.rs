@@ -5,7 +5,7 @@ use crate::support::{SOON, path, whole, within};
 use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::{
-    BLOCK_BYTES, Files, Overlay, OverlayConfig, Roster, Seat, Service, Upstream,
+    BLOCK_BYTES, Files, Membership, NodeIdentity, Overlay, OverlayConfig, Service, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -41,12 +41,12 @@ impl Service for Guest {
 
 fn join(cabled: &Cabled, name: &str) -> Overlay {
     let tree = &cabled.tree;
-    let seat = Seat::Guest(name.to_owned());
+    let identity = NodeIdentity::Guest(name.to_owned());
     let config = OverlayConfig {
         arity: tree.arity,
         roots: tree.roots.clone(),
         request_timeout: tree.timeout,
-        ..OverlayConfig::new(tree.members.clone(), seat, tree.secret.clone())
+        ..OverlayConfig::new(tree.members.clone(), identity, tree.secret.clone())
     };
     let service = |upstream| Arc::new(Guest(upstream, name.to_owned())) as Arc<dyn Service>;
     Overlay::start(config, None, service).unwrap()
@@ -54,9 +54,14 @@ fn join(cabled: &Cabled, name: &str) -> Overlay {
 
 /// The member that a guest hangs from first.
 fn host(cabled: &Cabled, name: &str) -> usize {
-    let (tree, seat) = (&cabled.tree, Seat::Guest(name.to_owned()));
-    let roster = Roster::new(tree.members.clone(), tree.arity, tree.roots.clone(), seat);
-    roster.unwrap().ancestors(0)[0]
+    let (tree, identity) = (&cabled.tree, NodeIdentity::Guest(name.to_owned()));
+    let membership = Membership::new(
+        tree.members.clone(),
+        tree.arity,
+        tree.roots.clone(),
+        identity,
+    );
+    membership.unwrap().ancestors(0)[0]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,8 +16,8 @@ use super::seeds::{Random, number, seeds};
 use bytes::Bytes;
 use copperfs_overlay::transport::Network;
 use copperfs_overlay::{
-    Failure, Files, ItemPath, LinkStatus, Member, OriginFingerprint, Orphan, Overlay,
-    OverlayConfig, Seat, Secret, Service, Upstream,
+    Failure, Files, ItemPath, LinkStatus, Member, NodeIdentity, OriginFingerprint, Orphan, Overlay,
+    OverlayConfig, Secret, Service, Upstream,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -198,7 +198,7 @@ impl Plan {
             seed: bytes,
             addresses: Arc::clone(&self.addresses),
         };
-        let seat = Seat::Member(rank);
+        let identity = NodeIdentity::Member(rank);
         let config = OverlayConfig {
             arity: self.arity,
             roots: self.roots.clone(),
@@ -206,7 +206,7 @@ impl Plan {
             request_timeout: REQUEST_TIMEOUT,
             orphan: Orphan::Wait,
             network: Arc::new(network),
-            ..OverlayConfig::new(self.members.clone(), seat, self.secret.clone())
+            ..OverlayConfig::new(self.members.clone(), identity, self.secret.clone())
         };
         let storage = self.roots.contains(&rank).then(|| {
             let reads = Arc::clone(&self.reads);

@@ -6,7 +6,7 @@ use crate::support::{
 };
 use crate::waiting::until;
 use copperfs_overlay::wire::{FrameKind, Head, Request, message};
-use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Roster, Seat};
+use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Membership, NodeIdentity};
 use std::time::Duration;
 
 /// What a reader makes of a home that answers with these bytes.
@@ -85,8 +85,8 @@ async fn a_reader_asks_for_items_and_nothing_else() {
     // Node 0 hangs from nobody here, and may read.
     tree.start_node_as(1, |service| service.desk = home());
     let said = |rank| {
-        let seat = Seat::Member(rank);
-        Roster::new(tree.members.clone(), 2, vec![0], seat)
+        let identity = NodeIdentity::Member(rank);
+        Membership::new(tree.members.clone(), 2, vec![0], identity)
             .unwrap()
             .hello_as_reader()
     };

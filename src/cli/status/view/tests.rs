@@ -1,5 +1,5 @@
 use super::*;
-use copperfs_fuse::ioctl::{NO_RANK, NodeName, ROLE_INNER, StatsBody};
+use crate::report::{Identity, Role};
 use serde_json::json;
 
 pub(in crate::cli::status) fn link(tree: usize, home: usize, using: usize) -> Link {
@@ -17,14 +17,16 @@ pub(in crate::cli::status) fn link(tree: usize, home: usize, using: usize) -> Li
 }
 
 pub(in crate::cli::status) fn report(name: &str, rank: Option<u64>, links: Vec<Link>) -> Report {
-    let body = StatsBody {
-        node: NodeName::new(name),
-        rank: rank.unwrap_or(NO_RANK),
-        role: ROLE_INNER,
-        uptime_s: 192,
-        ..StatsBody::default()
+    let identity = Identity {
+        node: name.to_owned(),
+        pid: 17,
+        rank: rank.map(|rank| usize::try_from(rank).unwrap()),
+        role: Role::Inner,
+        parent: None,
     };
-    Report::from(body).with_standing(&Standing {
+    let metrics = json!({ "uptime_seconds": 192 });
+    let metrics = metrics.as_object().unwrap().clone();
+    Report::new(&identity, metrics).with_standing(&Standing {
         guest: rank.is_none(),
         links,
         children: Vec::new(),

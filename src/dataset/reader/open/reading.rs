@@ -12,7 +12,6 @@ use copperfs_overlay::{
     BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
 };
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tokio::time::{Instant, timeout_at};
 
 /// Times that a home is asked for one run: without payment, with it, and again when its price rose
@@ -146,8 +145,7 @@ impl<'a> Reading<'a> {
             answered => return answered,
         };
         for next in elsewhere(&view, slot, home) {
-            let counter = &reader.counters.elsewhere;
-            counter.fetch_add(1, Ordering::Relaxed);
+            reader.counters.elsewhere.increment();
             tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
             failure = match self.fetch_from(next, run).await {
                 Err(failure) if failure.kind == FailureKind::Unavailable => failure,
@@ -166,8 +164,7 @@ impl<'a> Reading<'a> {
         let mut permit = tokens.try_take(run.len);
         for _ in 0..ASKED_MAX {
             let payment = permit.as_ref().map_or(0, Permit::bytes);
-            let requests = &reader.counters.requests;
-            requests.fetch_add(1, Ordering::Relaxed);
+            reader.counters.requests.increment();
             let asking = reader.homes.ask(rank, self.request(run, payment));
             let Ok(answer) = timeout_at(self.until, asking).await else {
                 return Err(self.too_slow());
@@ -195,8 +192,7 @@ impl<'a> Reading<'a> {
                     if let Some(permit) = permit.take() {
                         permit.spent(0);
                     }
-                    let unpaid = &reader.counters.unpaid;
-                    unpaid.fetch_add(1, Ordering::Relaxed);
+                    reader.counters.unpaid.increment();
                     // A home asks for its item's length at most. Otherwise a false price would hang the reader.
                     let cost = cost.clamp(run.len, STRIPE_BYTES);
                     permit = Some(self.untimed(tokens.take(cost)).await);

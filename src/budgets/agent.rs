@@ -6,9 +6,9 @@
 //! first root that lives, and whoever finds itself there takes up from the newest decision that any
 //! node holds. See [`crate::budgets`].
 //!
-//! How it is wired: [`Steward::new`] when the overlay makes its service, which passes
-//! `Service::steer` and `Service::command` on to [`Steward::service_steer`] and
-//! [`Steward::service_command`]; [`Steward::start`] when the node can report; [`Steward::stop`] before
+//! How it is wired: [`BudgetAgent::new`] when the overlay makes its service, which passes
+//! `Service::steer` and `Service::command` on to [`BudgetAgent::service_steer`] and
+//! [`BudgetAgent::service_command`]; [`BudgetAgent::start`] when the node can report; [`BudgetAgent::stop`] before
 //! the overlay goes.
 
 use super::allocator::Allocator;
@@ -42,7 +42,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Nodes that may pass a command on: deeper than any tree. One that goes in a circle ends here.
 const HOPS_MAX: u8 = 64;
 
-/// What the steward needs of the other nodes; the overlay's `Upstream` has it.
+/// What the budget agent needs of the other nodes; the overlay's `Upstream` has it.
 pub trait Neighbours: Send + Sync + 'static {
     /// How many trees there are: at least 1.
     fn trees(&self) -> usize;
@@ -105,9 +105,9 @@ pub trait Counter: Send + Sync + 'static {
 /// What this node reports, when it is asked. Must be cheap: it is called each second.
 pub type ReportSource = Arc<dyn Fn() -> NodeReport + Send + Sync>;
 
-/// What a steward is told.
+/// What a budget agent is told.
 #[derive(Clone, Debug)]
-pub struct StewardConfig {
+pub struct BudgetAgentConfig {
     /// This node's name, for people.
     pub name: String,
     /// Another number each time that the process starts.
@@ -124,10 +124,10 @@ pub struct StewardConfig {
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub struct Steward(Arc<Inner>);
+pub struct BudgetAgent(Arc<Inner>);
 
 struct Inner {
-    config: StewardConfig,
+    config: BudgetAgentConfig,
     neighbours: Arc<dyn Neighbours>,
     counter: Arc<dyn Counter>,
     report: OnceLock<ReportSource>,
@@ -171,9 +171,9 @@ impl Station {
     }
 }
 
-impl std::fmt::Debug for Steward {
+impl std::fmt::Debug for BudgetAgent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Steward")
+        f.debug_struct("BudgetAgent")
             .field("name", &self.0.config.name)
             .field("pulse", &*self.0.pulse.borrow())
             .field("serial", &self.0.decision.borrow().serial)
@@ -181,11 +181,11 @@ impl std::fmt::Debug for Steward {
     }
 }
 
-impl Steward {
-    /// A steward that serves, but neither reports nor decides yet.
+impl BudgetAgent {
+    /// A budget agent that serves, but neither reports nor decides yet.
     #[must_use]
     pub fn new(
-        config: StewardConfig,
+        config: BudgetAgentConfig,
         neighbours: Arc<dyn Neighbours>,
         counter: Arc<dyn Counter>,
     ) -> Self {
@@ -228,7 +228,7 @@ impl Steward {
         }
     }
 
-    /// Ends what [`Steward::start`] began. The last decision stays.
+    /// Ends what [`BudgetAgent::start`] began. The last decision stays.
     pub fn stop(&self) {
         let mut task = self.0.task.lock();
         if let Some(task) = task.take() {
@@ -305,7 +305,7 @@ impl Steward {
 }
 
 impl Inner {
-    /// Since this steward was made: the clock of the allocator.
+    /// Since this budget agent was made: the clock of the allocator.
     fn now(&self) -> Duration {
         self.began.elapsed()
     }

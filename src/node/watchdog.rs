@@ -1,6 +1,6 @@
-//! The attendant as the daemon sees it. What it does is in [`crate::attend`].
+//! The watchdog as the daemon sees it. What it does is in [`crate::watchdog`].
 
-use crate::attend::frame;
+use crate::watchdog::frame;
 use copperfs_fuse::Abort;
 use copperfs_overlay::ItemPath;
 use std::io;
@@ -19,7 +19,7 @@ const QUEUE_MAX: usize = 64;
 
 /// The process beside this one. It ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Attendant {
+pub(super) struct Watchdog {
     /// Holds the socket.
     telling: JoinHandle<()>,
     lister: Lister,
@@ -38,10 +38,10 @@ impl Lister {
     }
 }
 
-impl Attendant {
+impl Watchdog {
     /// Starts the process for the mount at `mountpoint`, with the means to cut its connections: this very
     /// program, even if another has taken its place on disk. To be called on a thread that lives as long as the
-    /// daemon does: its end is what tells the attendant that the daemon was killed.
+    /// daemon does: its end is what tells the watchdog that the daemon was killed.
     ///
     /// # Errors
     /// It cannot be started.
@@ -51,8 +51,8 @@ impl Attendant {
         let mut command = Command::new("/proc/self/exe");
         command
             // Told from the daemon in process lists and by `pidof`.
-            .arg0("copperfs-attend")
-            .arg("attend")
+            .arg0("copperfs-watch")
+            .arg("watchdog")
             .arg(format!("--of={}", std::process::id()))
             .arg(format!("--connections={}", means.len()))
             .arg("--")
@@ -68,7 +68,7 @@ impl Attendant {
         // Waited for, so that nothing of it stays in the process table.
         drop(tokio::spawn(async move {
             let ended = child.wait().await;
-            tracing::debug!(?ended, "the attendant has ended");
+            tracing::debug!(?ended, "the watchdog has ended");
         }));
         let (queue, paths) = mpsc::channel(QUEUE_MAX);
         Ok(Self {
@@ -82,7 +82,7 @@ impl Attendant {
     }
 }
 
-impl Drop for Attendant {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.telling.abort();
     }
@@ -91,7 +91,7 @@ impl Drop for Attendant {
 async fn tell(mut socket: UnixStream, mut paths: mpsc::Receiver<ItemPath>) {
     while let Some(path) = paths.recv().await {
         if let Err(error) = socket.write_all(&frame(&path)).await {
-            tracing::warn!(%error, "the attendant is gone: nothing is listed ahead any more");
+            tracing::warn!(%error, "the watchdog is gone: nothing is listed ahead any more");
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! The attendant: a process beside a daemon, for what no thread of a daemon may do.
+//! The watchdog: a process beside a daemon, for what no thread of a daemon may do.
 //!
 //! A thread that waits in the kernel for the daemon's own mount cannot be killed once its request, or
 //! the READ that holds the page it wants, is in the daemon's hands: a killed daemon would give no
@@ -9,10 +9,10 @@
 //!
 //! On standard input, a Unix socket, come the means to cut the connections, and then what is to be listed:
 //! paths, each behind its length (`u32`, little-endian).
-//! The attendant ends with its standard input. That a daemon was killed is told by the signal that a
+//! The watchdog ends with its standard input. That a daemon was killed is told by the signal that a
 //! parent's death sends (`PR_SET_PDEATHSIG`): its descriptors stay open as long as one of its threads
 //! hangs, so neither the end of a pipe nor a pidfd would tell. The signal comes when the thread ends
-//! that has started the attendant: that has to be the daemon's first.
+//! that has started the watchdog: that has to be the daemon's first.
 
 use crate::process::parent_is_dead;
 use copperfs_fuse::Abort;
@@ -33,9 +33,9 @@ const QUEUE_MAX: usize = 64;
 /// Read at a time; the kernel asks for as much.
 const LISTED_BYTES: usize = 128 << 10;
 
-/// Whom to attend.
+/// The connections to watch.
 #[derive(Debug, Clone, clap::Args)]
-pub struct AttendArgs {
+pub struct WatchdogArgs {
     /// The mount point
     mountpoint: PathBuf,
     /// Process id of the daemon
@@ -47,18 +47,18 @@ pub struct AttendArgs {
     connections: usize,
 }
 
-/// The attendant's whole life.
+/// The watchdog's whole life.
 ///
 /// # Errors
 /// It cannot be set up.
-pub fn serve(args: AttendArgs) -> io::Result<()> {
+pub fn serve(args: WatchdogArgs) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(attend(args))
+    runtime.block_on(watch(args))
 }
 
-async fn attend(args: AttendArgs) -> io::Result<()> {
+async fn watch(args: WatchdogArgs) -> io::Result<()> {
     let mut killed = signal(SignalKind::user_defined1())?;
     // These are for the daemon, where they are sent to its whole group.
     let _not_heard = [
@@ -118,7 +118,7 @@ fn hear(mut input: impl Read, queue: &SyncSender<ItemPath>) -> io::Result<()> {
     }
 }
 
-/// `path` as it goes to the attendant.
+/// `path` as it goes to the watchdog.
 #[must_use]
 pub fn frame(path: &ItemPath) -> Vec<u8> {
     let bytes = path.as_bytes();

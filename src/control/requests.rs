@@ -2,7 +2,7 @@
 //!
 //! Amounts are numbers (bytes, bytes per second) or texts with a unit (`"120GB"`, `"200MB/s"`).
 
-use super::error::ApiError;
+use super::error::ControlError;
 use crate::budgets::Served;
 use crate::config::datasets::origin_readers;
 use crate::model::{DatasetSpec, JobSpec};
@@ -75,15 +75,33 @@ pub struct PolicyRequest {
     pub policy: String,
 }
 
-pub(super) fn object(body: &[u8]) -> Result<Value, ApiError> {
+/// `POST /v1/clear`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClearRequest {
+    /// What is cleared, with all below it; empty for everything.
+    #[serde(default)]
+    pub path: String,
+    /// On all nodes.
+    #[serde(default)]
+    pub cluster: bool,
+}
+
+impl ClearRequest {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
+        parsed(body)
+    }
+}
+
+pub(super) fn object(body: &[u8]) -> Result<Value, ControlError> {
     let object: serde_json::Map<String, Value> = parsed(body)?;
     Ok(Value::Object(object))
 }
 
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ControlError> {
     serde_json::from_slice(body).map_err(|error| {
         let advice = "GET /openapi.json tells what is expected";
-        ApiError::malformed(
+        ControlError::malformed(
             format!("the request is not as it should be: {error}"),
             advice,
         )
@@ -95,9 +113,9 @@ fn amount(
     value: &Value,
     parse: impl Fn(&str) -> Result<u64, String>,
     example: &str,
-) -> Result<u64, ApiError> {
+) -> Result<u64, ControlError> {
     let advice = || format!("Write a number of bytes, or a text with a unit: {example}");
-    let wrong = |why: &str| ApiError::malformed(format!("{key}: {why}"), advice());
+    let wrong = |why: &str| ControlError::malformed(format!("{key}: {why}"), advice());
     match value {
         Value::Number(number) => match (number.as_u64(), number.as_f64()) {
             (Some(bytes), _) => Ok(bytes),
@@ -113,12 +131,12 @@ fn amount(
     }
 }
 
-fn size(key: &str, value: &Value) -> Result<u64, ApiError> {
+fn size(key: &str, value: &Value) -> Result<u64, ControlError> {
     let parse = |text: &str| parse_bytes(text).map_err(|error| error.to_string());
     amount(key, value, parse, "\"120GB\", \"1TiB\"")
 }
 
-fn rate(key: &str, value: &Value) -> Result<u64, ApiError> {
+fn rate(key: &str, value: &Value) -> Result<u64, ControlError> {
     let parse = |text: &str| parse_whole_rate(text).map_err(|error| error.to_string());
     amount(key, value, parse, "\"200MB/s\", \"1.6Gbit/s\"")
 }
@@ -127,13 +145,13 @@ fn rate(key: &str, value: &Value) -> Result<u64, ApiError> {
 fn only(
     body: &[u8],
     key: &str,
-    parse: impl Fn(&str, &Value) -> Result<u64, ApiError>,
-) -> Result<Option<u64>, ApiError> {
+    parse: impl Fn(&str, &Value) -> Result<u64, ControlError>,
+) -> Result<Option<u64>, ControlError> {
     let object: serde_json::Map<String, Value> = parsed(body)?;
     match (object.get(key), object.len()) {
         (Some(Value::Null), 1) => Ok(None),
         (Some(value), 1) => parse(key, value).map(Some),
-        _ => Err(ApiError::malformed(
+        _ => Err(ControlError::malformed(
             format!("the request has other keys than {key}"),
             format!("Write {{\"{key}\": ...}}, with null to leave it to the policy"),
         )),
@@ -141,17 +159,17 @@ fn only(
 }
 
 impl DatasetRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
         parsed(body)
     }
 
-    pub(super) fn into_spec(self, served: &Served) -> Result<DatasetSpec, ApiError> {
+    pub(super) fn into_spec(self, served: &Served) -> Result<DatasetSpec, ControlError> {
         let ((Some(place), None) | (None, Some(place))) = (&self.path, &self.uri) else {
             let error = "a dataset has a path or a uri";
-            return Err(ApiError::malformed(error, "Give one of the two"));
+            return Err(ControlError::malformed(error, "Give one of the two"));
         };
         let advice = "copperfs dataset add NAME PATH|URI";
-        let refused = |why: String| ApiError::new(422, why, advice);
+        let refused = |why: String| ControlError::new(422, why, advice);
         let (path, uri) = served.place(place).map_err(refused)?;
         if let Some(index) = &self.index {
             served.index(index).map_err(refused)?;
@@ -173,7 +191,7 @@ impl DatasetRequest {
 }
 
 impl JobRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
         let mut this: Self = parsed(body)?;
         this.rate = this
             .ideal_rate
@@ -197,19 +215,19 @@ impl JobRequest {
 }
 
 impl CacheRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
         only(body, "size", size).map(|size| Self { size })
     }
 }
 
 impl RateRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
         only(body, "rate", rate).map(|rate| Self { rate })
     }
 }
 
 impl PolicyRequest {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ControlError> {
         parsed(body)
     }
 }

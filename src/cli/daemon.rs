@@ -1,19 +1,18 @@
-//! Asking the daemon of a mount over its API.
+//! Sending commands to the daemon of a mount.
 
-use super::socket;
-use crate::api::client::{ApiClient, ClientError};
 use crate::config::Machine;
 use crate::config::keys::find;
+use crate::control::client::{ClientError, ControlClient};
 use crate::daemon::mountpoint::{canonical, within};
 use anyhow::Context;
 use clap::Args;
 use copperfs_fuse::ioctl::client;
 use copperfs_policy::amounts::Bytes;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a daemon may take to say where its socket is.
+/// How long a daemon may take to say where its sockets are.
 const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which daemon is asked.
@@ -36,34 +35,53 @@ impl Mounted {
         canonical(&machine.working_dir.join(path))
     }
 
-    /// The API of that daemon.
+    /// That daemon.
     ///
     /// # Errors
     /// There is no copperfs mount, or its daemon does not answer.
-    pub(super) fn api(&self) -> anyhow::Result<ApiClient> {
+    pub(super) fn client(&self) -> anyhow::Result<ControlClient> {
         let mountpoint = self.mountpoint();
-        let shown = mountpoint.display().to_string();
-        let found = within(FIND_TIMEOUT, move || client::control_socket(&mountpoint));
-        let found = found.with_context(|| format!("the daemon of {shown} does not answer"))?;
-        let socket = found.with_context(|| {
+        client_of(&mountpoint).with_context(|| {
+            let shown = mountpoint.display();
             format!("no copperfs is mounted at {shown}: name its mount point with --mountpoint")
-        })?;
-        Ok(ApiClient::at(&socket.with_file_name("api.sock")))
+        })
     }
 
     /// Asks it.
     ///
     /// # Errors
-    /// As [`Mounted::api`]; what the daemon refuses.
+    /// As [`Mounted::client`]; what the daemon refuses.
     pub(super) fn ask(
         &self,
         method: &str,
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Value> {
-        let api = self.api()?;
-        socket::run(async move { Ok(api.ask(method, path, body).await?) })
+        let client = self.client()?;
+        run(async move { Ok(client.ask(method, path, body).await?) })
     }
+}
+
+/// The daemon of the mount at `mountpoint`.
+///
+/// # Errors
+/// It is no copperfs mount, or its daemon does not answer.
+pub(super) fn client_of(mountpoint: &Path) -> anyhow::Result<ControlClient> {
+    let asked = mountpoint.to_owned();
+    let found = within(FIND_TIMEOUT, move || client::sockets(&asked));
+    let shown = || format!("the daemon of {} does not answer", mountpoint.display());
+    Ok(ControlClient::new(found.with_context(shown)??))
+}
+
+/// Runs `work` to its end on this thread.
+///
+/// # Errors
+/// Those of `work`.
+pub(super) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(work)
 }
 
 /// Whether that is all that went wrong: there is none of this name.

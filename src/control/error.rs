@@ -6,13 +6,13 @@ use copperfs_overlay::ItemPath;
 
 /// A refusal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ApiError {
+pub(super) struct ControlError {
     status: u16,
     error: String,
     advice: String,
 }
 
-impl ApiError {
+impl ControlError {
     pub(super) fn new(status: u16, error: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
             status,
@@ -73,7 +73,7 @@ impl ApiError {
     }
 }
 
-impl From<CommandError> for ApiError {
+impl From<CommandError> for ControlError {
     fn from(error: CommandError) -> Self {
         let status = match error.kind {
             ErrorKind::Invalid => 422,

@@ -1,24 +1,35 @@
-//! The API of a node that is alone, over its socket; and its document against what it answers.
+//! The commands of a node that is alone, over its sockets; and their document against what it answers.
 
-use super::client::{ApiClient, ClientError};
-use super::routes::ROUTES;
+use super::client::{ClientError, ControlClient};
+use super::plan::PLANS_MAX;
+use super::request::{Access, User};
+use super::router::{document, router, routes};
 use super::*;
 use crate::budgets::Counted;
-use crate::budgets::steward::{CountProgress, Counter, Neighbours, StewardConfig};
+use crate::budgets::agent::{BudgetAgentConfig, CountProgress, Counter, Neighbours};
 use crate::config::OriginSpec;
 use crate::model::{
-    Counting, DatasetDecision, DatasetSpec, IdealRate, JobDecision, JobNode, JobReport, NodeReport,
-    OriginReaders, RateSource, ShareReport,
+    Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision, JobNode, JobReport,
+    NodeReport, OriginReaders, Overview, RateSource, ShareReport,
 };
+use crate::record::Recorder;
 use crate::testing::{SOON, path};
 use crate::waiting::until;
+use axum::body::Body;
+use copperfs_fuse::Sockets;
+use copperfs_metrics::{Registry, Snapshot};
 use copperfs_overlay::{Failure, FailureKind, ItemPath, Steering};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::Request;
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tower::ServiceExt;
 
 /// Nobody is there.
 struct Alone;
@@ -87,6 +98,83 @@ impl Names for Everything {
     }
 }
 
+/// A node whose commands do little.
+#[derive(Default)]
+struct Idle {
+    registry: Registry,
+    recorder: Recorder,
+}
+
+impl NodeCommands for Idle {
+    fn metrics(&self) -> Snapshot {
+        self.registry.snapshot()
+    }
+
+    fn report(&self) -> Value {
+        json!({ "node": "n0" })
+    }
+
+    fn cluster(&self, recent: bool) -> BoxFuture<'static, Value> {
+        std::future::ready(json!({ "nodes": [], "missing": [], "recent": recent })).boxed()
+    }
+
+    fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>> {
+        let cleared = match path.as_bytes() {
+            b"none" => Err(Failure::not_found(&path)),
+            b"away" => Err(Failure::new(FailureKind::Unavailable, "not on n7")),
+            _ => Ok(cluster),
+        };
+        std::future::ready(cleared).boxed()
+    }
+
+    fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    fn forget_in_kernel(&self) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    /// Sends back what it is sent.
+    fn warm(&self, conversation: Conversation) -> BoxFuture<'static, std::io::Result<()>> {
+        let Conversation { mut lines, answer } = conversation;
+        async move {
+            while let Some(line) = lines.next().await? {
+                answer.send(&serde_json::from_slice(&line)?).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+fn control(agent: &BudgetAgent) -> Control {
+    let node = Arc::new(Idle::default());
+    Control::new(node, agent.clone(), served(), Arc::new(Everything))
+}
+
+/// The answer to a request of the owner, or of a user.
+async fn answer(control: &Control, user: Option<u32>, request: (&str, &str, &[u8])) -> Answer {
+    let (method, path, body) = request;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .extension(User(user))
+        .extension(Access::Owner)
+        .body(Body::from(body.to_vec()))
+        .unwrap();
+    let response = router(control.clone(), Access::Owner)
+        .oneshot(request)
+        .await
+        .unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    Answer {
+        status,
+        body: serde_json::from_slice(&body).unwrap(),
+    }
+}
+
 fn served() -> Served {
     Served {
         origins: vec![OriginSpec {
@@ -99,16 +187,16 @@ fn served() -> Served {
 }
 
 struct Node {
-    steward: Steward,
-    client: ApiClient,
+    agent: BudgetAgent,
+    client: ControlClient,
     socket: std::path::PathBuf,
-    server: ApiServer,
+    server: ControlServer,
     _dir: tempfile::TempDir,
 }
 
 impl Node {
     fn start() -> Self {
-        let config = StewardConfig {
+        let config = BudgetAgentConfig {
             name: "n0".into(),
             boot: 1,
             datasets: vec![DatasetSpec::new("configured", path("/lus/configured"))],
@@ -116,9 +204,9 @@ impl Node {
             remote_io: Some(200_000_000),
             gpus: Some(4),
         };
-        let steward = Steward::new(config, Arc::new(Alone), Arc::new(Sizes));
+        let agent = BudgetAgent::new(config, Arc::new(Alone), Arc::new(Sizes));
         let counts = std::sync::atomic::AtomicU64::new(1);
-        steward.start(Arc::new(move || NodeReport {
+        agent.start(Arc::new(move || NodeReport {
             rank: 0,
             name: "n0".into(),
             boot: 1,
@@ -129,12 +217,16 @@ impl Node {
             jobs: Vec::new(),
         }));
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("api.sock");
-        let api = Api::new(steward.clone(), served(), Arc::new(Everything));
-        let server = ApiServer::on_socket(&socket, api).unwrap();
+        let socket = dir.path().join("control.sock");
+        let users = format!("copperfs-test-{}", dir.path().display());
+        let server = ControlServer::for_owner(&socket, control(&agent)).unwrap();
+        let sockets = Sockets {
+            owner: socket.clone(),
+            users,
+        };
         Self {
-            steward,
-            client: ApiClient::at(&socket),
+            agent,
+            client: ControlClient::new(sockets),
             socket,
             server,
             _dir: dir,
@@ -166,7 +258,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.steward.stop();
+        self.agent.stop();
     }
 }
 
@@ -223,14 +315,14 @@ async fn a_dataset_is_declared_where_something_is_and_anew_when_asked() {
 #[tokio::test]
 async fn a_job_is_of_the_user_who_declares_it() {
     let node = Node::start();
-    let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
+    let control = control(&node.agent);
     for (uid, owner) in [(1000, Some(1000)), (0, None)] {
         let name = format!("run:of-{uid}");
         let body = json!({ "id": name, "dataset": "configured" }).to_string();
-        let users = api.for_user(uid);
-        let answer = users.answer("POST", "/v1/jobs", body.as_bytes()).await;
+        let request = ("POST", "/v1/jobs", body.as_bytes());
+        let answer = answer(&control, Some(uid), request).await;
         assert_eq!(answer.status, 201, "{answer:?}");
-        let decision = Arc::clone(&node.steward.watch().borrow());
+        let decision = Arc::clone(&node.agent.watch().borrow());
         assert_eq!(decision.job(&name).unwrap().owner, owner);
     }
 }
@@ -482,7 +574,7 @@ async fn what_is_not_http_or_too_large_is_refused() {
     let patch = b"PATCH /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let answer = node.raw(patch).await;
     assert!(
-        answer.contains("405") && answer.contains("allow: GET, POST"),
+        answer.contains("405") && answer.contains("allow: GET,HEAD,POST"),
         "{answer}"
     );
     // It is gone with its owner.
@@ -490,8 +582,8 @@ async fn what_is_not_http_or_too_large_is_refused() {
     let node = {
         let mut node = node;
         let other = tempfile::tempdir().unwrap();
-        let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
-        node.server = ApiServer::on_socket(&other.path().join("x"), api).unwrap();
+        let control = control(&node.agent);
+        node.server = ControlServer::for_owner(&other.path().join("x"), control).unwrap();
         node
     };
     assert!(!socket.exists());
@@ -518,38 +610,172 @@ fn problem(jobs: usize) -> Vec<u8> {
 #[tokio::test]
 async fn plans_are_worked_out_beside_the_runtime_and_more_than_a_few_are_refused() {
     let node = Node::start();
-    let api = Api::new(node.steward.clone(), served(), Arc::new(Everything));
+    let control = control(&node.agent);
     let body = problem(500);
+    let plan = ("POST", "/v1/plan", &body[..]);
     // The poll that takes the request must not compute the plan: it would occupy the worker.
-    assert!(
-        api.answer("POST", "/v1/plan", &body)
-            .now_or_never()
-            .is_none()
-    );
+    assert!(answer(&control, None, plan).now_or_never().is_none());
 
-    let turn = Arc::clone(&api.plans.turn).acquire_owned().await.unwrap();
+    let turn = Arc::clone(&control.plans.turn)
+        .acquire_owned()
+        .await
+        .unwrap();
     // The plan above was cancelled, and its place becomes free again.
     let places = PLANS_MAX;
-    let free = || api.plans.places.available_permits();
+    let free = || control.plans.places.available_permits();
     until(SOON, "all places are free", || free() == places).await;
     let mut asked = Vec::new();
     for _ in 0..places {
-        let (api, body) = (api.clone(), body.clone());
+        let (control, body) = (control.clone(), body.clone());
         asked.push(tokio::spawn(async move {
-            api.answer("POST", "/v1/plan", &body).await
+            answer(&control, None, ("POST", "/v1/plan", &body)).await
         }));
     }
     until(SOON, "no place is free", || free() == 0).await;
-    let refused = api.answer("POST", "/v1/plan", &body).await;
+    let refused = answer(&control, None, plan).await;
     assert_eq!(refused.status, 503);
     let said = refused.body["error"].as_str().unwrap();
     assert!(said.contains("16 plans"), "{said}");
     // Other requests are answered meanwhile.
-    assert_eq!(api.answer("GET", "/v1/jobs", b"").await.status, 200);
+    assert_eq!(
+        answer(&control, None, ("GET", "/v1/jobs", b""))
+            .await
+            .status,
+        200
+    );
     drop(turn);
     for asked in asked {
         let answer = asked.await.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}
+
+/// Users see, and only the owner changes.
+#[tokio::test]
+async fn users_are_served_what_only_reads() {
+    let node = Node::start();
+    let name = format!("copperfs-test-users-{}", std::process::id());
+    let own = rustix::process::getuid().as_raw();
+    let server = ControlServer::for_users(&name, control(&node.agent), move |uid| uid == own);
+    let _server = server.unwrap();
+    let ask = async |name: &str, request: &str| {
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+        let stream = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut stream = tokio::net::UnixStream::from_std(stream).unwrap();
+        let request = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    for (request, status) in [
+        ("GET /v1/stats", 200),
+        ("GET /metrics", 200),
+        ("GET /v1/datasets", 200),
+        ("POST /v1/clear", 404),
+        ("POST /v1/datasets", 405),
+        ("DELETE /v1/datasets/configured", 405),
+        ("POST /v1/recording", 404),
+        ("POST /v1/warm", 404),
+    ] {
+        let answer = ask(&name, request).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{request}: {answer}"
+        );
+    }
+    let answer = ask(&name, "GET /v1/cluster").await;
+    assert!(answer.contains("\"recent\":true"), "{answer}");
+    let closed = format!("{name}-closed");
+    let _server = ControlServer::for_users(&closed, control(&node.agent), |_| false).unwrap();
+    let answer = ask(&closed, "GET /v1/stats").await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+}
+
+/// Lines go both ways at the same time, as in a plan that is made while it is carried out.
+#[tokio::test]
+async fn a_conversation_goes_both_ways() {
+    let node = Node::start();
+    let (mut answer, mut request) = node.client.converse("POST", "/v1/warm").await.unwrap();
+    for number in 0..3 {
+        request.send(&json!({ "number": number })).await.unwrap();
+        request.flush().await.unwrap();
+        assert_eq!(answer.value().await.unwrap()["number"], number);
+    }
+    for number in 0..10_000 {
+        let sending = async {
+            request.send(&json!({ "number": number })).await.unwrap();
+            request.flush().await.unwrap();
+        };
+        let ((), line) = tokio::join!(sending, answer.value());
+        assert_eq!(line.unwrap()["number"], number);
+    }
+    drop(request);
+    let error = answer.line().await.unwrap_err();
+    assert!(error.to_string().contains("gone away"), "{error}");
+}
+
+/// A recording belongs to its connection, or lasts until it is stopped.
+#[tokio::test]
+async fn recordings_are_started_stopped_and_discarded() {
+    let node = Node::start();
+    let (status, said) = node.refused("DELETE", "/v1/recording", Value::Null).await;
+    assert!(status == 409 && said.contains("record start"), "{said}");
+    node.ask("POST", "/v1/recording", Value::Null)
+        .await
+        .unwrap();
+    let (status, said) = node.refused("POST", "/v1/recording", Value::Null).await;
+    assert!(status == 409 && said.contains("already"), "{said}");
+    let discarded = node
+        .ask("DELETE", "/v1/recording?discard=true", Value::Null)
+        .await;
+    assert_eq!(discarded.unwrap(), json!({ "discarded": 0 }));
+
+    let (mut answer, mut request) = node.client.converse("POST", "/v1/record").await.unwrap();
+    assert_eq!(answer.value().await.unwrap(), json!({ "recording": true }));
+    let refused = node
+        .client
+        .converse("POST", "/v1/record")
+        .await
+        .err()
+        .unwrap();
+    assert!(refused.to_string().contains("already"), "{refused}");
+    request.send(&json!({ "enough": true })).await.unwrap();
+    request.flush().await.unwrap();
+    let head = answer.value().await.unwrap();
+    assert_eq!(head, json!({ "accesses": 0, "full": false }));
+
+    let (answer, request) = node.client.converse("POST", "/v1/record").await.unwrap();
+    drop((answer, request));
+    for attempt in 0.. {
+        match node.ask("POST", "/v1/recording", Value::Null).await {
+            Ok(_) => break,
+            Err(_still) => assert!(
+                attempt < 1000,
+                "a killed command leaves its recording behind"
+            ),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn clearing_is_answered_with_its_effect() {
+    let node = Node::start();
+    let clear = |path: &str, cluster: bool| json!({ "path": path, "cluster": cluster });
+    for cluster in [true, false] {
+        let answer = node.ask("POST", "/v1/clear", clear("/lus", cluster)).await;
+        assert_eq!(answer.unwrap(), json!({ "cleared": cluster }));
+    }
+    for (body, status) in [
+        (clear("/none", false), 404),
+        (clear("/away", true), 503),
+        (clear("/a/../b", false), 400),
+        (json!({ "paths": [] }), 400),
+    ] {
+        let (refused, said) = node.refused("POST", "/v1/clear", body).await;
+        assert_eq!(refused, status, "{said}");
     }
 }
 
@@ -673,7 +899,7 @@ fn what_is_read_out_is_what_was_reported() {
 
 #[test]
 fn the_document_has_every_route() {
-    let document = routes::document();
+    let document = document();
     assert_eq!(document["openapi"], "3.1.0");
     let mut documented = BTreeSet::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -681,9 +907,9 @@ fn the_document_has_every_route() {
             documented.insert((method.to_ascii_uppercase(), path.clone()));
         }
     }
-    let served: BTreeSet<(String, String)> = ROUTES
+    let served: BTreeSet<(String, String)> = routes()
         .iter()
-        .map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned()))
+        .map(|(method, path, ..)| ((*method).to_owned(), (*path).to_owned()))
         .collect();
     assert_eq!(documented, served);
 }
@@ -723,7 +949,7 @@ fn resolved<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
 
 #[test]
 fn the_document_has_every_field() {
-    let document = routes::document();
+    let document = document();
     let all = full();
     let of = |path: &str, method: &str, status: &str| {
         document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"].clone()
@@ -738,7 +964,7 @@ fn the_document_has_every_field() {
     ] {
         check(&document, &of(path, "get", "200"), &value, path);
     }
-    let refusal = ApiError::not_found().into_answer().body;
+    let refusal = ControlError::not_found().into_answer().body;
     check(
         &document,
         &of("/v1/jobs/{id}", "get", "404"),

@@ -27,14 +27,14 @@ pub(super) struct Cut {
 }
 
 /// See the module.
-pub(super) enum Shelf {
+pub(super) enum ItemStore {
     /// Bounded by who decides what it holds. The lock is held for a look only.
     Memory(Mutex<HashMap<ItemId, Vec<ItemBlock>>>),
     /// In a directory of its own.
     Disk { store: Store, directory: PathBuf },
 }
 
-impl fmt::Debug for Shelf {
+impl fmt::Debug for ItemStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(_) => f.write_str("memory"),
@@ -43,7 +43,7 @@ impl fmt::Debug for Shelf {
     }
 }
 
-impl Shelf {
+impl ItemStore {
     /// An empty one in memory.
     pub(super) fn memory() -> Self {
         Self::Memory(Mutex::default())

@@ -14,7 +14,7 @@ const UNFINISHED: &str = ".tmp";
 
 /// What is there, from the oldest to the newest.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct ListingFiles {
     dir: PathBuf,
     bytes_max: u64,
     bytes: u64,
@@ -32,7 +32,7 @@ pub(super) fn make_private(dir: &Path) -> io::Result<()> {
         .create(dir)
 }
 
-impl Shelf {
+impl ListingFiles {
     /// Takes stock of `dir`. What was not finished is removed; what has another name is left alone.
     pub(super) fn scan(dir: PathBuf, bytes_max: u64) -> Self {
         let mut found = Vec::new();
@@ -50,7 +50,7 @@ impl Shelf {
             }
         }
         found.sort();
-        let mut shelf = Self {
+        let mut directory = Self {
             dir,
             bytes_max,
             bytes: 0,
@@ -59,10 +59,10 @@ impl Shelf {
             next_age: 0,
         };
         for (_, name, size) in found {
-            shelf.add(name, size);
+            directory.add(name, size);
         }
-        shelf.evict();
-        shelf
+        directory.evict();
+        directory
     }
 
     /// Writes a whole file, in place of an older one of that name.
@@ -152,35 +152,35 @@ mod tests {
     }
 
     #[test]
-    fn a_full_shelf_gives_up_the_oldest_and_survives_a_restart() {
+    fn a_full_directory_gives_up_the_oldest_and_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let there = |number| dir.path().join(name(number)).exists();
-        let mut shelf = Shelf::scan(dir.path().to_owned(), 30);
+        let mut directory = ListingFiles::scan(dir.path().to_owned(), 30);
         for number in 0..3 {
-            shelf.write(&name(number), &[number; 10]).unwrap();
+            directory.write(&name(number), &[number; 10]).unwrap();
         }
-        shelf.write(&name(0), &[9; 10]).unwrap();
+        directory.write(&name(0), &[9; 10]).unwrap();
         assert!(there(0) && there(1) && there(2), "it fits");
-        shelf.write(&name(3), &[3; 10]).unwrap();
+        directory.write(&name(3), &[3; 10]).unwrap();
         assert!(there(0) && !there(1) && there(2) && there(3));
         fs::write(dir.path().join(name(7) + UNFINISHED), "torn").unwrap();
         fs::write(dir.path().join("of-somebody-else"), [0; 100]).unwrap();
-        let mut shelf = Shelf::scan(dir.path().to_owned(), 20);
-        assert_eq!(shelf.bytes, 20);
+        let mut directory = ListingFiles::scan(dir.path().to_owned(), 20);
+        assert_eq!(directory.bytes, 20);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
         assert!(dir.path().join("of-somebody-else").exists());
-        shelf.remove_where(|_| true);
-        assert_eq!(shelf.bytes, 0);
+        directory.remove_where(|_| true);
+        assert_eq!(directory.bytes, 0);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_disk_that_refuses_keeps_what_was_there() {
         let dir = tempfile::tempdir().unwrap();
-        let mut shelf = Shelf::scan(dir.path().to_owned(), 100);
-        shelf.write(&name(1), b"good").unwrap();
+        let mut directory = ListingFiles::scan(dir.path().to_owned(), 100);
+        directory.write(&name(1), b"good").unwrap();
         fs::create_dir(dir.path().join(name(1) + UNFINISHED)).unwrap();
-        assert!(shelf.write(&name(1), b"not written").is_err());
+        assert!(directory.write(&name(1), b"not written").is_err());
         assert_eq!(fs::read(dir.path().join(name(1))).unwrap(), b"good");
     }
 }

@@ -1,6 +1,6 @@
 //! Who is in the cluster, and where this node sits: the member list, its forest, its placement.
 //!
-//! Every node makes the same roster from the same list, so nobody has to ask where a neighbour is. A
+//! Every node makes the same membership from the same list, so nobody has to ask where a neighbour is. A
 //! node that is not in the list (a guest) hangs below a member that its name picks, and has no
 //! children. Pure.
 
@@ -23,7 +23,7 @@ pub struct Member {
 
 /// Where a node sits.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Seat {
+pub enum NodeIdentity {
     /// At this place in the member list.
     Member(usize),
     /// Nowhere in it, under this name: it joins a running tree.
@@ -32,16 +32,16 @@ pub enum Seat {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Roster {
+pub struct Membership {
     members: Vec<Member>,
     forest: Forest,
     placement: Placement,
-    seat: Seat,
+    identity: NodeIdentity,
     fingerprint: [u8; 16],
 }
 
-impl Roster {
-    /// The roster of `members` in trees of `arity` below `roots` (ranks), seen from `seat`.
+impl Membership {
+    /// The membership of `members` in trees of `arity` below `roots` (ranks), seen from `identity`.
     ///
     /// # Errors
     /// What makes no sense, for people.
@@ -49,7 +49,7 @@ impl Roster {
         members: Vec<Member>,
         arity: usize,
         roots: Vec<usize>,
-        seat: Seat,
+        identity: NodeIdentity,
     ) -> Result<Self, String> {
         if members.len() > MEMBERS_MAX {
             return Err(format!("more than {MEMBERS_MAX} members"));
@@ -69,20 +69,20 @@ impl Roster {
                 return Err(format!("member {name} is listed twice"));
             }
         }
-        match &seat {
-            Seat::Member(rank) if *rank >= members.len() => {
+        match &identity {
+            NodeIdentity::Member(rank) if *rank >= members.len() => {
                 return Err(format!(
                     "rank {rank} is not in the list of {} members (ranks begin at 0)",
                     members.len()
                 ));
             }
-            Seat::Guest(name) => {
+            NodeIdentity::Guest(name) => {
                 check_name(name)?;
                 if names.contains(name.as_str()) {
                     return Err(format!("{name} is in the member list, and need not join"));
                 }
             }
-            Seat::Member(_) => {}
+            NodeIdentity::Member(_) => {}
         }
         let roots = forest.roots().iter();
         let placement = Placement::new(roots.map(|&rank| members[rank].name.as_str()));
@@ -91,7 +91,7 @@ impl Roster {
             members,
             forest,
             placement,
-            seat,
+            identity,
             fingerprint,
         })
     }
@@ -123,27 +123,27 @@ impl Roster {
     /// This node's place in the list; `None` for a guest.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
-        match self.seat {
-            Seat::Member(rank) => Some(rank),
-            Seat::Guest(_) => None,
+        match self.identity {
+            NodeIdentity::Member(rank) => Some(rank),
+            NodeIdentity::Guest(_) => None,
         }
     }
 
     /// This node's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        match &self.seat {
-            Seat::Member(rank) => self.members.get(*rank).map_or("", |own| &own.name),
-            Seat::Guest(name) => name,
+        match &self.identity {
+            NodeIdentity::Member(rank) => self.members.get(*rank).map_or("", |own| &own.name),
+            NodeIdentity::Guest(name) => name,
         }
     }
 
     /// This node, as answers to the whole tree name it.
     #[must_use]
     pub fn id(&self) -> NodeId {
-        match &self.seat {
-            Seat::Member(rank) => NodeId::Member(number(*rank)),
-            Seat::Guest(name) => NodeId::Guest(name.clone()),
+        match &self.identity {
+            NodeIdentity::Member(rank) => NodeId::Member(number(*rank)),
+            NodeIdentity::Guest(name) => NodeId::Guest(name.clone()),
         }
     }
 
@@ -344,13 +344,13 @@ mod tests {
             .collect()
     }
 
-    fn roster(seat: Seat) -> Roster {
-        Roster::new(members(7), 2, vec![0, 3], seat).unwrap()
+    fn membership(identity: NodeIdentity) -> Membership {
+        Membership::new(members(7), 2, vec![0, 3], identity).unwrap()
     }
 
     #[test]
     fn only_ancestors_take_a_node_in() {
-        let leaf = roster(Seat::Member(6));
+        let leaf = membership(NodeIdentity::Member(6));
         for (rank, tree, welcome) in [
             (2, 0, true),
             (0, 0, true),
@@ -360,23 +360,27 @@ mod tests {
             (3, 1, true),
             (2, 1, false),
         ] {
-            let above = roster(Seat::Member(rank));
+            let above = membership(NodeIdentity::Member(rank));
             assert_eq!(
                 above.check(&leaf.hello(tree)).is_ok(),
                 welcome,
                 "{rank} in {tree}"
             );
         }
-        assert!(roster(Seat::Member(2)).is_own_child(0, &NodeId::Member(6)));
-        assert!(!roster(Seat::Member(0)).is_own_child(0, &NodeId::Member(6)));
-        assert!(roster(Seat::Member(0)).check(&leaf.hello(9)).is_err());
+        assert!(membership(NodeIdentity::Member(2)).is_own_child(0, &NodeId::Member(6)));
+        assert!(!membership(NodeIdentity::Member(0)).is_own_child(0, &NodeId::Member(6)));
+        assert!(
+            membership(NodeIdentity::Member(0))
+                .check(&leaf.hello(9))
+                .is_err()
+        );
     }
 
     #[test]
     fn a_guest_hangs_below_the_member_that_its_name_picks() {
-        let guest = roster(Seat::Guest("late".into()));
+        let guest = membership(NodeIdentity::Guest("late".into()));
         let host = guest.ancestors(0)[0];
-        let above = roster(Seat::Member(host));
+        let above = membership(NodeIdentity::Member(host));
         assert_eq!(
             above.check(&guest.hello(0)),
             Ok(NodeId::Guest("late".into()))
@@ -384,7 +388,7 @@ mod tests {
         assert_eq!(guest.ancestors(0).last(), Some(&0));
         assert_eq!(guest.ancestors(1).last(), Some(&3));
         assert!(above.is_within(1, &guest.id(), &NodeId::Member(3)));
-        assert!(Roster::new(members(3), 2, vec![0], Seat::Guest("n1".into())).is_err());
+        assert!(Membership::new(members(3), 2, vec![0], NodeIdentity::Guest("n1".into())).is_err());
         let mut impostor = guest.hello(0);
         impostor.name = "n1".into();
         assert!(above.check(&impostor).is_err());
@@ -392,8 +396,9 @@ mod tests {
 
     #[test]
     fn lists_that_differ_are_refused() {
-        let above = roster(Seat::Member(0));
-        let other_roots = Roster::new(members(7), 2, vec![0, 4], Seat::Member(1)).unwrap();
+        let above = membership(NodeIdentity::Member(0));
+        let other_roots =
+            Membership::new(members(7), 2, vec![0, 4], NodeIdentity::Member(1)).unwrap();
         assert!(
             above
                 .check(&other_roots.hello(0))
@@ -402,7 +407,7 @@ mod tests {
         );
         let mut renamed = members(7);
         renamed[5].name = "m5".into();
-        let renamed = Roster::new(renamed, 2, vec![0, 3], Seat::Member(1)).unwrap();
+        let renamed = Membership::new(renamed, 2, vec![0, 3], NodeIdentity::Member(1)).unwrap();
         assert!(above.check(&renamed.hello(0)).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! Stewards of a whole cluster in one process, over links in memory, in a time that only goes on when
+//! Budget agents of a whole cluster in one process, over links in memory, in a time that only goes on when
 //! everybody waits.
 
 use super::*;
 use crate::model::{JobSpec, OriginReaders, Serial, ShareReport};
-use copperfs_overlay::{ItemPath, Member, Roster, Seat, steering};
+use copperfs_overlay::{ItemPath, Member, Membership, NodeIdentity, steering};
 use futures_util::FutureExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::AbortHandle;
@@ -16,7 +16,7 @@ const MB: u64 = 1_000_000;
 const DEATH_KNOWN: Duration = Duration::from_millis(1_500);
 
 struct Node {
-    steward: Steward,
+    agent: BudgetAgent,
     alive: Arc<AtomicBool>,
     /// Streams that it serves.
     serving: Arc<Mutex<Vec<AbortHandle>>>,
@@ -36,19 +36,19 @@ struct Inside {
 struct Links {
     world: World,
     rank: usize,
-    roster: Roster,
+    membership: Membership,
 }
 
 impl Links {
     /// The nearest ancestor that lives.
     async fn ancestor(
         world: World,
-        roster: Roster,
+        membership: Membership,
         tree: usize,
-    ) -> Result<(usize, Steward), Failure> {
-        for rank in roster.ancestors(tree) {
-            if let Some(steward) = world.steward(rank) {
-                return Ok((rank, steward));
+    ) -> Result<(usize, BudgetAgent), Failure> {
+        for rank in membership.ancestors(tree) {
+            if let Some(agent) = world.agent(rank) {
+                return Ok((rank, agent));
             }
             sleep(Duration::from_millis(250)).await;
         }
@@ -58,21 +58,21 @@ impl Links {
 
 impl Neighbours for Links {
     fn trees(&self) -> usize {
-        self.roster.trees()
+        self.membership.trees()
     }
 
     fn is_root_of(&self, tree: usize) -> bool {
-        self.roster.is_root_of(tree)
+        self.membership.is_root_of(tree)
     }
 
     fn steer(&self, tree: usize) -> BoxFuture<'static, Result<Steering, Failure>> {
-        let (world, roster, rank) = (self.world.clone(), self.roster.clone(), self.rank);
+        let (world, membership, rank) = (self.world.clone(), self.membership.clone(), self.rank);
         async move {
-            let (above, steward) = Self::ancestor(world.clone(), roster, tree).await?;
+            let (above, agent) = Self::ancestor(world.clone(), membership, tree).await?;
             let ((up, heard), (told, down)) = (steering::latest(), steering::latest());
             let child = format!("n{rank}");
             let serving = tokio::spawn(async move {
-                drop(steward.service_steer(child, tree, heard, told).await);
+                drop(agent.service_steer(child, tree, heard, told).await);
             });
             world.with(above, |node| {
                 node.serving.lock().push(serving.abort_handle());
@@ -83,10 +83,10 @@ impl Neighbours for Links {
     }
 
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        let (world, roster) = (self.world.clone(), self.roster.clone());
+        let (world, membership) = (self.world.clone(), self.membership.clone());
         async move {
-            let (_, steward) = Self::ancestor(world, roster, tree).await?;
-            steward.service_command(tree, command).await
+            let (_, agent) = Self::ancestor(world, membership, tree).await?;
+            agent.service_command(tree, command).await
         }
         .boxed()
     }
@@ -147,10 +147,10 @@ impl World {
         self.0.nodes.lock()[rank].as_ref().map(act)
     }
 
-    fn steward(&self, rank: usize) -> Option<Steward> {
+    fn agent(&self, rank: usize) -> Option<BudgetAgent> {
         let living = |node: &Node| {
             let alive = node.alive.load(Ordering::Relaxed);
-            alive.then(|| node.steward.clone())
+            alive.then(|| node.agent.clone())
         };
         self.with(rank, living).flatten()
     }
@@ -158,9 +158,9 @@ impl World {
     /// A new process for node `rank`, which knows nothing.
     fn boot(&self, rank: usize) {
         let (members, roots) = (self.0.members.clone(), self.0.roots.clone());
-        let roster = Roster::new(members, 3, roots, Seat::Member(rank)).unwrap();
+        let membership = Membership::new(members, 3, roots, NodeIdentity::Member(rank)).unwrap();
         let boot = self.0.boots.fetch_add(1, Ordering::Relaxed) << 8;
-        let config = StewardConfig {
+        let config = BudgetAgentConfig {
             name: format!("n{rank}"),
             boot,
             datasets: vec![dataset("configured")],
@@ -171,11 +171,11 @@ impl World {
         let links = Links {
             world: self.clone(),
             rank,
-            roster,
+            membership,
         };
-        let steward = Steward::new(config, Arc::new(links), Arc::new(Sizes));
-        let (watch, counts) = (steward.watch(), AtomicU64::new(0));
-        steward.start(Arc::new(move || {
+        let agent = BudgetAgent::new(config, Arc::new(links), Arc::new(Sizes));
+        let (watch, counts) = (agent.watch(), AtomicU64::new(0));
+        agent.start(Arc::new(move || {
             report(
                 rank,
                 boot,
@@ -184,7 +184,7 @@ impl World {
             )
         }));
         let node = Node {
-            steward,
+            agent,
             alive: Arc::new(AtomicBool::new(true)),
             serving: Arc::default(),
         };
@@ -195,7 +195,7 @@ impl World {
     fn kill(&self, rank: usize) {
         let node = self.0.nodes.lock()[rank].take().unwrap();
         node.alive.store(false, Ordering::Relaxed);
-        node.steward.stop();
+        node.agent.stop();
         tokio::spawn(async move {
             sleep(DEATH_KNOWN).await;
             for stream in node.serving.lock().drain(..) {
@@ -206,11 +206,11 @@ impl World {
 
     fn living(&self) -> Vec<usize> {
         let all = 0..self.0.members.len();
-        all.filter(|rank| self.steward(*rank).is_some()).collect()
+        all.filter(|rank| self.agent(*rank).is_some()).collect()
     }
 
     fn decision(&self, rank: usize) -> Arc<Decision> {
-        Arc::clone(&self.steward(rank).unwrap().watch().borrow())
+        Arc::clone(&self.agent(rank).unwrap().watch().borrow())
     }
 
     /// Waits until all that live follow one decision with which `fits`; gives it. Tells how long it took.
@@ -233,7 +233,7 @@ impl World {
     }
 
     async fn ask(&self, rank: usize, command: Command) -> Result<Reply, CommandError> {
-        self.steward(rank).unwrap().command(command).await
+        self.agent(rank).unwrap().command(command).await
     }
 
     async fn allocator(&self, rank: usize) -> String {
@@ -475,9 +475,9 @@ async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end(
         for _ in 0..6 {
             let rank = usize::try_from(random(13)).unwrap();
             // One root is left to tell what was decided.
-            let other_root = |root: usize| world.steward(6 - root).is_some();
+            let other_root = |root: usize| world.agent(6 - root).is_some();
             let may = (rank != 0 && rank != 6) || other_root(rank);
-            match world.steward(rank) {
+            match world.agent(rank) {
                 Some(_) if may => world.kill(rank),
                 Some(_) => {}
                 None => world.boot(rank),
@@ -485,7 +485,7 @@ async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end(
             sleep(Duration::from_millis(random(4_000))).await;
         }
         for rank in 0..13 {
-            if world.steward(rank).is_none() {
+            if world.agent(rank).is_none() {
                 world.boot(rank);
             }
         }
@@ -493,7 +493,7 @@ async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end(
         let same = |all: &Decision| alike(all, &before) && all.homes == before.homes;
         world.agree(Duration::from_secs(10), same).await;
         for rank in 0..13 {
-            world.steward(rank).unwrap().stop();
+            world.agent(rank).unwrap().stop();
         }
     }
 }

@@ -1,0 +1,287 @@
+//! All metrics at one moment, and their forms.
+
+use crate::histogram::HistogramSnapshot;
+use serde_json::{Map, Value as Json};
+use std::fmt::Write as _;
+
+/// Whether a number only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows while the daemon lives.
+    Counter,
+    /// It grows and shrinks.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+/// The unit of a number. It ends the metric's name, apart from plain counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A plain count.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Seconds.
+    Seconds,
+}
+
+/// A metric's value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Of a counter or a gauge.
+    Number(u64),
+    /// Of a histogram.
+    Histogram(HistogramSnapshot),
+}
+
+/// A metric and its value.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Names and values of labels, as JSON nests them.
+    pub path: Vec<&'static str>,
+    /// The names alone.
+    pub names: Vec<&'static str>,
+    /// Labels with their values.
+    pub labels: Vec<(&'static str, &'static str)>,
+    /// Whether it only grows.
+    pub kind: Kind,
+    /// Its unit.
+    pub unit: Unit,
+    /// One sentence for people.
+    pub help: &'static str,
+    /// Its value.
+    pub value: Value,
+}
+
+/// All metrics at one moment, in the order of their declaration.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot(pub Vec<Sample>);
+
+impl Sample {
+    /// Whether this is a histogram without any observation.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(&self.value, Value::Histogram(histogram) if histogram.count() == 0)
+    }
+
+    /// The name in Prometheus: `copperfs_` and the names, and `_total` for a counter.
+    #[must_use]
+    pub fn prometheus_name(&self) -> String {
+        let total = if self.kind == Kind::Counter {
+            "_total"
+        } else {
+            ""
+        };
+        format!("copperfs_{}{total}", self.names.join("_"))
+    }
+
+    fn prometheus_labels(&self, more: Option<(&str, &str)>) -> String {
+        let labels = self.labels.iter().copied().chain(more);
+        let labels: Vec<String> = labels.map(|(k, v)| format!("{k}=\"{v}\"")).collect();
+        if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
+        }
+    }
+}
+
+impl Snapshot {
+    /// Nested objects. A histogram is an object of its `count`, `sum_us` and `buckets`, whose keys are
+    /// upper bounds in microseconds; empty buckets are left out.
+    #[must_use]
+    pub fn to_json(&self) -> Map<String, Json> {
+        let mut object = Map::new();
+        for sample in &self.0 {
+            let value = match &sample.value {
+                Value::Number(number) => (*number).into(),
+                Value::Histogram(histogram) => histogram_json(histogram),
+            };
+            insert(&mut object, &sample.path, value);
+        }
+        object
+    }
+
+    /// A line of name and value for each number: `cache.data.hits 17`. A histogram has a line for its
+    /// count and one for its sum in microseconds.
+    #[must_use]
+    pub fn to_lines(&self) -> String {
+        let mut text = String::new();
+        for sample in &self.0 {
+            let name = sample.path.join(".");
+            match &sample.value {
+                Value::Number(number) => put(&mut text, format_args!("{name} {number}\n")),
+                Value::Histogram(histogram) => {
+                    let micros = histogram.sum.as_micros();
+                    let count = histogram.count();
+                    put(&mut text, format_args!("{name}.count {count}\n"));
+                    put(&mut text, format_args!("{name}.sum_us {micros}\n"));
+                }
+            }
+        }
+        text
+    }
+
+    /// The text format of Prometheus, version 0.0.4. Samples of one name stand together, as the format
+    /// demands.
+    #[must_use]
+    pub fn to_prometheus(&self) -> String {
+        let mut families: Vec<(String, Vec<&Sample>)> = Vec::new();
+        for sample in &self.0 {
+            let name = sample.prometheus_name();
+            match families.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, samples)) => samples.push(sample),
+                None => families.push((name, vec![sample])),
+            }
+        }
+        let mut text = String::new();
+        for (name, samples) in &families {
+            let (help, kind) = match samples.first() {
+                Some(first) => (first.help, first.kind),
+                None => continue,
+            };
+            let kind = match kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Histogram => "histogram",
+            };
+            put(
+                &mut text,
+                format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"),
+            );
+            for sample in samples {
+                prometheus_sample(&mut text, name, sample);
+            }
+        }
+        text
+    }
+}
+
+fn prometheus_sample(text: &mut String, name: &str, sample: &Sample) {
+    let histogram = match &sample.value {
+        Value::Number(number) => {
+            let labels = sample.prometheus_labels(None);
+            return put(text, format_args!("{name}{labels} {number}\n"));
+        }
+        Value::Histogram(histogram) => histogram,
+    };
+    let mut below = 0;
+    for (bound, count) in histogram.buckets() {
+        below += count;
+        let bound = bound.map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
+        let labels = sample.prometheus_labels(Some(("le", &bound)));
+        put(text, format_args!("{name}_bucket{labels} {below}\n"));
+    }
+    let labels = sample.prometheus_labels(None);
+    let sum = histogram.sum.as_secs_f64();
+    put(text, format_args!("{name}_sum{labels} {sum}\n"));
+    put(text, format_args!("{name}_count{labels} {below}\n"));
+}
+
+fn histogram_json(histogram: &HistogramSnapshot) -> Json {
+    let filled = histogram.buckets().filter(|(_, count)| *count > 0);
+    let buckets = filled.map(|(bound, count)| {
+        let bound = bound.map_or("inf".to_owned(), |bound| bound.as_micros().to_string());
+        (bound, Json::from(count))
+    });
+    serde_json::json!({
+        "count": histogram.count(),
+        "sum_us": u64::try_from(histogram.sum.as_micros()).unwrap_or(u64::MAX),
+        "buckets": buckets.collect::<Map<_, _>>(),
+    })
+}
+
+/// Sets `value` at `path`, and makes the objects on the way.
+fn insert(object: &mut Map<String, Json>, path: &[&str], value: Json) {
+    match path {
+        [] => {}
+        [name] => {
+            object.insert((*name).to_owned(), value);
+        }
+        [first, rest @ ..] => {
+            let slot = object
+                .entry((*first).to_owned())
+                .or_insert_with(|| Map::new().into());
+            if let Json::Object(slot) = slot {
+                insert(slot, rest, value);
+            }
+        }
+    }
+}
+
+/// Writing to a string does not fail.
+fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+    let _infallible = text.write_fmt(what);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Counter, Gauge, Histogram, Kind, Registry, Unit};
+    use serde_json::json;
+    use std::time::Duration;
+
+    fn registry() -> Registry {
+        let registry = Registry::default();
+        for (name, hits) in [("data", 3), ("listings", 5)] {
+            let counter = Counter::default();
+            counter.add(hits);
+            let scope = registry.scope("cache").label("cache", name);
+            scope.counter("hits", Unit::Count, "Requests answered.", &counter);
+            scope.computed("bytes", Kind::Gauge, Unit::Bytes, "Bytes held.", || 7);
+        }
+        let pending = Gauge::default();
+        pending.set(2);
+        let push = registry.scope("push");
+        push.gauge("pending", Unit::Count, "Files to be pushed.", &pending);
+        let latency = Histogram::default();
+        latency.observe(Duration::from_micros(3));
+        latency.observe(Duration::from_secs(100));
+        let scope = registry
+            .scope("fuse")
+            .scope("latency_seconds")
+            .label("op", "read");
+        scope.histogram("", "Time to the answer.", &latency);
+        registry
+    }
+
+    #[test]
+    fn json_nests_names_and_labels() {
+        let json = registry().snapshot().to_json();
+        let wanted = json!({
+            "cache": { "data": { "hits": 3, "bytes": 7 }, "listings": { "hits": 5, "bytes": 7 } },
+            "push": { "pending": 2 },
+            "fuse": { "latency_seconds": { "read": {
+                "count": 2, "sum_us": 100_000_003, "buckets": { "4": 1, "inf": 1 },
+            } } },
+        });
+        assert_eq!(json!(json), wanted);
+    }
+
+    #[test]
+    fn lines_have_a_name_and_a_number() {
+        let lines = registry().snapshot().to_lines();
+        let wanted = "cache.data.hits 3\ncache.data.bytes 7\ncache.listings.hits 5\n\
+                      cache.listings.bytes 7\npush.pending 2\nfuse.latency_seconds.read.count 2\n\
+                      fuse.latency_seconds.read.sum_us 100000003\n";
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn prometheus_gets_families_with_labels() {
+        let text = registry().snapshot().to_prometheus();
+        let wanted = "# HELP copperfs_cache_hits_total Requests answered.\n\
+                      # TYPE copperfs_cache_hits_total counter\n\
+                      copperfs_cache_hits_total{cache=\"data\"} 3\n\
+                      copperfs_cache_hits_total{cache=\"listings\"} 5\n";
+        assert!(text.starts_with(wanted), "{text}");
+        for line in [
+            "copperfs_push_pending 2",
+            "copperfs_fuse_latency_seconds_bucket{op=\"read\",le=\"0.000004\"} 1",
+            "copperfs_fuse_latency_seconds_bucket{op=\"read\",le=\"+Inf\"} 2",
+            "copperfs_fuse_latency_seconds_sum{op=\"read\"} 100.000003",
+            "copperfs_fuse_latency_seconds_count{op=\"read\"} 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Commands about a node as such: statistics, clearing, recording, warming.
+
+use super::conversation::{Conversation, NDJSON};
+use super::error::ControlError;
+use super::request::{Access, RequestBody};
+use super::{Answer, Control, requests};
+use crate::record::Recorder;
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use copperfs_metrics::Snapshot;
+use copperfs_overlay::{Failure, FailureKind, ItemPath};
+use futures_util::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+
+/// The media type of Prometheus' text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What a node does for commands.
+pub trait NodeCommands: Send + Sync + 'static {
+    /// The metrics of this node.
+    fn metrics(&self) -> Snapshot;
+
+    /// The report of this node.
+    fn report(&self) -> Value;
+
+    /// The reports of all nodes: `{"nodes": […], "missing": […], "list": {…}}`. If `recent`, they may be a
+    /// second old.
+    fn cluster(&self, recent: bool) -> BoxFuture<'static, Value>;
+
+    /// Drops the cached state of `path` and below, on this node or on all nodes. Returns whether any of it
+    /// was cached.
+    ///
+    /// # Errors
+    /// `NotFound` if no origin covers the path; `Unavailable`, naming the nodes that could not be reached.
+    fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>>;
+
+    /// What records accesses on this node.
+    fn recorder(&self) -> &Recorder;
+
+    /// Makes the kernel forget what it holds of the mount, so that a recording sees every access.
+    fn forget_in_kernel(&self) -> BoxFuture<'static, ()>;
+
+    /// Has all nodes bring into their kernels what the client names. Ends early if the client goes.
+    fn warm(&self, conversation: Conversation) -> BoxFuture<'static, io::Result<()>>;
+}
+
+/// `GET /v1/stats`.
+pub(super) async fn stats(State(control): State<Control>) -> Answer {
+    Answer::of(control.node.report())
+}
+
+/// `GET /v1/cluster`.
+pub(super) async fn cluster(
+    State(control): State<Control>,
+    Extension(access): Extension<Access>,
+) -> Answer {
+    // A sweep is a message to every node, so users share them.
+    Answer::of(control.node.cluster(access == Access::Users).await)
+}
+
+/// `GET /metrics`.
+pub(super) async fn metrics(State(control): State<Control>) -> Response {
+    let text = control.node.metrics().to_prometheus();
+    ([("content-type", PROMETHEUS)], text).into_response()
+}
+
+/// `POST /v1/clear`.
+pub(super) async fn clear(
+    State(control): State<Control>,
+    body: RequestBody,
+) -> Result<Answer, ControlError> {
+    let request = requests::ClearRequest::parse(&body)?;
+    let path = ItemPath::parse(request.path.as_bytes()).map_err(|error| {
+        ControlError::malformed(
+            error.to_string(),
+            "Write a path of the mount, such as /lus/env",
+        )
+    })?;
+    let cleared = control.node.clear(path, request.cluster).await;
+    let effective = cleared.map_err(|failure| match failure.kind {
+        FailureKind::NotFound => ControlError::new(
+            404,
+            failure.to_string(),
+            "ls in the mount shows what is served",
+        ),
+        _ => ControlError::new(
+            503,
+            failure.to_string(),
+            "Clear again when those nodes are back",
+        ),
+    })?;
+    Ok(Answer::of(json!({ "cleared": effective })))
+}
+
+/// `POST /v1/recording`: starts a recording that lasts until it is stopped.
+pub(super) async fn start_recording(
+    State(control): State<Control>,
+) -> Result<Answer, ControlError> {
+    control.node.recorder().start().ok_or_else(busy)?;
+    control.node.forget_in_kernel().await;
+    Ok(Answer {
+        status: 201,
+        body: json!({ "recording": true }),
+    })
+}
+
+/// The query of `DELETE /v1/recording`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Stop {
+    #[serde(default)]
+    discard: bool,
+}
+
+/// `DELETE /v1/recording`: stops the recording. Answers the number of its accesses, and then each access
+/// on a line, unless they are discarded.
+pub(super) async fn stop_recording(
+    State(control): State<Control>,
+    Query(Stop { discard }): Query<Stop>,
+) -> Result<Response, ControlError> {
+    let recording = control.node.recorder().stop().ok_or_else(|| {
+        let error = "nothing is being recorded on this mount";
+        ControlError::new(409, error, "Start a recording with copperfs record start")
+    })?;
+    if discard {
+        let count = recording.profile.accesses.len();
+        return Ok(Answer::of(json!({ "discarded": count })).into_response());
+    }
+    let mut text = recording.head().to_string().into_bytes();
+    text.push(b'\n');
+    for access in &recording.profile.accesses {
+        serde_json::to_writer(&mut text, access).map_err(|error| {
+            ControlError::new(
+                500,
+                format!("the recording cannot be written: {error}"),
+                "Record again",
+            )
+        })?;
+        text.push(b'\n');
+    }
+    Ok(([("content-type", NDJSON)], text).into_response())
+}
+
+/// `POST /v1/record`: records while the client is connected. The recording is the answer when the client
+/// ends its request; it is discarded if the client disconnects before.
+pub(super) async fn record(
+    State(control): State<Control>,
+    body: Body,
+) -> Result<Response, ControlError> {
+    let id = control.node.recorder().start().ok_or_else(busy)?;
+    let own = OwnRecording {
+        node: Arc::clone(&control.node),
+        id,
+    };
+    let (conversation, response) = Conversation::new(body);
+    drop(tokio::spawn(async move {
+        if let Err(error) = own.serve(conversation).await {
+            tracing::info!(%error, "a recording was discarded: its command has ended");
+        }
+    }));
+    Ok(response)
+}
+
+/// `POST /v1/warm`.
+pub(super) async fn warm(State(control): State<Control>, body: Body) -> Response {
+    let (conversation, response) = Conversation::new(body);
+    let warming = control.node.warm(conversation);
+    drop(tokio::spawn(async move {
+        if let Err(error) = warming.await {
+            tracing::debug!(%error, "a client that warms has gone");
+        }
+    }));
+    response
+}
+
+fn busy() -> ControlError {
+    let error = "something is being recorded on this mount already";
+    let advice = "copperfs record stop -o FILE ends that recording, copperfs record stop --discard \
+                  discards it";
+    ControlError::new(409, error, advice)
+}
+
+/// A recording that is stopped and discarded on drop. While a recording runs, no file is pushed, so a
+/// forgotten recording would slow all later readers.
+struct OwnRecording {
+    node: Arc<dyn NodeCommands>,
+    id: crate::record::RecordingId,
+}
+
+impl OwnRecording {
+    async fn serve(self, conversation: Conversation) -> io::Result<()> {
+        let Conversation { mut lines, answer } = conversation;
+        self.node.forget_in_kernel().await;
+        answer.send(&json!({ "recording": true })).await?;
+        tokio::select! {
+            line = lines.wait() => line?.ok_or(io::ErrorKind::UnexpectedEof)?,
+            () = answer.closed() => return Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        let Some(recording) = self.node.recorder().stop_own(self.id) else {
+            let error = "the recording was ended meanwhile by `copperfs record stop`";
+            return answer.send(&json!({ "error": error })).await;
+        };
+        answer.send(&recording.head()).await?;
+        for some in recording.profile.accesses.chunks(1024) {
+            answer.send_all(some).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnRecording {
+    fn drop(&mut self) {
+        drop(self.node.recorder().stop_own(self.id));
+    }
+}

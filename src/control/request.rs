@@ -1,0 +1,111 @@
+//! A request as it arrives: its sender, and its body, whose size, duration and number are limited.
+
+use super::Control;
+use super::error::ControlError;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bytes of a request's body: a problem of thousands of jobs. Larger ones are refused.
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// Bodies above [`SMALL_BODY_BYTES`] that a server holds at a time, from reading to answer, which limits
+/// the memory of all clients together. Further ones wait, at most as long as an answer may take.
+const LARGE_BODIES_MAX: usize = 2;
+/// Bodies up to this many bytes do not wait.
+const SMALL_BODY_BYTES: u64 = 64 << 10;
+/// How long a request's body may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request waits for the large bodies before it.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Who may send a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Users of the mount.
+    Users,
+    /// The owner of the daemon and root; over TCP, holders of the job's secret.
+    Owner,
+}
+
+/// The user that sends the requests of a connection, if known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct User(pub(super) Option<u32>);
+
+/// The whole body of a request, bounded. It holds the place of a large body.
+pub(super) struct RequestBody {
+    bytes: Bytes,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for RequestBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Places for large bodies.
+#[derive(Debug, Clone)]
+pub(super) struct LargeBodies(Arc<Semaphore>);
+
+impl Default for LargeBodies {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(LARGE_BODIES_MAX)))
+    }
+}
+
+impl FromRequest<Control> for RequestBody {
+    type Rejection = ControlError;
+
+    async fn from_request(request: Request, control: &Control) -> Result<Self, ControlError> {
+        let body = request.into_body();
+        // A body that is announced as too large is not read.
+        if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+            return Err(too_large());
+        }
+        let large = (body.size_hint().upper()).is_none_or(|bytes| bytes > SMALL_BODY_BYTES);
+        let place = if large {
+            let places = Arc::clone(&control.large_bodies.0);
+            let waiting = tokio::time::timeout(TURN_TIMEOUT, places.acquire_owned());
+            let Ok(Ok(place)) = waiting.await else {
+                let why = "too many large requests are being answered";
+                return Err(ControlError::new(503, why, "Try again"));
+            };
+            Some(place)
+        } else {
+            None
+        };
+        let bytes = read(body).await?;
+        Ok(Self {
+            bytes,
+            _place: place,
+        })
+    }
+}
+
+async fn read(body: Body) -> Result<Bytes, ControlError> {
+    let reading = Limited::new(body, BODY_BYTES_MAX).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => {
+            let why = format!("the request cannot be read: {error}");
+            Err(ControlError::new(400, why, "Send it again"))
+        }
+        Err(_elapsed) => {
+            let why = "the request does not end";
+            Err(ControlError::new(408, why, "Send it again"))
+        }
+    }
+}
+
+fn too_large() -> ControlError {
+    let why = format!("the request has more than {BODY_BYTES_MAX} bytes");
+    ControlError::new(413, why, "Send less at a time")
+}

@@ -1,0 +1,103 @@
+//! Every route in one table: all that is served, and to whom.
+
+use super::error::ControlError;
+use super::request::Access;
+use super::{Answer, Control, datasets, node, plan};
+use axum::Router;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, delete, get, post, put};
+use serde_json::Value;
+
+/// A method, a path with `{name}` for a name, and its handler.
+pub(super) type Route = (&'static str, &'static str, Access, MethodRouter<Control>);
+
+/// All routes.
+#[rustfmt::skip]
+pub(super) fn routes() -> Vec<Route> {
+    use Access::{Owner, Users};
+    vec![
+        ("GET", "/metrics", Users, get(node::metrics)),
+        ("GET", "/v1/stats", Users, get(node::stats)),
+        ("GET", "/v1/cluster", Users, get(node::cluster)),
+        ("POST", "/v1/clear", Owner, post(node::clear)),
+        ("POST", "/v1/recording", Owner, post(node::start_recording)),
+        ("DELETE", "/v1/recording", Owner, delete(node::stop_recording)),
+        ("POST", "/v1/record", Owner, post(node::record)),
+        ("POST", "/v1/warm", Owner, post(node::warm)),
+        ("GET", "/v1/datasets", Users, get(datasets::list)),
+        ("POST", "/v1/datasets", Owner, post(datasets::add)),
+        ("GET", "/v1/datasets/{name}", Users, get(datasets::show)),
+        ("DELETE", "/v1/datasets/{name}", Owner, delete(datasets::remove)),
+        ("PUT", "/v1/datasets/{name}/cache", Owner, put(datasets::allocate_cache)),
+        ("GET", "/v1/jobs", Users, get(datasets::list_jobs)),
+        ("POST", "/v1/jobs", Owner, post(datasets::add_job)),
+        ("GET", "/v1/jobs/{id}", Users, get(datasets::show_job)),
+        ("DELETE", "/v1/jobs/{id}", Owner, delete(datasets::end_job)),
+        ("PUT", "/v1/jobs/{id}/remote-io", Owner, put(datasets::allocate_remote_io)),
+        ("GET", "/v1/allocation", Users, get(datasets::allocation)),
+        ("GET", "/v1/nodes", Users, get(datasets::nodes)),
+        ("PUT", "/v1/policy", Owner, put(datasets::set_policy)),
+        ("POST", "/v1/plan", Owner, post(plan::plan)),
+        ("GET", "/openapi.json", Users, get(async || Answer::of(document()))),
+    ]
+}
+
+/// The routes for requests of `access`.
+pub(super) fn router(control: Control, access: Access) -> Router {
+    let served = |route: &Route| access == Access::Owner || route.2 == Access::Users;
+    let routes = routes().into_iter().filter(served);
+    routes
+        .fold(Router::new(), |router, (_, path, _, handler)| {
+            router.route(path, handler)
+        })
+        .fallback(nothing_there)
+        .method_not_allowed_fallback(other_method)
+        .with_state(control)
+}
+
+async fn nothing_there(request: Request) -> ControlError {
+    let error = format!("nothing is served at {}", request.uri().path());
+    ControlError::new(404, error, "GET /openapi.json tells what is")
+}
+
+async fn other_method(request: Request) -> ControlError {
+    let path = request.uri().path();
+    let methods: Vec<&str> = routes()
+        .iter()
+        .filter(|(_, pattern, ..)| matches(pattern, path))
+        .map(|&(method, ..)| method)
+        .collect();
+    let error = format!("{path} does not take {}", request.method());
+    ControlError::new(405, error, format!("It takes {}", methods.join(", ")))
+}
+
+fn matches(pattern: &str, path: &str) -> bool {
+    let (mut wanted, mut parts) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (wanted.next(), parts.next()) {
+            (None, None) => return true,
+            (Some(wanted), Some(part)) if wanted.starts_with('{') || wanted == part => {}
+            _ => return false,
+        }
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let text = self.body.to_string() + "\n";
+        (self.status(), [("content-type", "application/json")], text).into_response()
+    }
+}
+
+impl IntoResponse for ControlError {
+    fn into_response(self) -> Response {
+        self.into_answer().into_response()
+    }
+}
+
+/// `docs/openapi.json`.
+#[must_use]
+pub fn document() -> Value {
+    serde_json::from_str(include_str!("../../docs/openapi.json")).unwrap_or_default()
+}

@@ -1,0 +1,109 @@
+//! The wiring of the control plane: on its two sockets always, on TCP on request.
+
+use super::cluster::Cluster;
+use super::datasets::Datasets;
+use super::front::Front;
+use super::sweeps::Wanted;
+use super::{NodeError, warm};
+use crate::budgets::Served;
+use crate::config::Settings;
+use crate::control::{Control, ControlServer, Conversation, Names, NodeCommands};
+use crate::read::ReadPath;
+use crate::record::Recorder;
+use copperfs_metrics::Snapshot;
+use copperfs_overlay::tls::TlsListener;
+use copperfs_overlay::{Failure, ItemPath, Overlay, Secret};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::Value;
+use std::io;
+use std::sync::Arc;
+
+impl Names for ReadPath {
+    fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
+        let read = self.clone();
+        async move { read.attributes_of(&path).await.map(drop) }.boxed()
+    }
+}
+
+/// The parts of the node that carry out commands.
+#[derive(Clone)]
+pub(super) struct Commands {
+    pub(super) cluster: Cluster,
+    pub(super) overlay: Arc<Overlay>,
+    pub(super) front: Front,
+}
+
+impl NodeCommands for Commands {
+    fn metrics(&self) -> Snapshot {
+        self.cluster.registry().snapshot()
+    }
+
+    fn report(&self) -> Value {
+        self.cluster.own_report().into_json()
+    }
+
+    fn cluster(&self, recent: bool) -> BoxFuture<'static, Value> {
+        let (cluster, wanted) = (self.cluster.clone(), Wanted::recent(recent));
+        async move { cluster.reports(wanted).await.to_json() }.boxed()
+    }
+
+    fn clear(&self, path: ItemPath, cluster: bool) -> BoxFuture<'static, Result<bool, Failure>> {
+        let this = self.clone();
+        async move {
+            if !this.cluster.serves(&path) {
+                return Err(Failure::not_found(&path));
+            }
+            match cluster {
+                true => this.cluster.clear(path).await,
+                false => Ok(this.front.clear(&path).await),
+            }
+        }
+        .boxed()
+    }
+
+    fn recorder(&self) -> &Recorder {
+        &self.front.recorder
+    }
+
+    fn forget_in_kernel(&self) -> BoxFuture<'static, ()> {
+        let front = self.front.clone();
+        async move { front.forget_in_kernel(&ItemPath::root()).await }.boxed()
+    }
+
+    fn warm(&self, conversation: Conversation) -> BoxFuture<'static, io::Result<()>> {
+        let (overlay, read) = (Arc::clone(&self.overlay), self.front.read.clone());
+        async move { warm::ask::ask(&overlay, &read, conversation).await }.boxed()
+    }
+}
+
+/// Serves what `settings` ask for, until what is returned is dropped.
+///
+/// # Errors
+/// A socket cannot be had, or there is no secret to make certificates from.
+pub(super) async fn serve(
+    settings: &Settings,
+    datasets: &Datasets,
+    commands: Commands,
+) -> Result<Vec<ControlServer>, NodeError> {
+    let names = Arc::new(commands.front.read.clone());
+    let sockets = commands.cluster.sockets().clone();
+    let agent = datasets.agent.clone();
+    let control = Control::new(Arc::new(commands), agent, Served::of(settings), names);
+    let failed = |source| NodeError::Control {
+        path: sockets.owner.clone(),
+        source,
+    };
+    let owner = ControlServer::for_owner(&sockets.owner, control.clone()).map_err(failed)?;
+    let (uid, open) = (rustix::process::geteuid().as_raw(), settings.allow_other);
+    let admits = move |user| open || user == uid || user == 0;
+    let users = ControlServer::for_users(&sockets.users, control.clone(), admits);
+    let mut servers = vec![owner, users.map_err(failed)?];
+    if let Some(address) = settings.api_listen {
+        let secret = settings.secret_file.as_ref().ok_or(NodeError::ApiSecret)?;
+        let secret = Secret::read_file(secret)?;
+        let listener = TlsListener::bind(address, &secret).await?;
+        servers.push(ControlServer::on_tls(listener, control));
+    }
+    Ok(servers)
+}
