@@ -20,7 +20,7 @@
 mod order;
 mod slot;
 
-use crate::read::{Account, Edition, FileId, FileRef, Given, Meter, ReadAhead};
+use crate::read::{Edition, FileId, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Scope, Unit};
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Version};
@@ -65,7 +65,7 @@ pub struct Inode {
     pub ahead: ReadAhead,
     /// Tracks the bytes of this inode that readers and the kernel hold; [`InodeTable::get_to_read`] returns
     /// an inode whose `given` records new ones.
-    pub given: Given,
+    pub given: Returned,
 }
 
 impl Inode {
@@ -371,7 +371,7 @@ impl InodeTable {
         &self,
         inode: &Inode,
         attributes: Attributes,
-        account: Account,
+        account: ReturnedParts,
     ) -> Option<Arc<Inode>> {
         self.change(inode.number, |slot| {
             if slot.has_ledger(&inode.given) {

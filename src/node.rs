@@ -489,9 +489,12 @@ async fn root_attributes(
     // A parent that never came answers below, with its reason.
     drop(tokio::time::timeout(settings.request_timeout, connected).await);
     indexes.open(read).await?;
-    let attributes = read.attributes_of(&ItemPath::root()).await;
+    let attributes = read.metadata().attributes_of(&ItemPath::root()).await;
     let membership = overlay.membership();
     let parent = membership.ancestors(0).first().copied();
     let parent = parent.and_then(|rank| Some(membership.members().get(rank)?.name.clone()));
-    attributes.map_err(|failure| NodeError::Root { failure, parent })
+    match attributes {
+        Ok(attributes) => Ok(attributes.value),
+        Err(failure) => Err(NodeError::Root { failure, parent }),
+    }
 }

@@ -1,90 +1,66 @@
-//! The read path: the one ladder that a local application's reads and a child node's requests climb.
+//! The read path: answers reads of local applications and requests of child nodes from this node's caches, or
+//! from the next source.
 //!
-//! Purpose: answer from this node's caches, or ask the next source once however many are asking, and
-//! keep what comes back within the caches' bounds. The next source is anything that implements
-//! [`Files`]: the parent's stub on most nodes, the origins on the root. A [`ReadPath`] is a [`Files`]
-//! itself, so a child node is served by the same code as the FUSE front.
+//! A [`ReadPath`] requests everything once, however many readers wait for it, and keeps the answers within the
+//! caches' limits. The next source is anything that implements [`Files`]: the connection to the parent on most
+//! nodes, storage on a root. A [`ReadPath`] implements [`Files`] itself, so a child node is served by the same code
+//! as the local FUSE mount.
 //!
-//! What it does not do: inodes and the kernel (`namespace`), sockets (`copperfs_overlay`), storage
-//! (`origin`).
+//! Its parts: [`Data`] has the bytes of files, [`Metadata`] everything else, and the prefetcher (`ahead`) carries out
+//! the guesses of [`crate::prefetch`]. The read path knows nothing of inodes and the kernel (`namespace`), sockets
+//! (`copperfs_overlay`) or storage (`origin`).
 //!
-//! Invariants: no byte is given out before its block is complete and verified (by the source), except
-//! to a child that checks for itself (cut-through); a failure other than "there is no such file" is
-//! never cached; data is cached under its version, so an old copy is never taken for a new one.
+//! Invariants:
+//! - No byte is returned to an application before its block is complete and its source has verified it. A child
+//!   receives bytes as they arrive, because it verifies them itself.
+//! - No failure is cached, except "no such file" and "the origin has no extended attributes".
+//! - Data is cached under its version, so an old copy is never taken for a new one.
 //!
-//! With several roots a question may come from a later position of its item's root order than its
-//! first. Such questions are answered from the same caches, but what is asked for them waits only for
-//! questions of the same position ([`ReadPath::views`]): so no two nodes ever wait for each other.
+//! With several roots, a question may come from a later position in its item's order of roots than the first. Each
+//! position has a view of its own ([`ReadPath::views`]). All views share the caches, but a question joins only
+//! requests of the same view. So no two nodes ever wait for each other.
 
-mod arriving;
-mod attributes;
-mod blocks;
-mod bundle;
-mod directory;
+mod ahead;
+mod children;
+mod data;
 mod epoch;
-mod feed;
 mod file;
-mod flight;
-mod given;
-mod handouts;
-mod held;
-mod kept;
-mod lease;
-mod listings;
-mod parts;
-mod persisted;
-mod pieces;
-mod renew;
-mod room;
-mod scattered;
-mod serve;
-mod settling;
-mod share;
-mod siblings;
+mod metadata;
+mod returned;
 mod single_flight;
-mod streams;
-mod touched;
-mod urgent;
-mod usage;
-mod walk;
+mod slices;
 
-pub use bundle::{Arrivals, BundleStats};
-pub use directory::{Directory, Edition, Found};
+pub use crate::prefetch::streams::ReadAhead;
+pub use data::{Arrivals, Data, ResidentData};
 pub use file::{FileId, FileRef};
-pub use given::{Account, BLOCKS_MAX, Given, Meter, Noted, RUNS_MAX, SCATTERED_MAX, Scattered};
-pub use kept::KeptData;
-pub use parts::{Cut, Part, Parts, Place};
-pub use persisted::{PersistedListings, PersistedStats};
-pub use streams::ReadAhead;
+pub use metadata::{
+    Directory, Edition, LookupOutcome, Metadata, PersistedListings, PersistedStats,
+};
+pub use returned::{
+    BLOCKS_MAX, Meter, Noted, PIECED_BLOCKS_MAX, RUNS_MAX, Returned, ReturnedParts, ReturnedPieces,
+};
+pub use slices::{Cut, Part, PartRange, Parts};
 
-use crate::cache::{Cache, CacheStats, EvictionPolicy};
-use attributes::{Known, KnownAttributes, KnownXattrs};
+use crate::cache::{CacheStats, EvictionPolicy};
+use crate::prefetch::BundleStats;
+use ahead::Prefetcher;
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
-use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemPath};
-use dashmap::DashMap;
-use directory::ListingKey;
-use epoch::Epoch;
-use file::BlockKey;
-use room::Room;
-use single_flight::SingleFlight;
-use std::fmt;
+use copperfs_overlay::{Failure, Files, ItemPath};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
-use streams::Pace;
 
-/// Bounds and choices of a [`ReadPath`].
+/// The limits and choices of a [`ReadPath`].
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
-    /// How full caches evict.
+    /// What full caches evict.
     pub policy: EvictionPolicy,
-    /// Bytes of file data held or under way.
+    /// The bytes of file data in the cache and in transfer.
     pub data_bytes_max: u64,
-    /// Bytes of attributes held (estimated, with their paths).
+    /// The bytes of cached attributes (estimated, with their paths).
     pub attributes_bytes_max: u64,
-    /// Bytes of listings held (estimated).
+    /// The bytes of cached listings (estimated).
     pub listings_bytes_max: u64,
     /// Files up to this many bytes are fetched whole at the first read (Copper, section IV.B.1), if the
     /// cache has sixteen times as much room.
@@ -92,40 +68,31 @@ pub struct ReadOptions {
     /// Files above this many bytes are read from storage by this node itself (Copper, section
     /// IV.B.2); needs a direct source.
     pub bypass_above: Option<u64>,
-    /// Whether requests end where stripes do: with several roots each stripe has its own.
+    /// Whether requests end where stripes do: with several roots each stripe belongs to one of them.
     pub stripes: bool,
-    /// Whether small files of a directory are brought together.
+    /// Whether small files and listings are prefetched.
     pub bundles: bool,
-    /// A directory with more entries is paged for readers and looked up by name.
+    /// A directory with more entries is paged, and its names are looked up one by one.
     pub listing_entries_max: usize,
-    /// How long metadata may be used after storage was asked; `None`: until it is cleared. The same on
-    /// all nodes.
+    /// How long metadata may be used after storage was asked; `None`: until it is cleared. The same on all
+    /// nodes.
     pub lease: Option<Duration>,
-    /// Where listings are kept for the next launch; `None`: nowhere.
+    /// The directory for listings that the next launch may use; `None`: none.
     pub metadata_dir: Option<PathBuf>,
 }
 
-/// A verified block of file data.
-#[derive(Clone, Debug)]
-pub struct Block {
-    bytes: Bytes,
-    hash: ContentHash,
-    /// Whose block it is, for `clear`.
-    path: ItemPath,
-}
-
-/// What a read path has counted, besides its caches.
+/// The counters of a read path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReadStats {
-    /// File data.
+    /// The cache of file data.
     pub data: CacheStats,
-    /// Attributes.
+    /// The cache of attributes.
     pub attributes: CacheStats,
-    /// Listings.
+    /// The cache of listings.
     pub listings: CacheStats,
-    /// Requests that joined one already under way.
+    /// Requests that joined one in progress.
     pub coalesced: u64,
-    /// Bundles.
+    /// This node's own bundles.
     pub bundles: BundleStats,
     /// Listings of earlier launches.
     pub persisted: PersistedStats,
@@ -133,75 +100,17 @@ pub struct ReadStats {
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub struct ReadPath(Arc<Inner>);
-
-impl fmt::Debug for ReadPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadPath")
-            .field("options", &self.0.options)
-            .finish_non_exhaustive()
-    }
-}
-
-/// One view: its source and what it has under way. The rest is shared by all of them.
-struct Inner {
-    options: ReadOptions,
+pub struct ReadPath {
+    data: Data,
+    metadata: Metadata,
+    prefetcher: Prefetcher,
     source: Arc<dyn Files>,
-    /// All views, by position.
-    views: Arc<OnceLock<Vec<Weak<Self>>>>,
-    /// Storage as this node reaches it itself, for `bypass_above`.
-    direct: Option<Arc<dyn Files>>,
-    runtime: tokio::runtime::Handle,
-
-    /// Blocks of files, and pieces of blocks.
-    data: Arc<Cache<BlockKey, Block>>,
-    block_flights: DashMap<BlockKey, Arc<flight::Flight>>,
-
-    /// What local reads have under way, in bytes.
-    room: Arc<Room>,
-    /// How far the readers of large files are, all together.
-    pace: Arc<Pace>,
-    /// Files up to this many bytes are fetched whole.
-    whole_file_max: u64,
-
-    listings: Arc<Cache<ListingKey, Arc<Directory>>>,
-    /// Listings on their way here, for children who take them as they come.
-    arriving: DashMap<ListingKey, Arc<arriving::Arriving>>,
-    /// Listings of which nobody has asked for yet and that are under way.
-    listings_ahead: AtomicUsize,
-    listing_flights: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
-    attributes: Arc<Cache<ItemPath, KnownAttributes>>,
-    attribute_flights: SingleFlight<ItemPath, Result<Known, Failure>>,
-    xattrs: Arc<Cache<ItemPath, KnownXattrs>>,
-    xattr_flights: SingleFlight<ItemPath, KnownXattrs>,
-    usages: usage::Usages,
-    /// Listings of earlier launches.
-    persisted: Option<PersistedListings>,
-    /// Raised by `clear`, and when metadata turns out to be wrong: metadata that was requested before is
-    /// not cached when it arrives.
-    epoch: Arc<Epoch>,
-    /// The same for file data; raised by `clear` only.
-    data_epoch: Arc<Epoch>,
-
-    bundles: bundle::Account,
-
-    coalesced: AtomicU64,
 }
-
-/// All read-ahead windows together may fill one part in so many of the data cache. Well below the tenth
-/// that S3-FIFO gives to what nobody has read yet, and in which what is being read lies too: so what was
-/// fetched ahead is still there when its reader comes.
-const WINDOWS_SHARE: u64 = 16;
-
-/// A file that would fill more than one part in so many of the data cache is not fetched whole.
-const WHOLE_FILE_SHARE: u64 = 4;
-
-/// The share of the attributes' bound that extended attributes get.
-const XATTR_SHARE: u64 = 8;
 
 impl ReadPath {
-    /// Read paths over the same caches, one in front of each of `sources`: those for the positions of
-    /// an item's root order. Their background fetches run on `runtime`. Not empty if `sources` is not.
+    /// Read paths over the same caches, one in front of each of `sources`: those for the positions of an item's
+    /// order of roots. `direct` is storage as this node reaches it itself, for `bypass_above`. Background requests
+    /// run on `runtime`.
     #[must_use]
     pub fn views(
         options: &ReadOptions,
@@ -209,86 +118,129 @@ impl ReadPath {
         direct: Option<&Arc<dyn Files>>,
         runtime: &tokio::runtime::Handle,
     ) -> Vec<Self> {
-        let policy = options.policy;
-        let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
-        let reserve = room::reserve(options.data_bytes_max);
-        let data_bytes = options.data_bytes_max - reserve;
-        let data = Arc::new(Cache::new(policy, data_bytes));
-        let room = Arc::new(Room::new(reserve));
-        let pace = Arc::new(Pace::new(data_bytes / WINDOWS_SHARE));
-        let listings = Arc::new(Cache::new(policy, options.listings_bytes_max));
-        let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
-        let attributes = Arc::new(Cache::new(policy, attributes_bytes_max));
-        let xattrs = Arc::new(Cache::new(policy, xattr_bytes_max));
-        let (epoch, data_epoch) = (Arc::default(), Arc::default());
-        let metadata_dir = options.metadata_dir.as_deref();
-        let persisted = metadata_dir.and_then(PersistedListings::open);
-        let views = Arc::new(OnceLock::new());
-        let view = |source| {
-            Self(Arc::new(Inner {
-                views: Arc::clone(&views),
-                data: Arc::clone(&data),
-                block_flights: DashMap::new(),
-                room: Arc::clone(&room),
-                pace: Arc::clone(&pace),
-                whole_file_max: options.whole_file_max.min(data_bytes / WHOLE_FILE_SHARE),
-                listings: Arc::clone(&listings),
-                arriving: DashMap::new(),
-                listings_ahead: AtomicUsize::new(0),
-                listing_flights: SingleFlight::new(),
-                attributes: Arc::clone(&attributes),
-                attribute_flights: SingleFlight::new(),
-                xattrs: Arc::clone(&xattrs),
-                xattr_flights: SingleFlight::new(),
-                usages: usage::Usages::new(),
-                epoch: Arc::clone(&epoch),
-                data_epoch: Arc::clone(&data_epoch),
-                persisted: persisted.clone(),
-                bundles: bundle::Account::default(),
-                coalesced: AtomicU64::new(0),
-                options: options.clone(),
+        let data_shared = Arc::new(data::Shared::new(options, sources.len()));
+        let metadata_shared = Arc::new(metadata::Shared::new(options, sources.len()));
+        let view = |(view, source): (usize, Arc<dyn Files>)| {
+            let shared = Arc::clone(&metadata_shared);
+            let runtime = runtime.clone();
+            let metadata = Metadata::new(options, shared, view, Arc::clone(&source), runtime);
+            let shared = Arc::clone(&data_shared);
+            let sources = (Arc::clone(&source), direct.cloned());
+            let data = Data::new(options, shared, view, sources, metadata.clone());
+            Self {
+                prefetcher: Prefetcher::new(data.clone(), metadata.clone(), options.bundles),
+                data,
+                metadata,
                 source,
-                direct: direct.cloned(),
-                runtime: runtime.clone(),
-            }))
+            }
         };
-        let all: Vec<Self> = sources.into_iter().map(view).collect();
-        let known = views.set(all.iter().map(|view| Arc::downgrade(&view.0)).collect());
-        drop(known);
-        all
+        sources.into_iter().enumerate().map(view).collect()
     }
 
-    /// Drops what is cached of `path` and of everything below it, and the directory entry of `path`
-    /// itself. Data in use elsewhere stays valid there: it belongs to its version.
-    pub fn clear(&self, path: &ItemPath) {
-        let inner = &self.0;
-        inner.source.forget(path);
-        inner.forget_metadata_flights();
-        inner.forget_data_flights(path);
-        inner.usages.clear();
-        let below = |candidate: &ItemPath| candidate.is_within(path);
-        let parent = path.split().map(|(parent, _)| parent);
-        inner.data.remove_where(|_, block| below(&block.path));
-        inner
-            .attributes
-            .remove_where(|candidate, _| below(candidate));
-        inner.xattrs.remove_where(|candidate, _| below(candidate));
-        inner
-            .listings
-            .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
-        if let Some(persisted) = &inner.persisted {
-            persisted.clear(path);
+    /// The file data.
+    #[must_use]
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// The metadata.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Up to `size` bytes of `file` from `offset`; fewer only at its end. Prefetches what the readers that `streams`
+    /// describes want next. Dropping the future does not stop a request that others may wait for.
+    ///
+    /// # Errors
+    /// `Stale` if the version is gone; `Unavailable` and other failures of the source, after retries.
+    pub async fn read(
+        &self,
+        file: &FileRef,
+        streams: &ReadAhead,
+        offset: u64,
+        size: u32,
+    ) -> Result<Cut, Failure> {
+        let range = data::clip(file, offset, size);
+        if range.is_empty() {
+            return Ok(Cut::default());
+        }
+        self.data.check_settled(file)?;
+        self.prefetcher.on_read(file, streams, &range);
+        self.data.read(file, range).await
+    }
+
+    /// Called after a read was answered from the cache ([`Data::try_read`]): prefetches like [`ReadPath::read`].
+    pub fn on_hit(&self, file: &FileRef, streams: &ReadAhead, offset: u64, size: u32) {
+        let range = data::clip(file, offset, size);
+        if !range.is_empty() {
+            self.prefetcher.on_read(file, streams, &range);
         }
     }
 
-    /// A block in memory with these bytes, whatever file it belongs to. Looks at all blocks: call it on
-    /// a blocking thread, and seldom.
+    /// The page that contains entry `index` of directory `path`, and the index of that page's first entry. Prefetches
+    /// the listings that the reader will want next.
+    ///
+    /// # Errors
+    /// Like [`Metadata::page_after`].
+    pub async fn page_with(
+        &self,
+        path: &ItemPath,
+        index: usize,
+    ) -> Result<(usize, Arc<Directory>), Failure> {
+        if index == 0 {
+            self.prefetcher.on_list(path);
+        }
+        let first = self.metadata.directory(path).await?;
+        self.metadata.page_after(path, first, index).await
+    }
+
+    /// Like [`ReadPath::page_with`], if that needs no message.
+    pub fn try_page_with(&self, path: &ItemPath, index: usize) -> Option<(usize, Arc<Directory>)> {
+        let page = self.metadata.try_directory(path)?;
+        let page = page.holds(index).then_some((0, page))?;
+        if index == 0 {
+            self.prefetcher.on_list(path);
+        }
+        Some(page)
+    }
+
+    /// Called when a reader lists directory `path` from its beginning without [`ReadPath::page_with`].
+    pub fn on_list(&self, path: &ItemPath) {
+        self.prefetcher.on_list(path);
+    }
+
+    /// Called before the bytes of `file` are stored into the page cache. Returns whether they may be.
+    pub fn on_push(&self, file: &FileRef) -> bool {
+        self.prefetcher.on_push(file)
+    }
+
+    /// Prefetches those of `names` in `directory` that are small files, for a caller that knows what will be read.
+    /// Returns how many were requested.
+    ///
+    /// # Errors
+    /// Like [`Metadata::directory`].
+    pub async fn prefetch(&self, directory: &ItemPath, names: &[Bytes]) -> Result<usize, Failure> {
+        self.prefetcher.fetch_named(directory, names).await
+    }
+
+    /// Tells `arrivals` what is prefetched, from now on.
+    pub fn connect(&self, arrivals: Arc<dyn Arrivals>) {
+        self.data.connect(arrivals);
+    }
+
+    /// Drops everything cached of `path` and below it, and the directory entry of `path` itself. Data in use
+    /// elsewhere stays valid there: it belongs to its version.
+    pub fn clear(&self, path: &ItemPath) {
+        self.source.forget(path);
+        self.metadata.clear(path);
+        self.data.clear(path);
+    }
+
+    /// Whether [`ReadPath::clear`] of `path` would drop anything on this node. Examines all entries.
     #[must_use]
-    pub fn by_hash(&self, hash: ContentHash, len: u64) -> Option<Bytes> {
-        (self.0.data).search(|_, block| {
-            let found = block.hash == hash && block.bytes.len() as u64 == len;
-            found.then(|| block.bytes.clone())
-        })
+    pub fn holds(&self, path: &ItemPath) -> bool {
+        self.metadata.holds(path) || self.data.holds(path)
     }
 
     /// Declares the counters in `registry`.
@@ -344,31 +296,17 @@ impl ReadPath {
     /// The counters as they stand.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        let inner = &self.0;
-        let mut attributes = inner.attributes.stats();
-        let xattrs = inner.xattrs.stats();
-        attributes.entries += xattrs.entries;
-        attributes.bytes += xattrs.bytes;
-        attributes.evictions += xattrs.evictions;
+        let (attributes, listings) = self.metadata.stats();
+        let persisted = self.metadata.persisted();
         ReadStats {
-            data: inner.data.stats(),
+            data: self.data.stats(),
             attributes,
-            listings: inner.listings.stats(),
-            coalesced: inner.coalesced.load(Ordering::Relaxed)
-                + inner.listing_flights.coalesced()
-                + inner.attribute_flights.coalesced()
-                + inner.xattr_flights.coalesced(),
-            bundles: inner.bundles.stats(),
-            persisted: (inner.persisted.as_ref()).map_or_else(Default::default, |it| it.stats()),
+            listings,
+            coalesced: self.data.coalesced() + self.metadata.coalesced(),
+            bundles: self.prefetcher.stats(),
+            persisted: persisted.map_or_else(Default::default, PersistedListings::stats),
         }
     }
-}
-
-fn given_up(path: &ItemPath) -> Failure {
-    Failure::new(
-        FailureKind::Unavailable,
-        format!("{path}: the request was given up"),
-    )
 }
 
 #[cfg(test)]

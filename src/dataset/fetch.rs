@@ -33,7 +33,7 @@ impl Wanted {
         let (path, content) = (request.path.clone(), request.content);
         let start = request.offset % STRIPE_BYTES;
         Ok(Self {
-            file: FileRef::asked(path, request.version, request.size, content),
+            file: FileRef::requested(path, request.version, request.size, content),
             stripe: request.stripe,
             len: stripe_len(request.size, request.stripe),
             range: start..start + request.len,

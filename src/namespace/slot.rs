@@ -5,7 +5,7 @@
 //! sum of costs bounds the memory of the table.
 
 use super::{Inode, may_become};
-use crate::read::{Account, Edition, FileRef, Given, Meter, ReadAhead};
+use crate::read::{Edition, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, ContentHash, FileKind, ItemPath, Timestamp, Version,
@@ -80,7 +80,7 @@ pub(super) struct Slot {
     kind: FileKind,
     rare: Option<Box<Rare>>,
     /// For a file that was read: the record of bytes returned to readers. It counts its memory itself.
-    given: OnceLock<Given>,
+    given: OnceLock<Returned>,
     /// Look-ups that the kernel has not forgotten yet.
     pub(super) references: u64,
     /// Distinguishes this slot from an earlier one with the same number.
@@ -183,20 +183,20 @@ impl Slot {
             file: FileRef::of(self.path(), &attributes),
             attributes,
             ahead: ReadAhead::default(),
-            given: self.given.get().cloned().unwrap_or_else(Given::none),
+            given: self.given.get().cloned().unwrap_or_else(Returned::none),
         })
     }
 
     /// Starts the record of returned bytes, for files only.
     pub(super) fn open_ledger(&self, meter: &Meter) {
         if self.kind == FileKind::File {
-            let none_yet = Account::default();
+            let none_yet = ReturnedParts::default();
             self.given
-                .get_or_init(|| Given::of(none_yet, self.is_single(), meter));
+                .get_or_init(|| Returned::of(none_yet, self.is_single(), meter));
         }
     }
 
-    pub(super) fn has_ledger(&self, given: &Given) -> bool {
+    pub(super) fn has_ledger(&self, given: &Returned) -> bool {
         self.given.get().is_some_and(|own| own.is(given))
     }
 
@@ -205,8 +205,13 @@ impl Slot {
     }
 
     /// Takes the attributes of a version that contains all bytes that were returned.
-    pub(super) fn move_on(&mut self, attributes: Attributes, account: Account, meter: &Meter) {
-        self.given = OnceLock::from(Given::of(account, self.is_single(), meter));
+    pub(super) fn move_on(
+        &mut self,
+        attributes: Attributes,
+        account: ReturnedParts,
+        meter: &Meter,
+    ) {
+        self.given = OnceLock::from(Returned::of(account, self.is_single(), meter));
         self.take(attributes);
     }
 

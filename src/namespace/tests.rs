@@ -1,5 +1,5 @@
 use super::*;
-use crate::read::{Noted, Part, Place};
+use crate::read::{Noted, Part, PartRange};
 use crate::testing::{attributes, path};
 use copperfs_overlay::{ContentHash, FileKind};
 
@@ -233,7 +233,7 @@ fn changed(data: u8, change: u8) -> Attributes {
 
 fn part() -> Part {
     Part {
-        place: Place::Block(0),
+        range: PartRange::Block(0),
         hash: ContentHash([7; 32]),
     }
 }
@@ -302,8 +302,8 @@ fn ledgers_count_against_the_bound_while_they_live() {
     let before = table.stats().bytes;
     let inode = table.get_to_read(number).unwrap();
     for index in 0..1000 {
-        let place = Place::Block(index);
-        assert_eq!(inode.given.note(&[Part { place, ..part() }]), Noted::Yes);
+        let range = PartRange::Block(index);
+        assert_eq!(inode.given.note(&[Part { range, ..part() }]), Noted::Yes);
     }
     assert!(table.stats().bytes > before + 24_000);
     drop(inode);

@@ -10,7 +10,7 @@
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
 use crate::num::to_usize;
-use crate::read::{Cut, FileId, Place, ReadAhead, ReadPath};
+use crate::read::{Cut, FileId, PartRange, ReadAhead, ReadPath};
 use crate::store::{Store, Verified, Whole, WholeWriter};
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, ItemPath, ReadRequest};
 use dashmap::DashSet;
@@ -240,7 +240,7 @@ async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(),
     let ahead = ReadAhead::default();
     let mut offset = 0;
     while offset < inode.file.size {
-        let cut = read.cut(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        let cut = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
         let hash = hash_of_block(&cut, offset, inode.file.size)?;
         offset += cut.bytes.len() as u64;
         let append = move || -> Result<WholeWriter, rustix::io::Errno> {
@@ -260,7 +260,7 @@ async fn fill(memory: &Memory, read: &ReadPath, inode: &Inode) -> Result<Verifie
     let mut blocks = Vec::new();
     let mut offset = 0;
     while offset < inode.file.size {
-        let cut = read.cut(&inode.file, &ahead, offset, COPY_BYTES).await?;
+        let cut = read.read(&inode.file, &ahead, offset, COPY_BYTES).await?;
         blocks.push(hash_of_block(&cut, offset, inode.file.size)?);
         let mut written = 0;
         while written < cut.bytes.len() {
@@ -280,7 +280,7 @@ fn hash_of_block(cut: &Cut, offset: u64, size: u64) -> Result<ContentHash, FillE
     let whole = cut.bytes.len() == to_usize(ReadRequest::block_len(size, index));
     let mut parts = cut.parts.iter();
     match (parts.next(), parts.next()) {
-        (Some(part), None) if whole && part.place == Place::Block(index) => Ok(part.hash),
+        (Some(part), None) if whole && part.range == PartRange::Block(index) => Ok(part.hash),
         _ => Err("a block did not come as one".into()),
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 impl Names for ReadPath {
     fn look(&self, path: ItemPath) -> BoxFuture<'static, Result<(), Failure>> {
         let read = self.clone();
-        async move { read.attributes_of(&path).await.map(drop) }.boxed()
+        async move { read.metadata().attributes_of(&path).await.map(drop) }.boxed()
     }
 }
 

@@ -14,7 +14,7 @@ use super::errors::fs_error;
 use super::sweeps::Wanted;
 use super::watchdog::Lister;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Directory, Found, Noted, ReadPath};
+use crate::read::{Directory, LookupOutcome, Noted, ReadPath};
 use crate::record::Recorder;
 use crate::store::Store;
 use arrivals::PushArrivals;
@@ -325,7 +325,7 @@ impl Front {
         &self,
         parent: &ItemPath,
         name: &[u8],
-        found: Leased<Found>,
+        found: Leased<LookupOutcome>,
     ) -> Result<Lookup, FsError> {
         let Leased {
             value: found,
@@ -334,11 +334,11 @@ impl Front {
         if self.recorder.is_on()
             && let Ok(path) = parent.join(name)
         {
-            let found = matches!(found, Found::Attributes(_));
+            let found = matches!(found, LookupOutcome::Attributes(_));
             self.recorder.looked_up(&path, found);
         }
         match found {
-            Found::Attributes(attributes) => {
+            LookupOutcome::Attributes(attributes) => {
                 let attributes = Leased {
                     value: attributes,
                     lease,
@@ -347,7 +347,7 @@ impl Front {
                 let (attr, entry_ttl) = introduced.ok_or(FsError::NameTooLong)?;
                 Ok(Lookup::Found { attr, entry_ttl })
             }
-            Found::Absent => Ok(Lookup::Absent {
+            LookupOutcome::Absent => Ok(Lookup::Absent {
                 ttl: self
                     .absent_ttl(parent, name)
                     .min(lease.unwrap_or(Duration::MAX)),
@@ -383,7 +383,7 @@ impl Front {
         if self.recorder.is_on() {
             self.recorder.xattrs(inode.path());
         }
-        if let Some(known) = self.read.xattrs_now(inode.path()) {
+        if let Some(known) = self.read.metadata().try_xattrs(inode.path()) {
             return Answer::Ready(match known {
                 Ok(list) => pick(&list),
                 Err(failure) => Err(fs_error(failure.kind)),
@@ -391,7 +391,7 @@ impl Front {
         }
         let this = self.clone();
         pending(async move {
-            match this.read.xattrs(inode.path()).await {
+            match this.read.metadata().xattrs(inode.path()).await {
                 Ok(list) => pick(&list),
                 Err(failure) if failure.kind == FailureKind::Unsupported => {
                     Err(FsError::Unsupported)
@@ -431,7 +431,7 @@ impl fuse::Backend for Front {
         }
         // While the inodes exceed their bound, a look-up waits briefly for others to be dropped.
         let full = self.inodes.is_full();
-        if !full && let Some(found) = self.read.find_now(parent.path(), name) {
+        if !full && let Some(found) = self.read.metadata().try_look_up(parent.path(), name) {
             return Answer::Ready(self.answer_lookup(parent.path(), name, found));
         }
         let (this, name) = (self.clone(), Bytes::copy_from_slice(name));
@@ -439,7 +439,7 @@ impl fuse::Backend for Front {
             if full {
                 this.inodes.room().await;
             }
-            match this.read.look_up(parent.path(), &name).await {
+            match this.read.metadata().look_up(parent.path(), &name).await {
                 Ok(found) => this.answer_lookup(parent.path(), &name, found),
                 Err(failure) => Err(report(parent.path(), &failure)),
             }
@@ -460,9 +460,12 @@ impl fuse::Backend for Front {
         };
         let this = self.clone();
         pending(async move {
-            match this.read.attributes_of(inode.path()).await {
+            match this.read.metadata().attributes_of(inode.path()).await {
                 Ok(attributes) => {
-                    let inode = this.inodes.renew(inode.number, attributes).unwrap_or(inode);
+                    let inode = this
+                        .inodes
+                        .renew(inode.number, attributes.value)
+                        .unwrap_or(inode);
                     Ok(this.attr(&inode, None))
                 }
                 Err(failure) => Err(this.refuse(&inode, &failure).await),
@@ -567,7 +570,7 @@ impl fuse::Backend for Front {
             return self.list_opened(inode, handle, offset);
         }
         let wanted = Page::entry_at(offset);
-        if let Some((first, directory)) = self.read.page_with_now(inode.path(), wanted) {
+        if let Some((first, directory)) = self.read.try_page_with(inode.path(), wanted) {
             self.recorder_sees(&inode, &directory);
             return Answer::Ready(Ok(Page::open(
                 self.clone(),
@@ -602,6 +605,7 @@ impl fuse::Backend for Front {
         pending(async move {
             let usage = this
                 .read
+                .metadata()
                 .usage(&path)
                 .await
                 .map_err(|failure| report(&path, &failure))?;
@@ -661,8 +665,8 @@ impl fuse::Backend for Front {
             if inode.attributes.kind == FileKind::File
                 && inode.attributes.version.is_settled()
                 && small
-                && let Some(cut) = self.read.whole_now(&inode.file)
-                && self.read.may_push(&inode.file)
+                && let Some(cut) = self.read.data().try_whole(&inode.file)
+                && self.read.on_push(&inode.file)
                 && self.inodes.claim_push(ino.0)
                 && let Some(now) = self.inodes.get_to_read(ino.0)
                 && now.file.version == inode.file.version

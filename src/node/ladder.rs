@@ -6,7 +6,7 @@ use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomePlace;
 use crate::origin::{HangingBound, Kept, Once};
-use crate::read::{FileRef, KeptData, ReadOptions, ReadPath};
+use crate::read::{FileRef, ReadOptions, ReadPath, ResidentData};
 use crate::store::{Store, StoreOptions, Stored};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
@@ -149,13 +149,13 @@ pub(super) fn views(
         runtime,
     );
     if let (Some(storage), Some(view)) = (below.storage, views.first()) {
-        storage.connect(Arc::new(KeptHere(view.kept())));
+        storage.connect(Arc::new(KeptHere(view.data().resident())));
     }
     views
 }
 
 /// The node's cached data, for the reader of its storage.
-struct KeptHere(KeptData);
+struct KeptHere(ResidentData);
 
 impl Kept for KeptHere {
     fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {

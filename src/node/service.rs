@@ -91,7 +91,7 @@ impl Service for NodeService {
             }
             let turn = scan.acquire_owned().await.ok()?;
             let scanning = tokio::task::spawn_blocking(move || {
-                let found = read.by_hash(hash, len);
+                let found = read.data().by_hash(hash, len);
                 drop(turn);
                 found
             });

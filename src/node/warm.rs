@@ -182,7 +182,7 @@ impl Warmer {
             }
         }
         for (directory, names) in directories.iter().filter(|(_, names)| names.len() > 1) {
-            if let Err(failure) = self.0.read.bring(directory, names).await {
+            if let Err(failure) = self.0.read.prefetch(directory, names).await {
                 tracing::debug!(path = %directory, %failure, "nothing to bring");
             }
         }
@@ -193,13 +193,13 @@ impl Warmer {
     async fn fetch(&self, step: &Step) -> Result<(), Failure> {
         let read = &self.0.read;
         let outcome = match step {
-            Step::List(path) => read.directory(path).await.map(drop),
-            Step::Stat(path) => read.attributes_of(path).await.map(drop),
+            Step::List(path) => read.metadata().directory(path).await.map(drop),
+            Step::Stat(path) => read.metadata().attributes_of(path).await.map(drop),
             Step::Absent(path) => match path.split() {
-                Some((parent, name)) => read.find(&parent, name).await.map(drop),
+                Some((parent, name)) => read.metadata().look_up(&parent, name).await.map(drop),
                 None => Ok(()),
             },
-            Step::Xattrs(path) => match read.xattrs(path).await {
+            Step::Xattrs(path) => match read.metadata().xattrs(path).await {
                 Err(failure) if failure.kind == FailureKind::Unsupported => Ok(()),
                 outcome => outcome.map(drop),
             },
@@ -216,7 +216,7 @@ impl Warmer {
 
     async fn fetch_file(&self, path: &ItemPath) -> Result<(), Failure> {
         let read = &self.0.read;
-        let attributes = read.attributes_of(path).await?;
+        let attributes = read.metadata().attributes_of(path).await?.value;
         if attributes.kind != FileKind::File || attributes.size > AHEAD_BYTES_MAX {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl Warmer {
         let len = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
         for block in 0..attributes.size.div_ceil(BLOCK_BYTES) {
             let offset = block * BLOCK_BYTES;
-            if read.read_now(&file, offset, len).is_none() {
+            if read.data().try_read(&file, offset, len).is_none() {
                 read.read(&file, &ahead, offset, len).await?;
             }
         }

@@ -1,24 +1,24 @@
-//! Files and blocks as the caches name them.
+//! The identities of files and blocks in the caches.
 
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemPath, Version,
+    Attributes, BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemPath, ReadRequest, Version,
 };
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 
-/// Names what a file holds in the block cache: a hash of its content and size where its content is
-/// known, so that equal files are one, and of its path and version otherwise.
+/// Identifies a file's bytes in the block cache. A hash of the content and size if the content is known, so
+/// that equal files share their blocks; of the path and version otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId([u8; 16]);
 
 impl FileId {
-    /// The identity with this hash, as [`FileId::as_bytes`] gave it.
+    /// The identity with this hash, as [`FileId::as_bytes`] returned it.
     #[must_use]
     pub fn of(hash: [u8; 16]) -> Self {
         Self(hash)
     }
 
-    /// Of one version of the file at `path`.
+    /// The identity of one version of the file at `path`.
     #[must_use]
     pub fn of_place(path: &ItemPath, version: Version) -> Self {
         Self::hashed(&[&version.to_bytes(), path.as_bytes()])
@@ -60,24 +60,15 @@ impl FileId {
 /// One version of one file.
 #[derive(Clone, Debug)]
 pub struct FileRef {
-    /// Where it is.
+    /// Its path.
     pub path: ItemPath,
-    /// Which state of it.
+    /// The version.
     pub version: Version,
     /// Its size in bytes.
     pub size: u64,
     /// The hash of all its bytes, where an index knows it.
     pub content: Option<ContentHash>,
     id: FileId,
-}
-
-impl FileRef {
-    /// Whether a later process may use its cached data: its content is known, or its version differs from
-    /// that of every later state.
-    #[must_use]
-    pub fn outlives_launch(&self) -> bool {
-        self.content.is_some() || self.version.outlives_launch()
-    }
 }
 
 impl FileRef {
@@ -101,7 +92,7 @@ impl FileRef {
     /// The file that another node requests. The content hash in the request is used only for a file of one
     /// block, because only then can the bytes be checked against it. Otherwise this file's bytes could be
     /// returned to readers of the content with that hash.
-    pub(crate) fn asked(
+    pub(crate) fn requested(
         path: ItemPath,
         version: Version,
         size: u64,
@@ -137,6 +128,19 @@ impl FileRef {
         }
     }
 
+    /// A request for `block_count` of its blocks from `first_block` on, to be cached by each node on the way.
+    pub(super) fn request(&self, first_block: u64, block_count: u64) -> ReadRequest {
+        ReadRequest {
+            path: self.path.clone(),
+            version: self.version,
+            size: self.size,
+            first_block,
+            block_count,
+            content: self.content,
+            through: false,
+        }
+    }
+
     /// The name of this version in the block cache.
     #[must_use]
     pub fn id(&self) -> FileId {
@@ -151,13 +155,20 @@ impl FileRef {
         }
     }
 
-    /// Of one piece of block `index`.
+    /// The key of one piece of block `index`.
     pub(super) fn piece_key(&self, index: u64, piece: u64) -> BlockKey {
         BlockKey {
             file: self.id,
             index,
             piece: u16::try_from(piece).unwrap_or(WHOLE),
         }
+    }
+
+    /// Whether a later process may use its cached data: its content is known, or its version differs from
+    /// that of every later state.
+    #[must_use]
+    pub fn outlives_launch(&self) -> bool {
+        self.content.is_some() || self.version.outlives_launch()
     }
 
     /// The number of its blocks.
@@ -174,5 +185,5 @@ pub(super) struct BlockKey {
     pub(super) piece: u16,
 }
 
-/// In the place of a piece: all of the block, which has far fewer pieces than this.
+/// In [`BlockKey::piece`]: all of the block, which has far fewer pieces than this.
 const WHOLE: u16 = u16::MAX;

@@ -4,15 +4,15 @@ use super::*;
 use crate::testing::{SOON, attributes, noise, unasked};
 use crate::waiting::until;
 use copperfs_overlay::{
-    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, Cursor, Entry,
-    FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Standing, StatAnswers, Version, XattrList,
+    Attributes, BLOCK_BYTES, BlockPart, BundleItem, BundleRequest, BundleStream, ContentHash,
+    Cursor, Entry, FailureKind, FileKind, FilesystemUsage, Leased, Listing, RangeAnswer,
+    RangeRequest, ReadRequest, ReadStream, Standing, StatAnswers, Version, XattrList,
 };
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
 /// Content, and which state of the file it is.
@@ -354,8 +354,32 @@ fn read_path(source: Source, options: ReadOptions) -> (ReadPath, Arc<Source>) {
     (alone(&options, files), source)
 }
 
+/// Bytes alone, without the parts from which they were cut.
+impl ReadPath {
+    async fn bytes(
+        &self,
+        file: &FileRef,
+        ahead: &ReadAhead,
+        offset: u64,
+        size: u32,
+    ) -> Result<Bytes, Failure> {
+        Ok(self.read(file, ahead, offset, size).await?.bytes)
+    }
+
+    fn try_bytes(&self, file: &FileRef, offset: u64, size: u32) -> Option<Bytes> {
+        Some(self.data().try_read(file, offset, size)?.bytes)
+    }
+
+    async fn find_name(&self, parent: &ItemPath, name: &[u8]) -> Result<LookupOutcome, Failure> {
+        Ok(self.metadata().look_up(parent, name).await?.value)
+    }
+}
+
 async fn file(path: &ReadPath, name: &str) -> FileRef {
-    let Found::Attributes(found) = path.find(&ItemPath::root(), name.as_bytes()).await.unwrap()
+    let LookupOutcome::Attributes(found) = path
+        .find_name(&ItemPath::root(), name.as_bytes())
+        .await
+        .unwrap()
     else {
         panic!("{name} not found");
     };
@@ -370,23 +394,26 @@ fn small(len: u64) -> u32 {
 async fn a_small_file_is_fetched_whole_by_one_request_and_read_from_memory_afterwards() {
     let (path, source) = read_path(Source::new(&[("f", 3_500_000)]), options());
     let f = file(&path, "f").await;
-    assert_eq!(path.read_now(&f, 0, 10), None);
-    let first = path.read(&f, &ReadAhead::default(), 0, 1000).await.unwrap();
+    assert_eq!(path.try_bytes(&f, 0, 10), None);
+    let first = path
+        .bytes(&f, &ReadAhead::default(), 0, 1000)
+        .await
+        .unwrap();
     assert_eq!(first, &source.content("f")[..1000]);
     // Across a block's edge, to the end, and beyond it.
     let middle = path
-        .read(&f, &ReadAhead::default(), BLOCK_BYTES - 5, 10)
+        .bytes(&f, &ReadAhead::default(), BLOCK_BYTES - 5, 10)
         .await
         .unwrap();
     assert_eq!(middle, &source.content("f")[1_048_571..1_048_581]);
     let last = path
-        .read(&f, &ReadAhead::default(), 3_499_000, 5000)
+        .bytes(&f, &ReadAhead::default(), 3_499_000, 5000)
         .await
         .unwrap();
     assert_eq!(last, &source.content("f")[3_499_000..]);
-    assert_eq!(path.read_now(&f, 3_500_000, 10), Some(Bytes::new()));
+    assert_eq!(path.try_bytes(&f, 3_500_000, 10), Some(Bytes::new()));
     assert_eq!(
-        path.read_now(&f, 0, 1000).as_deref(),
+        path.try_bytes(&f, 0, 1000).as_deref(),
         Some(&source.content("f")[..1000])
     );
     assert_eq!(source.reads.lock().len(), 1);
@@ -402,7 +429,7 @@ async fn with_several_roots_each_stripe_is_asked_for_by_itself() {
     let (path, source) = read_path(Source::new(&[("f", 9_500_000)]), options);
     let f = file(&path, "f").await;
     let bytes = path
-        .read(&f, &ReadAhead::default(), 0, 9_500_000)
+        .bytes(&f, &ReadAhead::default(), 0, 9_500_000)
         .await
         .unwrap();
     assert_eq!(bytes, source.content("f"));
@@ -422,7 +449,7 @@ async fn many_readers_cost_one_request() {
     let f = file(&path, "f").await;
     let readers = (0..50_u64).map(|i| {
         let (path, f) = (path.clone(), f.clone());
-        tokio::spawn(async move { path.read(&f, &ReadAhead::default(), i * 30_000, 40).await })
+        tokio::spawn(async move { path.bytes(&f, &ReadAhead::default(), i * 30_000, 40).await })
     });
     for (i, reader) in readers.collect::<Vec<_>>().into_iter().enumerate() {
         assert_eq!(
@@ -440,7 +467,7 @@ async fn what_a_source_takes_back_is_never_given_out() {
     let (path, source) = read_path(source, options());
     let f = file(&path, "f").await;
     let bytes = path
-        .read(&f, &ReadAhead::default(), 0, 2_500_000)
+        .bytes(&f, &ReadAhead::default(), 0, 2_500_000)
         .await
         .unwrap();
     assert_eq!(bytes, source.content("f"));
@@ -453,14 +480,14 @@ async fn a_changed_file_is_stale_to_those_who_hold_the_old_version_and_new_to_th
     let old = file(&path, "f").await;
     source.change("f", b"something else".to_vec());
     let failure = path
-        .read(&old, &ReadAhead::default(), 0, 10)
+        .bytes(&old, &ReadAhead::default(), 0, 10)
         .await
         .unwrap_err();
     assert_eq!(failure.kind, FailureKind::Stale);
     let new = file(&path, "f").await;
     assert_ne!(new.id(), old.id());
     let bytes = path
-        .read(&new, &ReadAhead::default(), 0, 100)
+        .bytes(&new, &ReadAhead::default(), 0, 100)
         .await
         .unwrap();
     assert_eq!(&bytes[..], b"something else");
@@ -470,9 +497,12 @@ async fn a_changed_file_is_stale_to_those_who_hold_the_old_version_and_new_to_th
 async fn bytes_that_are_here_outlive_a_change_under_their_own_version() {
     let (path, source) = read_path(Source::new(&[("f", 10)]), options());
     let old = file(&path, "f").await;
-    let before = path.read(&old, &ReadAhead::default(), 0, 10).await.unwrap();
+    let before = path
+        .bytes(&old, &ReadAhead::default(), 0, 10)
+        .await
+        .unwrap();
     source.change("f", b"something else".to_vec());
-    assert_eq!(path.read_now(&old, 0, 10), Some(before));
+    assert_eq!(path.try_bytes(&old, 0, 10), Some(before));
 }
 
 #[tokio::test]
@@ -480,9 +510,9 @@ async fn a_failed_read_is_not_cached() {
     let (path, source) = read_path(Source::new(&[("f", 10)]), options());
     let f = file(&path, "f").await;
     let kept = source.files.lock().remove(&b"f"[..]).unwrap();
-    assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_err());
+    assert!(path.bytes(&f, &ReadAhead::default(), 0, 10).await.is_err());
     source.files.lock().insert(b"f".to_vec(), kept);
-    assert!(path.read(&f, &ReadAhead::default(), 0, 10).await.is_ok());
+    assert!(path.bytes(&f, &ReadAhead::default(), 0, 10).await.is_ok());
 }
 
 #[tokio::test]
@@ -491,17 +521,17 @@ async fn one_listing_answers_for_every_name_there_is_or_is_not() {
     let root = ItemPath::root();
     let lookups = (0..20).map(|_| {
         let path = path.clone();
-        tokio::spawn(async move { path.find(&ItemPath::root(), b"nothing").await })
+        tokio::spawn(async move { path.find_name(&ItemPath::root(), b"nothing").await })
     });
     for lookup in lookups.collect::<Vec<_>>() {
-        assert!(matches!(lookup.await.unwrap(), Ok(Found::Absent)));
+        assert!(matches!(lookup.await.unwrap(), Ok(LookupOutcome::Absent)));
     }
     assert!(
-        matches!(path.find_now(&root, b"b"), Some(Leased { value: Found::Attributes(a), .. }) if a.size == 2)
+        matches!(path.metadata().try_look_up(&root, b"b"), Some(Leased { value: LookupOutcome::Attributes(a), .. }) if a.size == 2)
     );
     assert!(matches!(
-        path.find_now(&root, b"c").map(|it| it.value),
-        Some(Found::Absent)
+        path.metadata().try_look_up(&root, b"c").map(|it| it.value),
+        Some(LookupOutcome::Absent)
     ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 1);
     assert_eq!(source.stats.lock().len(), 0);
@@ -552,17 +582,19 @@ async fn a_large_directory_is_paged_and_looked_up_by_name() {
             .collect::<Vec<_>>()
     );
     assert!(matches!(
-        path.find(&root, b"f2400").await,
-        Ok(Found::Attributes(_))
+        path.find_name(&root, b"f2400").await,
+        Ok(LookupOutcome::Attributes(_))
     ));
     assert!(matches!(
-        path.find(&root, b"nothing").await,
-        Ok(Found::Absent)
+        path.find_name(&root, b"nothing").await,
+        Ok(LookupOutcome::Absent)
     ));
     let asked = source.stats.lock().len();
     assert!(matches!(
-        path.find_now(&root, b"nothing").map(|it| it.value),
-        Some(Found::Absent)
+        path.metadata()
+            .try_look_up(&root, b"nothing")
+            .map(|it| it.value),
+        Some(LookupOutcome::Absent)
     ));
     assert_eq!(source.stats.lock().len(), asked, "absence is remembered");
 }
@@ -576,10 +608,13 @@ async fn a_directory_that_may_only_be_searched_is_searched() {
     let (path, _source) = read_path(source, options());
     let root = ItemPath::root();
     assert!(matches!(
-        path.find(&root, b"a").await,
-        Ok(Found::Attributes(_))
+        path.find_name(&root, b"a").await,
+        Ok(LookupOutcome::Attributes(_))
     ));
-    assert!(matches!(path.find(&root, b"b").await, Ok(Found::Absent)));
+    assert!(matches!(
+        path.find_name(&root, b"b").await,
+        Ok(LookupOutcome::Absent)
+    ));
     let failure = path.page_with(&root, 0).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::PermissionDenied);
 }
@@ -595,7 +630,7 @@ async fn clear_forgets_and_what_was_under_way_is_not_kept() {
         .unwrap();
     let early = tokio::spawn({
         let path = path.clone();
-        async move { path.find(&ItemPath::root(), b"b").await }
+        async move { path.find_name(&ItemPath::root(), b"b").await }
     });
     until(SOON, "the directory is being listed", || {
         source.lists.load(Ordering::Relaxed) > 0
@@ -606,14 +641,14 @@ async fn clear_forgets_and_what_was_under_way_is_not_kept() {
     drop(closed);
     early.await.unwrap().unwrap();
     assert!(matches!(
-        path.find(&root, b"b").await,
-        Ok(Found::Attributes(_))
+        path.find_name(&root, b"b").await,
+        Ok(LookupOutcome::Attributes(_))
     ));
     assert_eq!(source.lists.load(Ordering::Relaxed), 2);
     let f = file(&path, "a").await;
-    path.read(&f, &ReadAhead::default(), 0, 1).await.unwrap();
+    path.bytes(&f, &ReadAhead::default(), 0, 1).await.unwrap();
     path.clear(&ItemPath::parse(b"a").unwrap());
-    assert_eq!(path.read_now(&f, 0, 1), None);
+    assert_eq!(path.try_bytes(&f, 0, 1), None);
     assert_eq!(path.stats().data.bytes, 0);
 }
 
@@ -755,7 +790,7 @@ async fn a_file_larger_than_the_cache_is_read_all_the_same() {
         .unwrap();
     assert_eq!(bytes, source.content("f"));
     let bytes = path
-        .read(&f, &ReadAhead::default(), 4_000_000, small(1 << 20))
+        .bytes(&f, &ReadAhead::default(), 4_000_000, small(1 << 20))
         .await
         .unwrap();
     assert_eq!(bytes, &source.content("f")[4_000_000..5_048_576]);
@@ -766,9 +801,9 @@ async fn a_file_larger_than_the_cache_is_read_all_the_same() {
 async fn extended_attributes_are_asked_for_once() {
     let (path, _source) = read_path(Source::new(&[("f", 1)]), options());
     let f = ItemPath::parse(b"f").unwrap();
-    assert!(path.xattrs_now(&f).is_none());
-    assert_eq!(path.xattrs(&f).await.unwrap().len(), 1);
-    assert!(path.xattrs_now(&f).is_some());
+    assert!(path.metadata().try_xattrs(&f).is_none());
+    assert_eq!(path.metadata().xattrs(&f).await.unwrap().len(), 1);
+    assert!(path.metadata().try_xattrs(&f).is_some());
 }
 
 mod bounds;

@@ -6,7 +6,7 @@ use super::Inner;
 use crate::job::{ItemOutcome, JobActivity};
 use crate::model::slots::{STRIPE_BYTES, items_of, stripe_len};
 use crate::num::to_usize;
-use crate::read::{Cut, FileId, FileRef, Part, Place};
+use crate::read::{Cut, FileId, FileRef, Part, PartRange};
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
 use parking_lot::Mutex;
@@ -87,11 +87,11 @@ impl Run {
     /// The run as a part with the hash of its bytes. A run that is a whole file of one block is block 0.
     fn part(self, file: &FileRef, hash: ContentHash) -> Part {
         let Self { offset, len, .. } = self;
-        let place = match file.size <= BLOCK_BYTES && len == file.size {
-            true => Place::Block(0),
-            false => Place::Run { offset, len },
+        let range = match file.size <= BLOCK_BYTES && len == file.size {
+            true => PartRange::Block(0),
+            false => PartRange::Run { offset, len },
         };
-        Part { place, hash }
+        Part { range, hash }
     }
 }
 

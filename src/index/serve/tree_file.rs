@@ -116,18 +116,18 @@ impl Bytestore for Opened {
                 let at = offset + bytes.len() as u64;
                 let size = (len - bytes.len()).min(READ_BYTES_MAX);
                 let size = u32::try_from(size).unwrap_or(u32::MAX);
-                let piece = match self.read.read_now(&self.file, at, size) {
+                let piece = match self.read.data().try_read(&self.file, at, size) {
                     Some(piece) => piece,
                     None => {
                         let reading = self.read.read(&self.file, &self.ahead, at, size);
                         reading.await.map_err(failed)?
                     }
                 };
-                if piece.is_empty() {
+                if piece.bytes.is_empty() {
                     let detail = format!("it ends before byte {at}");
                     return Err(failed(Failure::new(FailureKind::Io, detail)));
                 }
-                bytes.extend_from_slice(&piece);
+                bytes.extend_from_slice(&piece.bytes);
             }
             bytes.truncate(to_usize(len as u64));
             Ok(bytes.freeze())

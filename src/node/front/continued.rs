@@ -10,14 +10,14 @@
 //! Rules
 //! - At most one comparison per inode runs at a time, for all of its readers. It completes even if they are
 //!   killed.
-//! - While it runs, no further bytes of the file are returned (see [`crate::read::Given`]).
+//! - While it runs, no further bytes of the file are returned (see [`crate::read::Returned`]).
 //! - If the file changes again during a comparison, it is compared again, up to [`ROUNDS_MAX`] times.
 
 use super::Front;
 use crate::namespace::Inode;
 use crate::node::items::OpenItem;
 use crate::num::to_usize;
-use crate::read::{Account, Cut, FileRef, Noted, ReadAhead};
+use crate::read::{Cut, FileRef, Noted, ReadAhead, ReturnedParts};
 use bytes::Bytes;
 use copperfs_fuse as fuse;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind};
@@ -83,15 +83,14 @@ impl Front {
         size: u32,
     ) -> Answer<Bytes> {
         let cut = match &source {
-            Source::Path => self.read.cut_now(&inode.file, offset, size),
+            Source::Path => self.read.data().try_read(&inode.file, offset, size),
             Source::Item(item) => item.read_now(&inode.file, offset, size),
         };
         if let Some(cut) = cut
             && inode.given.note(cut.parts.iter()) == Noted::Yes
         {
             if matches!(source, Source::Path) {
-                self.read
-                    .read_ahead(&inode.file, &inode.ahead, offset, size);
+                self.read.on_hit(&inode.file, &inode.ahead, offset, size);
             }
             return Answer::Ready(Ok(cut.bytes));
         }
@@ -120,7 +119,7 @@ impl Front {
             }
             let cut = match &source {
                 Source::Path => {
-                    let reading = self.read.cut(&inode.file, &inode.ahead, offset, size);
+                    let reading = self.read.read(&inode.file, &inode.ahead, offset, size);
                     reading.await
                 }
                 Source::Item(item) => item.read(&inode.file, offset, size).await,
@@ -187,9 +186,19 @@ impl Front {
                 break;
             }
             let now = match denied.is_settled() {
-                true => self.read.attributes_unlike(inode.path(), denied).await,
+                true => {
+                    self.read
+                        .metadata()
+                        .attributes_unlike(inode.path(), denied)
+                        .await
+                }
                 // Storage denies it because it is about to settle, or has settled.
-                false => self.read.settled_attributes_of(inode.path(), &denied).await,
+                false => {
+                    self.read
+                        .metadata()
+                        .settled_attributes_of(inode.path(), &denied)
+                        .await
+                }
             };
             let now = match now {
                 Ok(now) => now.value,
@@ -224,7 +233,7 @@ impl Front {
     }
 
     /// Restores the inode after a comparison that could not be made.
-    async fn put_back(&self, inode: &Inode, account: Account, failure: &Failure) -> FsError {
+    async fn put_back(&self, inode: &Inode, account: ReturnedParts, failure: &Failure) -> FsError {
         let same = self
             .inodes
             .move_on(inode, inode.attributes.clone(), account);
@@ -235,7 +244,7 @@ impl Front {
     async fn compare_with(
         &self,
         file: &FileRef,
-        account: &Account,
+        account: &ReturnedParts,
         source: &Source,
     ) -> Result<Compared, Failure> {
         let agrees = async {
@@ -251,7 +260,7 @@ impl Front {
                         None => true,
                     }
                 }
-                _ => self.read.has_given(file, account).await?,
+                _ => self.read.data().has_returned(file, account).await?,
             };
             Ok(blocks && self.runs_agree(file, account, source).await?)
         };
@@ -266,7 +275,7 @@ impl Front {
     async fn runs_agree(
         &self,
         file: &FileRef,
-        account: &Account,
+        account: &ReturnedParts,
         source: &Source,
     ) -> Result<bool, Failure> {
         let runs: Vec<_> = account.runs().collect();
@@ -276,7 +285,7 @@ impl Front {
                 Source::Path => {
                     let size = u32::try_from(len).unwrap_or(u32::MAX);
                     let ahead = ReadAhead::default();
-                    let cut = self.read.cut(file, &ahead, offset, size).await?;
+                    let cut = self.read.read(file, &ahead, offset, size).await?;
                     if cut.bytes.len() != to_usize(len) {
                         return Ok(false);
                     }

@@ -80,7 +80,7 @@ impl DirPage for Page {
         }
         let entry = self.at(index)?;
         let parent = self.inode.path();
-        let attributes = self.front.read.peek_attributes(parent, entry);
+        let attributes = self.front.read.metadata().peek_attributes(parent, entry);
         let version = attributes
             .as_ref()
             .map_or(UNKNOWN_VERSION, |found| found.version);
@@ -104,6 +104,7 @@ impl DirPage for Page {
         let attributes = self
             .front
             .read
+            .metadata()
             .peek_leased(parent, &self.directory, entry)?;
         self.front.introduce(parent, &entry.name, attributes)
     }

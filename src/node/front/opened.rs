@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const OPEN_MAX: usize = 16_384;
 
 /// The first page of each directory that is open, by handle; 0 is no handle.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct OpenDirectories {
     pages: DashMap<u64, Arc<Directory>>,
     last: AtomicU64,
@@ -70,13 +70,13 @@ impl Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
-        self.read.listing(inode.path());
-        if let Some(directory) = self.read.directory_now(inode.path()) {
+        self.read.on_list(inode.path());
+        if let Some(directory) = self.read.metadata().try_directory(inode.path()) {
             return Answer::Ready(Ok(self.opened_as(&inode, directory)));
         }
         let this = self.clone();
         pending(async move {
-            match this.read.directory(inode.path()).await {
+            match this.read.metadata().directory(inode.path()).await {
                 Ok(directory) => Ok(this.opened_as(&inode, directory)),
                 Err(failure) => Err(report(inode.path(), &failure)),
             }
@@ -102,7 +102,7 @@ impl Front {
         let wanted = Page::entry_at(offset);
         if let Some(page) = begun
             .clone()
-            .or_else(|| self.read.directory_now(inode.path()))
+            .or_else(|| self.read.metadata().try_directory(inode.path()))
             && page.holds(wanted)
         {
             let page = self.page_of(inode, handle, page, 0, offset);
@@ -113,9 +113,12 @@ impl Front {
             let listed = async {
                 let page = match begun {
                     Some(page) => page,
-                    None => this.read.directory(inode.path()).await?,
+                    None => this.read.metadata().directory(inode.path()).await?,
                 };
-                this.read.page_behind(inode.path(), page, wanted).await
+                this.read
+                    .metadata()
+                    .page_after(inode.path(), page, wanted)
+                    .await
             };
             match listed.await {
                 Ok((first, page)) => Ok(this.page_of(inode, handle, page, first, offset)),
@@ -147,12 +150,12 @@ impl Front {
             Ok(inode) => inode,
             Err(error) => return Answer::Ready(Err(error)),
         };
-        if let Some(now) = self.read.attributes_now(inode.path()) {
+        if let Some(now) = self.read.metadata().try_attributes_of(inode.path()) {
             return Answer::Ready(Ok(self.renewed(&inode, now)));
         }
         let this = self.clone();
         pending(async move {
-            match this.read.leased_attributes_of(inode.path()).await {
+            match this.read.metadata().attributes_of(inode.path()).await {
                 Ok(now) => Ok(this.renewed(&inode, now)),
                 Err(failure)
                     if matches!(

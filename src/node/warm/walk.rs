@@ -1,7 +1,7 @@
 //! What lies below a path, as a plan: directories first, then what is in them, depth first.
 
 use super::planner::{PlanError, Planner};
-use crate::read::{Found, ReadPath};
+use crate::read::{LookupOutcome, ReadPath};
 use crate::warm::Step;
 use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath};
 
@@ -12,10 +12,10 @@ pub(super) async fn walk(
     top: &ItemPath,
     plan: &mut Planner,
 ) -> Result<(), PlanError> {
-    let attributes = read.attributes_of(top).await;
+    let attributes = read.metadata().attributes_of(top).await;
     let attributes = attributes.map_err(|failure| missing(top, &failure))?;
     let mut directories = Vec::new();
-    add(top.clone(), &attributes, &mut directories, plan).await?;
+    add(top.clone(), &attributes.value, &mut directories, plan).await?;
     while let Some(directory) = directories.pop() {
         plan.add(Step::List(directory.clone())).await?;
         let first_below = directories.len();
@@ -57,11 +57,13 @@ async fn list(
             let Ok(path) = directory.join(&entry.name) else {
                 continue;
             };
-            let attributes = match read.peek_attributes(directory, entry) {
+            let attributes = match read.metadata().peek_attributes(directory, entry) {
                 Some(attributes) => attributes,
-                None => match read.find(directory, &entry.name).await {
-                    Ok(Found::Attributes(attributes)) => attributes,
-                    Ok(Found::Absent) => continue,
+                None => match read.metadata().look_up(directory, &entry.name).await {
+                    Ok(answer) => match answer.value {
+                        LookupOutcome::Attributes(attributes) => attributes,
+                        LookupOutcome::Absent => continue,
+                    },
                     Err(failure) => return Ok(Err(failure)),
                 },
             };

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cache::EvictionPolicy;
-use crate::read::{FileRef, KeptData, ReadAhead, ReadOptions, ReadPath};
+use crate::read::{FileRef, ReadAhead, ReadOptions, ReadPath, ResidentData};
 use crate::testing::{SOON, attributes, noise, path, unasked};
 use crate::waiting::until;
 use copperfs_overlay::{
@@ -173,7 +173,7 @@ impl Storage for Shared {
     }
 }
 
-struct Here(KeptData);
+struct Here(ResidentData);
 
 impl Kept for Here {
     fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {
@@ -214,7 +214,7 @@ impl Root {
         let sources = (0..2).map(|_| Arc::new(once.clone()) as Arc<dyn Files>);
         let runtime = tokio::runtime::Handle::current();
         let views = ReadPath::views(&options, sources.collect(), None, &runtime);
-        once.connect(Arc::new(Here(views[0].kept())));
+        once.connect(Arc::new(Here(views[0].data().resident())));
         Self { slow, views }
     }
 
@@ -244,7 +244,7 @@ impl Root {
         let slow = Arc::clone(&self.slow);
         tokio::spawn(async move {
             let ahead = ReadAhead::default();
-            let bytes = path.read(&file, &ahead, offset, len).await?;
+            let bytes = path.read(&file, &ahead, offset, len).await?.bytes;
             let start = usize::try_from(offset).unwrap();
             let content = &slow.files[file.path.as_bytes()][start..start + bytes.len()];
             assert!(bytes == content, "other bytes");
@@ -271,7 +271,7 @@ impl Root {
     async fn bring(&self, view: usize) {
         let names = self.slow.files.keys().cloned().map(Bytes::from);
         let names: Vec<Bytes> = names.collect();
-        let brought = self.views[view].bring(&ItemPath::root(), &names).await;
+        let brought = self.views[view].prefetch(&ItemPath::root(), &names).await;
         brought.unwrap();
     }
 

@@ -127,10 +127,12 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
             let (path, f) = (path.clone(), f.clone());
             tokio::spawn(async move {
                 if bundled {
-                    path.bring(&ItemPath::root(), &["f".into()]).await.unwrap();
+                    path.prefetch(&ItemPath::root(), &["f".into()])
+                        .await
+                        .unwrap();
                 }
                 let size = small(f.size);
-                path.read(&f, &ReadAhead::default(), 0, size).await
+                path.bytes(&f, &ReadAhead::default(), 0, size).await
             })
         };
         let asked = || {
@@ -144,7 +146,7 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
             let (path, f) = (path.clone(), f.clone());
             tokio::spawn(async move {
                 let size = small(f.size);
-                path.read(&f, &ReadAhead::default(), 0, size).await
+                path.bytes(&f, &ReadAhead::default(), 0, size).await
             })
         };
         until(SOON, "the late one asks, too", || asked() >= 2).await;
@@ -152,7 +154,9 @@ async fn bytes_asked_for_before_a_clear_are_not_found_after_it() {
         let early = early.await.unwrap().unwrap();
         assert!(early == old || bundled, "it asked before");
         assert_eq!(late.await.unwrap().unwrap(), vec![9; 50_000]);
-        let now = path.read(&f, &ReadAhead::default(), 0, small(f.size)).await;
+        let now = path
+            .bytes(&f, &ReadAhead::default(), 0, small(f.size))
+            .await;
         assert_eq!(now.unwrap(), vec![9; 50_000]);
     }
 }
@@ -165,11 +169,11 @@ async fn a_clear_elsewhere_voids_nothing() {
     source.gate.forget_permits(OPEN_GATE);
     let reading = {
         let (path, f) = (path.clone(), f.clone());
-        tokio::spawn(async move { path.read(&f, &ReadAhead::default(), 0, 10).await })
+        tokio::spawn(async move { path.bytes(&f, &ReadAhead::default(), 0, 10).await })
     };
     until(SOON, "it is being read", || source.reads.lock().len() == 1).await;
     path.clear(&ItemPath::parse(b"other").unwrap());
     source.gate.add_permits(OPEN_GATE);
     reading.await.unwrap().unwrap();
-    assert!(path.read_now(&f, 0, 10).is_some());
+    assert!(path.try_bytes(&f, 0, 10).is_some());
 }

@@ -14,11 +14,14 @@ async fn read(path: &ReadPath, source: &Source, name: &str) {
     let f = file(path, name).await;
     let wanted = source.content(name);
     let size = small(f.size);
-    if let Some(bytes) = path.read_now(&f, 0, size) {
-        path.read_ahead(&f, &ReadAhead::default(), 0, size);
+    if let Some(bytes) = path.try_bytes(&f, 0, size) {
+        path.on_hit(&f, &ReadAhead::default(), 0, size);
         assert_eq!(bytes, wanted);
     } else {
-        let bytes = path.read(&f, &ReadAhead::default(), 0, size).await.unwrap();
+        let bytes = path
+            .bytes(&f, &ReadAhead::default(), 0, size)
+            .await
+            .unwrap();
         assert_eq!(bytes, wanted);
     }
     settle().await;
@@ -100,7 +103,7 @@ async fn a_large_directory_comes_whole_to_those_who_read_it_in_no_order() {
     assert_eq!(requests(&source), (7, 1));
     let stats = path.stats().bundles;
     assert_eq!((stats.files, stats.wasted_bytes), (1993, 0));
-    assert_eq!(path.0.bundles.scattered.unproven_bytes(), 0);
+    assert_eq!(path.prefetcher.usefulness().shuffled_unread(), 0);
 }
 
 /// What is brought to a reader in no order grows with what it has read, and is bounded by the cache.
@@ -112,8 +115,8 @@ async fn what_comes_in_no_order_is_bounded() {
     for i in 0..150 {
         read(&path, &source, &format!("f{:04}", i * 37 % 1000)).await;
         let stats = path.stats().bundles;
-        let unproven = path.0.bundles.scattered.unproven_bytes();
-        let bound = path.0.data.capacity_bytes() / 4;
+        let unproven = path.prefetcher.usefulness().shuffled_unread();
+        let bound = path.data.capacity_bytes() / 4;
         assert!(unproven <= bound, "{unproven} of {bound}");
         brought.push(stats.useful_bytes + stats.wasted_bytes);
     }
@@ -137,7 +140,7 @@ async fn a_reader_overtakes_a_slow_bundle() {
             let path = path.clone();
             tokio::spawn(async move {
                 let f = file(&path, name).await;
-                path.read(&f, &ReadAhead::default(), 0, 1000).await
+                path.bytes(&f, &ReadAhead::default(), 0, 1000).await
             })
         })
         .into();
@@ -151,17 +154,9 @@ async fn a_reader_overtakes_a_slow_bundle() {
     );
     assert_eq!(requests(&source), (2, 1));
     // The bundle is not cancelled, since its source may be reading for it; other bundles may start.
-    let account = &path.0.bundles;
-    until(SOON, "the bundle makes way", || {
-        account.stalled.load(Ordering::Relaxed) > 0
-    })
-    .await;
-    assert_eq!(account.under_way.load(Ordering::Relaxed), 0);
-    assert_eq!(
-        path.0.block_flights.len(),
-        25,
-        "three came, and one by itself"
-    );
+    let stalled = || path.data.bundles_in_progress() == (0, 1);
+    until(SOON, "the bundle makes way", stalled).await;
+    assert_eq!(path.data.in_progress(), 25, "three came, and one by itself");
     assert_eq!(requests(&source), (2, 1), "nobody wanted the others");
 }
 
@@ -197,7 +192,7 @@ async fn readers_join_a_bundle_under_way() {
         let path = path.clone();
         tokio::spawn(async move {
             let f = file(&path, name).await;
-            path.read(&f, &ReadAhead::default(), 0, 1000).await
+            path.bytes(&f, &ReadAhead::default(), 0, 1000).await
         })
     };
     let first = reader("f0001");
@@ -220,7 +215,7 @@ async fn what_a_bundle_does_not_bring_is_asked_for_by_itself() {
     for i in 0..30 {
         read(&path, &source, &format!("f{i:04}")).await;
     }
-    assert!(path.0.block_flights.is_empty(), "no flight is left over");
+    assert!(path.data.in_progress() == 0, "no flight is left over");
     assert_eq!(path.stats().data.entries, 30);
 }
 
@@ -234,7 +229,7 @@ async fn a_changed_file_in_a_bundle_is_stale_and_never_wrong() {
         read(&path, &source, &format!("f{i:04}")).await;
     }
     let failure = path
-        .read(&old, &ReadAhead::default(), 0, 1000)
+        .bytes(&old, &ReadAhead::default(), 0, 1000)
         .await
         .unwrap_err();
     assert_eq!(failure.kind, FailureKind::Stale);
@@ -278,7 +273,7 @@ async fn a_bundle_is_one_request_on_each_edge_of_a_chain() {
         "the child's decision is the child's account"
     );
     assert_eq!(middle.stats().data.entries, 50);
-    assert!(middle.0.block_flights.is_empty() && leaf.0.block_flights.is_empty());
+    assert!(middle.data.in_progress() + leaf.data.in_progress() == 0);
 }
 
 /// Who knows from elsewhere what will be read names it.
@@ -286,9 +281,9 @@ async fn a_bundle_is_one_request_on_each_edge_of_a_chain() {
 async fn what_is_named_is_brought() {
     let (path, source) = read_path(directory(30, 1000), options());
     let names = ["f0007", "f0002", "absent"].map(|name| Bytes::from_static(name.as_bytes()));
-    assert_eq!(path.bring(&ItemPath::root(), &names).await.unwrap(), 2);
+    assert_eq!(path.prefetch(&ItemPath::root(), &names).await.unwrap(), 2);
     settle().await;
-    assert_eq!(path.bring(&ItemPath::root(), &names).await.unwrap(), 0);
+    assert_eq!(path.prefetch(&ItemPath::root(), &names).await.unwrap(), 0);
     assert_eq!(path.stats().data.entries, 2);
     assert_eq!(requests(&source), (0, 1));
 }

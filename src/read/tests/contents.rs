@@ -18,7 +18,7 @@ fn paths_read(source: &Source) -> Vec<String> {
 }
 
 async fn read_all(path: &ReadPath, f: &FileRef) -> Result<Bytes, Failure> {
-    path.read(f, &ReadAhead::default(), 0, small(f.size)).await
+    path.bytes(f, &ReadAhead::default(), 0, small(f.size)).await
 }
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn equal_files_are_fetched_once_whoever_asks() {
         assert_eq!(a.id(), b.id());
         let content = source.content("a1");
         assert_eq!(read_all(&path, &a).await.unwrap(), content);
-        assert_eq!(path.read_now(&b, 0, small(b.size)).unwrap(), content);
+        assert_eq!(path.try_bytes(&b, 0, small(b.size)).unwrap(), content);
         let c = file(&path, "c1").await;
         let child = Files::read(&path, whole(&c)).await.unwrap();
         assert_eq!(collect(child).await.unwrap().0, content);

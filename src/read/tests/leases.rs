@@ -124,15 +124,15 @@ const LEASE: Duration = Duration::from_millis(1500);
 
 async fn until_over(path: &ReadPath) {
     until(SOON, "the lease is over", || {
-        path.directory_now(&ItemPath::root()).is_none()
+        path.metadata().try_directory(&ItemPath::root()).is_none()
     })
     .await;
 }
 
-fn size_of(found: Option<Leased<Found>>) -> Option<u64> {
+fn size_of(found: Option<Leased<LookupOutcome>>) -> Option<u64> {
     match found?.value {
-        Found::Attributes(attributes) => Some(attributes.size),
-        Found::Absent => None,
+        LookupOutcome::Attributes(attributes) => Some(attributes.size),
+        LookupOutcome::Absent => None,
     }
 }
 
@@ -143,24 +143,36 @@ async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {
     let source = Arc::new(Source::new(&[("a", 1), ("b", 2)]));
     let nodes = chain(&source, &leased(LEASE), 3);
     let (leaf, root) = (&nodes[0].0, ItemPath::root());
-    let first = leaf.directory(&root).await.unwrap();
+    let first = leaf.metadata().directory(&root).await.unwrap();
     for (node, counts) in &nodes {
         assert_eq!(counts.listed(), (1, 0));
-        assert!(node.find_now(&root, b"a").unwrap().lease.unwrap() <= LEASE);
+        assert!(
+            node.metadata()
+                .try_look_up(&root, b"a")
+                .unwrap()
+                .lease
+                .unwrap()
+                <= LEASE
+        );
     }
-    let root_lease = nodes[2].0.find_now(&root, b"a").unwrap().lease;
-    let leaf_lease = leaf.find_now(&root, b"a").unwrap().lease;
+    let root_lease = nodes[2]
+        .0
+        .metadata()
+        .try_look_up(&root, b"a")
+        .unwrap()
+        .lease;
+    let leaf_lease = leaf.metadata().try_look_up(&root, b"a").unwrap().lease;
     // Each node rounds its own down to a millisecond.
     let rounded = root_lease.map(|lease| lease + Duration::from_millis(1));
     assert!(leaf_lease <= rounded, "{leaf_lease:?} {root_lease:?}");
 
     until_over(leaf).await;
-    assert!(leaf.find_now(&root, b"a").is_none());
-    let asking = (0..20).map(|_| leaf.look_up(&root, b"a"));
+    assert!(leaf.metadata().try_look_up(&root, b"a").is_none());
+    let asking = (0..20).map(|_| leaf.metadata().look_up(&root, b"a"));
     for found in futures_util::future::join_all(asking).await {
         assert_eq!(size_of(found.ok()), Some(1));
     }
-    let again = leaf.directory_now(&root).unwrap();
+    let again = leaf.metadata().try_directory(&root).unwrap();
     assert!(Arc::ptr_eq(&first, &again), "what was known is kept");
     for (_, counts) in &nodes {
         assert_eq!(counts.listed(), (1, 1));
@@ -168,9 +180,16 @@ async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {
     }
 
     source.change("a", vec![7; 5]);
-    assert_eq!(size_of(leaf.find_now(&root, b"a")), Some(1), "on its lease");
+    assert_eq!(
+        size_of(leaf.metadata().try_look_up(&root, b"a")),
+        Some(1),
+        "on its lease"
+    );
     until_over(leaf).await;
-    assert_eq!(size_of(leaf.look_up(&root, b"a").await.ok()), Some(5));
+    assert_eq!(
+        size_of(leaf.metadata().look_up(&root, b"a").await.ok()),
+        Some(5)
+    );
     for (_, counts) in &nodes {
         assert_eq!(counts.listed(), (2, 1));
     }
@@ -192,7 +211,7 @@ async fn nothing_is_used_for_longer_than_one_lease() {
             // Those in the middle ask as well, out of step.
             for (node, _) in &nodes {
                 let before = Instant::now();
-                let seen = size_of(node.look_up(&root, b"a").await.ok()).unwrap();
+                let seen = size_of(node.metadata().look_up(&root, b"a").await.ok()).unwrap();
                 let oldest = changed
                     .iter()
                     .filter(|(at, _)| *at + lease <= before)
@@ -212,17 +231,23 @@ async fn absence_and_extended_attributes_have_leases() {
     let nodes = chain(&source, &leased(LEASE), 2);
     let (leaf, counts) = &nodes[0];
     let (root, a) = (ItemPath::root(), ItemPath::parse(b"a").unwrap());
-    assert!(matches!(leaf.find(&root, b"new").await, Ok(Found::Absent)));
-    leaf.xattrs(&a).await.unwrap();
-    assert!(leaf.xattrs_now(&a).is_some());
+    assert!(matches!(
+        leaf.find_name(&root, b"new").await,
+        Ok(LookupOutcome::Absent)
+    ));
+    leaf.metadata().xattrs(&a).await.unwrap();
+    assert!(leaf.metadata().try_xattrs(&a).is_some());
     source.files.lock().insert(b"new".to_vec(), (vec![1; 3], 0));
     until_over(leaf).await;
-    assert_eq!(size_of(leaf.look_up(&root, b"new").await.ok()), Some(3));
+    assert_eq!(
+        size_of(leaf.metadata().look_up(&root, b"new").await.ok()),
+        Some(3)
+    );
     until(SOON, "their lease is over", || {
-        leaf.xattrs_now(&a).is_none()
+        leaf.metadata().try_xattrs(&a).is_none()
     })
     .await;
-    leaf.xattrs(&a).await.unwrap();
+    leaf.metadata().xattrs(&a).await.unwrap();
     assert_eq!(counts.xattrs.load(Ordering::Relaxed), 2);
 }
 
@@ -239,19 +264,25 @@ async fn names_in_a_large_directory_are_renewed_in_one_batch() {
     let ((leaf, counts), root) = (&nodes[0], ItemPath::root());
     let wanted: [&[u8]; 4] = [b"f0900", b"f1100", b"f0017", b"none"];
     for name in wanted {
-        leaf.find(&root, name).await.unwrap();
+        leaf.find_name(&root, name).await.unwrap();
     }
     assert_eq!(*counts.stats.lock(), [1, 1, 1, 1]);
     let listed = counts.listed();
     until(SOON, "the leases are over", || {
         let mut names = wanted.iter();
-        names.all(|name| leaf.find_now(&root, name).is_none())
+        names.all(|name| leaf.metadata().try_look_up(&root, name).is_none())
     })
     .await;
     source.change("f1100", vec![0; 9]);
-    assert_eq!(size_of(leaf.look_up(&root, b"f0900").await.ok()), Some(1));
-    assert_eq!(size_of(leaf.find_now(&root, b"f1100")), Some(9));
-    assert!(leaf.find_now(&root, b"none").is_some());
+    assert_eq!(
+        size_of(leaf.metadata().look_up(&root, b"f0900").await.ok()),
+        Some(1)
+    );
+    assert_eq!(
+        size_of(leaf.metadata().try_look_up(&root, b"f1100")),
+        Some(9)
+    );
+    assert!(leaf.metadata().try_look_up(&root, b"none").is_some());
     assert_eq!(*counts.stats.lock(), [1, 1, 1, 1, 4]);
     assert_eq!(counts.listed(), listed, "no listing for it");
 }
@@ -280,24 +311,35 @@ async fn a_listing_of_an_earlier_launch_is_asked_about_once() {
         until(SOON, "it is written", || node.stats().persisted.kept > 0).await;
     };
     let (node, counts) = launch();
-    node.find(&root, b"f0001").await.unwrap();
+    node.find_name(&root, b"f0001").await.unwrap();
     assert_eq!(counts.listed(), (1, 0));
     kept(&node).await;
     drop(node);
 
     let (node, counts) = launch();
     for name in ["f0001", "f0499", "none"] {
-        node.find(&root, name.as_bytes()).await.unwrap();
+        node.find_name(&root, name.as_bytes()).await.unwrap();
     }
     assert_eq!(counts.listed(), (0, 1), "once");
     assert_eq!(counts.entries.load(Ordering::Relaxed), 0);
-    assert_eq!(node.directory(&root).await.unwrap().entries.len(), 500);
+    assert_eq!(
+        node.metadata()
+            .directory(&root)
+            .await
+            .unwrap()
+            .entries
+            .len(),
+        500
+    );
     drop(node);
 
     source.change("f0001", vec![0; 9]);
     parent.clear(&root);
     let (node, counts) = launch();
-    assert_eq!(size_of(node.look_up(&root, b"f0001").await.ok()), Some(9));
+    assert_eq!(
+        size_of(node.metadata().look_up(&root, b"f0001").await.ok()),
+        Some(9)
+    );
     assert_eq!(counts.listed(), (1, 0));
     kept(&node).await;
     node.clear(&root);

@@ -29,12 +29,12 @@ impl Source {
 }
 
 async fn read(path: &ReadPath, f: &FileRef, ahead: &ReadAhead, offset: u64, size: u32) -> Bytes {
-    match path.read_now(f, offset, size) {
+    match path.try_bytes(f, offset, size) {
         Some(bytes) => {
-            path.read_ahead(f, ahead, offset, size);
+            path.on_hit(f, ahead, offset, size);
             bytes
         }
-        None => path.read(f, ahead, offset, size).await.unwrap(),
+        None => path.bytes(f, ahead, offset, size).await.unwrap(),
     }
 }
 
@@ -94,7 +94,7 @@ async fn scattered_reads_bring_what_they_ask_for_once() {
     );
     path.clear(&ItemPath::root());
     assert_eq!(path.stats().data.bytes, 0);
-    assert_eq!(path.read_now(&f, start, 4096), None);
+    assert_eq!(path.try_bytes(&f, start, 4096), None);
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn a_block_that_is_here_serves_its_pieces_and_readers_share_what_is_under_
     .await
     .unwrap();
     let ahead = ReadAhead::default();
-    path.read(&f, &ahead, MIB - 4096, 8192).await.unwrap();
+    path.bytes(&f, &ahead, MIB - 4096, 8192).await.unwrap();
     assert_eq!(source.bytes_asked(f.size), 2 * MIB);
 
     let closed = source
@@ -127,7 +127,7 @@ async fn a_block_that_is_here_serves_its_pieces_and_readers_share_what_is_under_
         let (path, f) = (path.clone(), f.clone());
         tokio::spawn(async move {
             let ahead = ReadAhead::default();
-            path.read(&f, &ahead, 9 * MIB + reader % 4 * 4096, 8192)
+            path.bytes(&f, &ahead, 9 * MIB + reader % 4 * 4096, 8192)
                 .await
         })
     });
@@ -177,16 +177,16 @@ async fn a_file_that_changed_is_stale_for_scattered_readers_too() {
     let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), large());
     let f = file(&path, "f").await;
     let ahead = ReadAhead::default();
-    path.read(&f, &ahead, 5 * MIB, 4096).await.unwrap();
+    path.bytes(&f, &ahead, 5 * MIB, 4096).await.unwrap();
     source.change("f", vec![9; 40 << 20]);
     assert!(
-        path.read_now(&f, 5 * MIB, 4096).is_some(),
+        path.try_bytes(&f, 5 * MIB, 4096).is_some(),
         "old bytes, whole"
     );
-    let failure = path.read(&f, &ahead, 9 * MIB, 4096).await.unwrap_err();
+    let failure = path.bytes(&f, &ahead, 9 * MIB, 4096).await.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Stale);
     let new = file(&path, "f").await;
-    assert_eq!(path.read(&new, &ahead, 9 * MIB, 4096).await.unwrap()[0], 9);
+    assert_eq!(path.bytes(&new, &ahead, 9 * MIB, 4096).await.unwrap()[0], 9);
 }
 
 /// What a small node holds stays small, whatever is read of it and by how many.

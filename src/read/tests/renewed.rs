@@ -14,19 +14,31 @@ async fn no_cache_on_the_way_answers_with_a_version_that_was_denied() {
     let (a, b) = (file(&child, "a").await, file(&child, "b").await);
     source.change("a", b"other text".to_vec());
     source.change("b", b"other text".to_vec());
-    let now = child.attributes_unlike(&a.path, a.version).await.unwrap();
+    let now = child
+        .metadata()
+        .attributes_unlike(&a.path, a.version)
+        .await
+        .unwrap();
     assert_ne!(now.value.version, a.version);
     assert_eq!(source.stats.lock().len(), 1);
-    let again = child.attributes_unlike(&a.path, a.version).await.unwrap();
+    let again = child
+        .metadata()
+        .attributes_unlike(&a.path, a.version)
+        .await
+        .unwrap();
     assert_eq!(again.value, now.value);
     assert_eq!(source.stats.lock().len(), 1, "it is known");
     // A listing that was renewed since then answers for the next file, and is kept when that file's old
     // version is denied.
     file(&child, "c").await;
     let lists = source.lists.load(Ordering::Relaxed);
-    let read = child.read(&b, &ReadAhead::default(), 0, 10).await;
+    let read = child.bytes(&b, &ReadAhead::default(), 0, 10).await;
     assert_eq!(read.unwrap_err().kind, FailureKind::Stale);
-    let now = child.attributes_unlike(&b.path, b.version).await.unwrap();
+    let now = child
+        .metadata()
+        .attributes_unlike(&b.path, b.version)
+        .await
+        .unwrap();
     assert_ne!(now.value.version, b.version);
     assert_eq!(source.stats.lock().len(), 1);
     file(&child, "c").await;
@@ -38,13 +50,17 @@ async fn one_question_is_asked_for_all_that_were_denied() {
     let (child, source) = chain(&[("a", 10)]);
     let a = file(&child, "a").await;
     source.change("a", b"other text".to_vec());
-    let ask = || child.attributes_unlike(&a.path, a.version);
+    let ask = || child.metadata().attributes_unlike(&a.path, a.version);
     let all = futures_util::future::join_all((0..20).map(|_| ask())).await;
     assert!(all.iter().all(Result::is_ok));
     assert_eq!(source.stats.lock().len(), 1);
     source.files.lock().clear();
     let now = all[0].as_ref().unwrap().value.version;
-    let gone = child.attributes_unlike(&a.path, now).await.unwrap_err();
+    let gone = child
+        .metadata()
+        .attributes_unlike(&a.path, now)
+        .await
+        .unwrap_err();
     assert_eq!(gone.kind, FailureKind::NotFound);
 }
 
@@ -59,13 +75,13 @@ async fn a_version_has_what_was_given_out_of_another_or_not() {
         };
         let (path, source) = read_path(Source::new(&[("f", SIZE)]), options);
         let old = file(&path, "f").await;
-        let given = Given::of(Account::default(), false, &Meter::default());
+        let given = Returned::of(ReturnedParts::default(), false, &Meter::default());
         for (offset, len) in [(5_000, 100), (1 << 20, 1 << 20), ((3 << 20) - 10, 20)] {
-            let cut = path.cut(&old, &ReadAhead::default(), offset, len).await;
+            let cut = path.read(&old, &ReadAhead::default(), offset, len).await;
             let cut = cut.unwrap();
             assert_eq!(cut.bytes.len(), usize::try_from(len).unwrap());
             assert_eq!(given.note(cut.parts.iter()), Noted::Yes);
-            let again = path.cut_now(&old, offset, len).unwrap();
+            let again = path.data().try_read(&old, offset, len).unwrap();
             assert_eq!(given.note(again.parts.iter()), Noted::Yes);
         }
         let account = given.freeze();
@@ -84,11 +100,11 @@ async fn a_version_has_what_was_given_out_of_another_or_not() {
             source.change("f", content);
             path.clear(&old.path);
             let new = file(&path, "f").await;
-            let has = path.has_given(&new, &account).await.unwrap();
+            let has = path.data().has_returned(&new, &account).await.unwrap();
             assert_eq!(has, agrees, "{whole_file_max}, changed at {at:?}");
         }
         // A version that is gone cannot be compared.
-        assert!(path.has_given(&old, &account).await.is_err());
+        assert!(path.data().has_returned(&old, &account).await.is_err());
     }
 }
 
@@ -101,8 +117,11 @@ async fn a_denied_look_is_not_answered_by_the_caches_on_the_way() {
     let (path, _source) = read_path(made, options());
     let f = file(&path, "f").await;
     assert!(!f.version.is_settled());
-    let now = path.settled_attributes_of(&f.path, &f.version).await;
+    let now = path
+        .metadata()
+        .settled_attributes_of(&f.path, &f.version)
+        .await;
     assert!(now.unwrap().value.version.is_settled());
-    let now = path.attributes_of(&f.path).await;
-    assert!(now.unwrap().version.is_settled());
+    let now = path.metadata().attributes_of(&f.path).await;
+    assert!(now.unwrap().value.version.is_settled());
 }

@@ -1,9 +1,7 @@
 //! Readers of blocks that a long run or other runs would delay.
 
 use super::*;
-use crate::read::epoch::Epoch;
-use crate::read::flight::{Behind, Flight};
-use crate::read::urgent::{RUN_MOMENT, moment};
+use crate::read::data::RUN_DELAY;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
@@ -12,7 +10,7 @@ const LEN: usize = 8 << 20;
 /// Parts that the source sends of each block.
 const BLOCK_PARTS: usize = 12;
 /// More than the time after which a block is requested separately.
-const LONG: Duration = RUN_MOMENT.saturating_mul(2);
+const LONG: Duration = RUN_DELAY.saturating_mul(2);
 
 /// A source that sends nothing until permits are added to its gate.
 fn slow(files: &[(&str, usize)], options: ReadOptions) -> (ReadPath, Arc<Source>) {
@@ -26,13 +24,9 @@ fn reader(path: &ReadPath, f: &FileRef, block: u64) -> JoinHandle<Bytes> {
     let (path, f) = (path.clone(), f.clone());
     tokio::spawn(async move {
         let ahead = ReadAhead::default();
-        let read = path.read(&f, &ahead, block * BLOCK_BYTES, 1000).await;
+        let read = path.bytes(&f, &ahead, block * BLOCK_BYTES, 1000).await;
         read.unwrap()
     })
-}
-
-fn flight() -> Flight {
-    Flight::new(ItemPath::root(), Epoch::default().now(), 1)
 }
 
 fn requests(source: &Source) -> Vec<(u64, u64)> {
@@ -74,11 +68,11 @@ async fn a_block_far_behind_in_a_run_is_requested_separately() {
     assert_eq!(near.await.unwrap(), expected(&source, "f", 3));
     settle().await;
     for block in 0..8 {
-        let read = path.read_now(&f, block << 20, 1000).unwrap();
+        let read = path.try_bytes(&f, block << 20, 1000).unwrap();
         assert_eq!(read, expected(&source, "f", small(block) as usize));
     }
     assert_eq!(
-        path.read_now(&f, 0, small(LEN as u64)).unwrap(),
+        path.try_bytes(&f, 0, small(LEN as u64)).unwrap(),
         source.content("f")
     );
     assert_eq!(requests(&source), [(0, 8), (7, 1)]);
@@ -101,7 +95,7 @@ async fn a_block_comes_from_the_request_that_has_it_first() {
     first.await.unwrap();
     settle().await;
     assert_eq!(
-        path.read_now(&f, 0, small(LEN as u64)).unwrap(),
+        path.try_bytes(&f, 0, small(LEN as u64)).unwrap(),
         source.content("f")
     );
     assert_eq!(path.stats().data.bytes, LEN as u64);
@@ -132,36 +126,4 @@ async fn a_reader_does_not_wait_for_the_runs_of_others() {
     assert!(!trickle.is_finished());
     source.gate.add_permits(OPEN_GATE);
     first.await.unwrap();
-}
-
-/// Bytes under an unsettled version must come from one request.
-#[tokio::test]
-async fn nothing_is_requested_separately_under_an_unsettled_version() {
-    let (path, _source) = read_path(Source::new(&[("f", 4 << 20)]), options());
-    let f = file(&path, "f").await;
-    let unsettled = f.version.standing_as(Standing::Unsettled(1));
-    let unsettled = FileRef::new(f.path.clone(), unsettled, f.size, None);
-    let flight = flight();
-    assert_eq!(moment(&unsettled, &flight), None);
-    assert_eq!(moment(&f, &flight), Some(RUN_MOMENT));
-    flight.come_near();
-    assert_eq!(moment(&f, &flight), None);
-}
-
-#[test]
-fn the_fate_of_a_flight_is_decided_once() {
-    let near = flight();
-    assert!(near.come_near() && near.come_near());
-    assert!(!near.urge() && near.behind() == Behind::Nothing);
-    assert!(near.leave_run() && !near.land());
-
-    let urged = flight();
-    assert!(urged.urge() && !urged.urge());
-    assert!(!urged.come_near() && !urged.leave_run());
-    assert!(urged.land() && !urged.land());
-
-    let bundled = flight();
-    bundled.give_to_bundle();
-    assert!(bundled.leave_bundle() && bundled.behind() == Behind::Run);
-    assert!(bundled.leave_run() && !bundled.urge());
 }

@@ -14,7 +14,7 @@ async fn usage_is_asked_of_storage_once_for_all_leaves() {
     let all = async || {
         let questions = (0..1000).map(|number| {
             let leaf = leaves[number % 4].clone();
-            async move { leaf.usage(&ItemPath::root()).await }
+            async move { leaf.metadata().usage(&ItemPath::root()).await }
         });
         try_join_all(questions).await.unwrap()
     };
@@ -37,8 +37,8 @@ async fn usage_that_fails_is_asked_for_again() {
     source.gate.close();
     let asking = path.clone();
     // The source panics, and so its request is cancelled.
-    let failed = asking.usage(&ItemPath::root()).await;
+    let failed = asking.metadata().usage(&ItemPath::root()).await;
     assert_eq!(failed.unwrap_err().kind, FailureKind::Unavailable);
-    path.usage(&ItemPath::root()).await.unwrap_err();
+    path.metadata().usage(&ItemPath::root()).await.unwrap_err();
     assert_eq!(source.usages.load(Ordering::Relaxed), 2);
 }

@@ -289,7 +289,7 @@ fn the_socket_beside_the_mount_speaks_http() {
     let nodes = Nodes::launch(2, origin.path(), &[]);
     nodes.add("set", &["--budget", "100kB"]);
     let log = &nodes.tree.leaf().log;
-    let socket = log.parent().unwrap().join("api.sock");
+    let socket = log.parent().unwrap().join("control.sock");
     let mode = std::os::unix::fs::PermissionsExt::mode(&socket.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     let curl = |words: &[&str]| -> Value {

@@ -1,0 +1,354 @@
+//! Prefetching: guesses at what the readers of a directory, or of a large file, want next. Pure.
+//!
+//! The read path reports each read and carries out the guesses. Each guess is one of these:
+//!
+//! - **All small files of a directory**, if there are few, at the second file that is read. A program that
+//!   imports one module of a package usually imports the others.
+//! - **The next files in order**, in a large directory, for a reader that goes through it in order
+//!   ([`SequentialDetector`]): a tar, a copy, an epoch that is not shuffled.
+//! - **The next directories**, with their small files, for a reader that has gone through a whole directory and
+//!   begins the next one.
+//! - **Batches of a large directory**, for readers that take its files in no order: a shuffled epoch, a loader's
+//!   workers. The batches grow with the number of files read ([`shuffled::due_bytes`]).
+//! - **The next listings**, for a reader that lists one directory after another: `find`, a recursive copy.
+//! - **The next blocks of a large file**, for each of its readers that goes forward ([`streams`]).
+//!
+//! [`Usefulness`] records whether the guesses about files were right, and stops them where they are not.
+//! What each guess gains is in `docs/adr/0011-what-is-prefetched.md`.
+
+mod marks;
+mod sequential;
+mod shuffled;
+pub mod streams;
+mod usefulness;
+
+pub use usefulness::{BundleStats, Usefulness};
+
+use marks::{FileMarks, Whole};
+use sequential::{SequentialDetector, Window};
+use std::iter;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+/// The maximum number and size of the small files of a directory that is prefetched as a whole.
+const WHOLE_FILES_MAX: usize = 256;
+const WHOLE_BYTES_MAX: u64 = 4 << 20;
+/// The maximum number of entries of such a directory.
+const WHOLE_ENTRIES_MAX: usize = 512;
+/// The first read of the n-th file of a directory prefetches it as a whole.
+const WHOLE_AT: u32 = 2;
+/// Directories that are prefetched ahead of a reader that goes from directory to directory.
+const DIRECTORIES_AHEAD: usize = 2;
+/// For readers of files.
+const FILES: Window = Window {
+    run_min: 8,
+    growth: 4,
+    entries_max: 1024,
+};
+/// For readers that list directories.
+const LISTINGS: Window = Window {
+    run_min: 2,
+    growth: 2,
+    entries_max: 64,
+};
+
+/// The entries of a directory, as far as the guesses need to know them. Positions count from 0 in the order
+/// of the listing.
+pub trait Entries {
+    /// The positions of all entries, in the order of their names.
+    fn by_name(&self) -> &[u32];
+
+    /// The index of `position` in [`Entries::by_name`].
+    fn rank(&self, position: usize) -> usize;
+
+    /// Whether the entry is a regular file.
+    fn is_file(&self, position: usize) -> bool;
+
+    /// Whether the entry is a directory.
+    fn is_directory(&self, position: usize) -> bool;
+
+    /// The size in bytes, if the entry is a file that a bundle may bring.
+    fn small_file_bytes(&self, position: usize) -> Option<u64>;
+}
+
+/// Limits of one guess.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The size of the data cache in bytes.
+    pub cache_bytes: u64,
+    /// Whether another bundle may begin.
+    pub may_begin: bool,
+}
+
+/// Small files to prefetch together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Batch {
+    /// Their positions.
+    pub positions: Vec<usize>,
+    /// They are for readers that take files in no order.
+    pub is_shuffled: bool,
+}
+
+/// The guess after one read.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Guess {
+    /// Files of this directory to prefetch.
+    pub batches: Vec<Batch>,
+    /// The number of directories after this one to prefetch.
+    pub next_directories: usize,
+    /// The reader has come to the end of this directory.
+    pub at_end: bool,
+}
+
+/// The readers of one directory: what they have done so far. Relaxed atomics: a lost update costs a guess.
+#[derive(Debug, Default)]
+pub struct Readers {
+    marks: FileMarks,
+    /// Readers of files in the order of the listing, and in the order of names.
+    listed: SequentialDetector,
+    sorted: SequentialDetector,
+    /// Readers that list one subdirectory after another, and the subdirectories' positions.
+    descent: SequentialDetector,
+    subdirectories: OnceLock<Box<[u32]>>,
+}
+
+impl Readers {
+    /// Called when the file at `position` is read from its beginning. `has_entered`: a reader has just gone
+    /// through the previous directory to its end. `None` if the file was read before.
+    pub fn on_read(
+        &self,
+        position: usize,
+        has_entered: bool,
+        entries: &impl Entries,
+        usefulness: &Usefulness,
+        limits: Limits,
+    ) -> Option<Guess> {
+        let count = entries.by_name().len();
+        let first = self.marks.read(position, count)?;
+        let bytes_of = |&at: &usize| entries.small_file_bytes(at);
+        let useful = first.useful.iter().filter_map(bytes_of).sum();
+        usefulness.add_useful(useful, self.marks.is_shuffled());
+
+        let in_listing = self.advance(&self.listed, position, has_entered, entries, |at| at);
+        let rank = entries.rank(position);
+        let named = |rank: usize| entries.by_name()[rank] as usize;
+        let in_names = self.advance(&self.sorted, rank, has_entered, entries, named);
+        let has_begun = in_listing.has_begun || in_names.has_begun;
+
+        let mut guess = Guess {
+            at_end: in_listing.at_end || in_names.at_end,
+            ..Guess::default()
+        };
+        let is_large = count > WHOLE_ENTRIES_MAX || self.marks.whole() == Whole::TooLarge;
+        let in_order = self.listed.is_run(&FILES) || self.sorted.is_run(&FILES);
+        if is_large
+            && !in_order
+            && let Some(bytes) = shuffled::due_bytes(first.reads)
+        {
+            guess
+                .batches
+                .extend(self.shuffled(position, bytes, entries, usefulness, limits));
+        }
+        if !usefulness.pays() || !limits.may_begin {
+            return Some(guess);
+        }
+        if first.reads >= WHOLE_AT || has_begun {
+            guess.batches.extend(self.whole(position, entries));
+        }
+        let ahead = match in_listing.ahead.is_empty() {
+            true => in_names.ahead,
+            false => in_listing.ahead,
+        };
+        if self.marks.whole() == Whole::TooLarge && !ahead.is_empty() {
+            let positions = self.unread_small_files(iter::once(position).chain(ahead), entries);
+            guess.batches.push(Batch {
+                positions,
+                is_shuffled: false,
+            });
+        }
+        if has_begun {
+            guess.next_directories = DIRECTORIES_AHEAD;
+        }
+        Some(guess)
+    }
+
+    /// Called when a directory ahead of its reader has been listed. `None` ends the prefetching of further
+    /// directories: this one is too large.
+    pub fn on_listed_ahead(&self, entries: &impl Entries) -> Option<Batch> {
+        let first = entries.by_name().first().map_or(0, |&at| at as usize);
+        let batch = self.whole(first, entries);
+        let is_small = self.marks.whole() == Whole::Prefetched;
+        is_small.then(|| {
+            batch.unwrap_or(Batch {
+                positions: Vec::new(),
+                is_shuffled: false,
+            })
+        })
+    }
+
+    /// Called when the subdirectory at `position` is listed from its beginning. Returns the positions of the
+    /// subdirectories whose listings its reader wants next.
+    pub fn on_list(&self, position: usize, entries: &impl Entries) -> Vec<usize> {
+        let subdirectories = self.subdirectories.get_or_init(|| {
+            (0..entries.by_name().len())
+                .filter(|&at| entries.is_directory(at))
+                .map(narrow)
+                .collect()
+        });
+        let Ok(place) = subdirectories.binary_search(&narrow(position)) else {
+            return Vec::new();
+        };
+        let ahead = self.descent.advance(narrow(place), &LISTINGS, |_| false);
+        let ahead = clipped(ahead, subdirectories.len());
+        let positions = subdirectories[ahead].iter();
+        positions.map(|&at| at as usize).collect()
+    }
+
+    /// Called when a bundle that brings the files at `positions`, of `count` entries, begins.
+    pub fn on_prefetch(&self, positions: &[usize], count: usize) {
+        self.marks.prefetch(positions, count);
+    }
+
+    /// Whether the file at `position` was read before.
+    pub fn is_read(&self, position: usize) -> bool {
+        self.marks.is_read(position)
+    }
+
+    /// Called before the file at `position`, of `count` entries, is stored into the page cache. Returns
+    /// whether it may be.
+    pub fn on_push(&self, position: usize, count: usize) -> bool {
+        self.marks.push(position, count)
+    }
+
+    /// The small files of a directory that has few of them, from `position` on; once.
+    fn whole(&self, position: usize, entries: &impl Entries) -> Option<Batch> {
+        let count = entries.by_name().len();
+        if self.marks.whole() != Whole::Unknown || count == 0 {
+            return None;
+        }
+        if count > WHOLE_ENTRIES_MAX {
+            self.marks.set_whole(Whole::TooLarge);
+            return None;
+        }
+        let positions = self.unread_small_files(self.rest_from(position, entries), entries);
+        let bytes_of = |&at: &usize| entries.small_file_bytes(at);
+        let bytes: u64 = positions.iter().filter_map(bytes_of).sum();
+        if positions.len() > WHOLE_FILES_MAX || bytes > WHOLE_BYTES_MAX {
+            self.marks.set_whole(Whole::TooLarge);
+            return None;
+        }
+        self.marks.set_whole(Whole::Prefetched);
+        Some(Batch {
+            positions,
+            is_shuffled: false,
+        })
+    }
+
+    /// Up to `bytes` of small files for readers that take files in no order.
+    fn shuffled(
+        &self,
+        position: usize,
+        bytes: u64,
+        entries: &impl Entries,
+        usefulness: &Usefulness,
+        limits: Limits,
+    ) -> Option<Batch> {
+        let mut left = bytes.min(usefulness.shuffled_credit(limits.cache_bytes));
+        if left == 0 || !limits.may_begin {
+            return None;
+        }
+        let mut positions = Vec::new();
+        for at in self.unread_small_files(self.rest_from(position, entries), entries) {
+            let bytes = entries.small_file_bytes(at).unwrap_or(0);
+            let Some(rest) = left.checked_sub(bytes) else {
+                break;
+            };
+            left = rest;
+            positions.push(at);
+        }
+        if positions.len() < 2 {
+            return None;
+        }
+        self.marks.set_shuffled();
+        Some(Batch {
+            positions,
+            is_shuffled: true,
+        })
+    }
+
+    /// The small files of `positions` that were neither prefetched nor read. The first position is the file that
+    /// is being read: it counts as one of them.
+    fn unread_small_files(
+        &self,
+        positions: impl IntoIterator<Item = usize>,
+        entries: &impl Entries,
+    ) -> Vec<usize> {
+        let positions = positions.into_iter().enumerate();
+        positions
+            .filter(|&(nth, at)| nth == 0 || !self.marks.is_known(at))
+            .filter(|&(_, at)| entries.small_file_bytes(at).is_some())
+            .map(|(_, at)| at)
+            .collect()
+    }
+
+    /// All positions from `position` on and then those before it, in the order in which its readers seem
+    /// to go.
+    fn rest_from(&self, position: usize, entries: &impl Entries) -> Vec<usize> {
+        let by_name = entries.by_name();
+        let count = by_name.len();
+        if self.listed.is_longer_than(&self.sorted) {
+            return (position..count).chain(0..position).collect();
+        }
+        let rank = entries.rank(position);
+        let ranks = (rank..count).chain(0..rank);
+        ranks.map(|rank| by_name[rank] as usize).collect()
+    }
+
+    /// Reports a read at `place` to `detector`, which follows readers in the order of `position_at`.
+    fn advance(
+        &self,
+        detector: &SequentialDetector,
+        place: usize,
+        has_entered: bool,
+        entries: &impl Entries,
+        position_at: impl Fn(usize) -> usize,
+    ) -> Advance {
+        let count = entries.by_name().len();
+        // Files in the page cache are read without a message, and only files are read.
+        let may_be_skipped = |place: usize| {
+            let position = position_at(place);
+            !entries.is_file(position) || self.marks.may_be_read_unseen(position)
+        };
+        let has_begun = has_entered && (0..place).all(may_be_skipped);
+        if has_begun {
+            detector.continue_at(narrow(place), &FILES);
+        }
+        let all_skipped = |places: Range<u32>| places.map(|at| at as usize).all(may_be_skipped);
+        let ahead = detector.advance(narrow(place), &FILES, all_skipped);
+        Advance {
+            ahead: clipped(ahead, count).map(position_at).collect(),
+            has_begun,
+            at_end: detector.has_come_to(narrow(count), &FILES),
+        }
+    }
+}
+
+/// The result of one read for the readers in one order.
+struct Advance {
+    /// Positions of the files that such a reader wants next.
+    ahead: Vec<usize>,
+    /// A reader that has gone through the previous directory begins here.
+    has_begun: bool,
+    at_end: bool,
+}
+
+fn narrow(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+fn clipped(places: Range<u32>, count: usize) -> Range<usize> {
+    (places.start as usize).min(count)..(places.end as usize).min(count)
+}
+
+#[cfg(test)]
+mod tests;

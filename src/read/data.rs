@@ -1,0 +1,226 @@
+//! File data: blocks and pieces of blocks, from the cache, from a fetch in progress, or from the source.
+//!
+//! A read finds its bytes in one of three places, in this order: in the cache, in a [`Flight`] (a fetch in
+//! progress that some other reader began), or at the source. [`Data::claim`] decides between the last two
+//! under one lock, so two readers never request the same block twice.
+
+mod blocks;
+mod bundle;
+mod compare;
+mod feed;
+mod fetch;
+mod flight;
+mod handouts;
+mod memory;
+mod pieces;
+mod resident;
+mod share;
+mod urgent;
+
+pub(super) use blocks::clip;
+pub use bundle::Arrivals;
+pub(super) use bundle::{BundleCounts, BundledFile};
+pub(super) use feed::Feed;
+pub use resident::ResidentData;
+#[cfg(test)]
+pub(super) use urgent::RUN_DELAY;
+
+use super::ReadOptions;
+use super::epoch::Epoch;
+use super::file::{BlockKey, FileRef};
+use super::metadata::Metadata;
+use crate::cache::{Cache, CacheStats};
+use bytes::Bytes;
+use copperfs_overlay::{ContentHash, Failure, FailureKind, Files, ItemPath};
+use dashmap::DashMap;
+use flight::Flight;
+use memory::MemoryBudget;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file that would fill more than one part in this many of the data cache is not fetched whole.
+const WHOLE_FILE_SHARE: u64 = 4;
+
+/// A verified block of file data, or a verified piece of one.
+#[derive(Clone, Debug)]
+struct Block {
+    bytes: Bytes,
+    hash: ContentHash,
+    /// The file for which it was fetched. `clear` of this path drops it.
+    path: ItemPath,
+}
+
+/// The blocks and pieces that are being fetched.
+type Flights = DashMap<BlockKey, Arc<Flight>>;
+
+/// The parts that all views of a node share.
+pub(super) struct Shared {
+    /// Blocks of files, and pieces of blocks.
+    cache: Cache<BlockKey, Block>,
+    /// Memory for bytes in progress, beside the cache.
+    memory: MemoryBudget,
+    /// Raised by `clear`: data that was requested before is not cached when it arrives.
+    epoch: Epoch,
+    /// The fetches in progress of each view. A view joins only its own (see the module of the read path).
+    flights: Box<[Flights]>,
+    /// Requests that joined a fetch in progress.
+    coalesced: AtomicU64,
+    bundles: BundleCounts,
+}
+
+impl Shared {
+    /// The data of a node with `views` views.
+    pub(super) fn new(options: &ReadOptions, views: usize) -> Self {
+        let reserve = memory::reserve(options.data_bytes_max);
+        Self {
+            cache: Cache::new(options.policy, options.data_bytes_max - reserve),
+            memory: MemoryBudget::new(reserve),
+            epoch: Epoch::default(),
+            flights: (0..views).map(|_| DashMap::new()).collect(),
+            coalesced: AtomicU64::new(0),
+            bundles: BundleCounts::default(),
+        }
+    }
+}
+
+/// The file data of one view. Cheap to clone.
+#[derive(Clone)]
+pub struct Data(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    /// The index of this view in [`Shared::flights`].
+    view: usize,
+    source: Arc<dyn Files>,
+    /// Storage as this node reaches it itself, and the size of files above which it is used.
+    direct: Option<(Arc<dyn Files>, u64)>,
+    metadata: Metadata,
+    /// Files up to this many bytes are fetched whole.
+    whole_file_max: u64,
+    /// Whether requests end where stripes do.
+    stripes: bool,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Data {
+    /// The data of view `view`. `sources`: the source, and storage as this node reaches it itself.
+    pub(super) fn new(
+        options: &ReadOptions,
+        shared: Arc<Shared>,
+        view: usize,
+        (source, direct): (Arc<dyn Files>, Option<Arc<dyn Files>>),
+        metadata: Metadata,
+    ) -> Self {
+        let fits = shared.cache.capacity_bytes() / WHOLE_FILE_SHARE;
+        let runtime = metadata.runtime().clone();
+        Self(Arc::new(Inner {
+            shared,
+            view,
+            source,
+            direct: direct.zip(options.bypass_above),
+            metadata,
+            whole_file_max: options.whole_file_max.min(fits),
+            stripes: options.stripes,
+            runtime,
+        }))
+    }
+
+    fn cache(&self) -> &Cache<BlockKey, Block> {
+        &self.0.shared.cache
+    }
+
+    fn flights(&self) -> &Flights {
+        &self.0.shared.flights[self.0.view]
+    }
+
+    /// The number of blocks and pieces that are being fetched.
+    #[cfg(test)]
+    pub(super) fn in_progress(&self) -> usize {
+        self.flights().len()
+    }
+
+    fn memory(&self) -> &MemoryBudget {
+        &self.0.shared.memory
+    }
+
+    /// The source of the bytes of `file`.
+    fn source_of(&self, file: &FileRef) -> &Arc<dyn Files> {
+        match &self.0.direct {
+            Some((direct, above)) if file.size > *above => direct,
+            _ => &self.0.source,
+        }
+    }
+
+    /// Whether `file` is read from storage by this node itself.
+    pub(super) fn bypasses(&self, size: u64) -> bool {
+        (self.0.direct.as_ref()).is_some_and(|(_, above)| size > *above)
+    }
+
+    /// The size of the cache in bytes.
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.cache().capacity_bytes()
+    }
+
+    pub(super) fn stats(&self) -> CacheStats {
+        self.cache().stats()
+    }
+
+    /// Requests that joined a fetch in progress.
+    pub(super) fn coalesced(&self) -> u64 {
+        self.0.shared.coalesced.load(Ordering::Relaxed)
+    }
+
+    fn count_coalesced(&self) {
+        self.0.shared.coalesced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether any data of `path`, or of a file below it, is cached. Examines all blocks.
+    pub(super) fn holds(&self, path: &ItemPath) -> bool {
+        let cached = |_: &_, block: &Block| block.path.is_within(path).then_some(());
+        self.cache().search(cached).is_some()
+    }
+
+    /// A block in memory with these bytes, whatever file it belongs to. Examines all blocks: call it on a
+    /// blocking thread, and seldom.
+    #[must_use]
+    pub fn by_hash(&self, hash: ContentHash, len: u64) -> Option<Bytes> {
+        self.cache().search(|_, block| {
+            let found = block.hash == hash && block.bytes.len() as u64 == len;
+            found.then(|| block.bytes.clone())
+        })
+    }
+
+    /// Drops the data of `path` and below. Fetches in progress answer the readers that wait for them
+    /// already; later readers begin new ones.
+    pub(super) fn clear(&self, path: &ItemPath) {
+        let shared = &self.0.shared;
+        // First the epoch: a block that arrives between these lines is not cached again.
+        shared.epoch.clear(path);
+        for flights in &shared.flights {
+            flights.retain(|_, flight| !flight.path().is_within(path));
+        }
+        (shared.cache).remove_where(|_, block| block.path.is_within(path));
+    }
+
+    /// Called after a read of `file` failed. If `failure` means that the metadata that led to it is wrong,
+    /// the next look-up asks again. Metadata of another version is kept: after a `chmod -R` the first file
+    /// renews its directory's listing, and the other files find their new versions in it.
+    fn invalidate_after(&self, failure: &Failure, file: &FileRef) {
+        let metadata = &self.0.metadata;
+        let renewed = || metadata.knows_another(&file.path, file.version);
+        match failure.kind {
+            FailureKind::Stale if renewed() => {}
+            // The listing is correct. Its attributes of this file expire when the version could have
+            // settled.
+            FailureKind::Stale if !file.version.is_settled() => {
+                metadata.forget_unsettled(&file.path);
+            }
+            FailureKind::Stale | FailureKind::NotFound => metadata.forget_attributes(&file.path),
+            _ => {}
+        }
+    }
+}
+
+fn shutting_down() -> Failure {
+    Failure::new(FailureKind::Unavailable, "the node is shutting down")
+}

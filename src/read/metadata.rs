@@ -1,0 +1,229 @@
+//! Metadata: directories, attributes, extended attributes, and usage of filesystems.
+//!
+//! A directory is listed once and then answers for all its names. A name whose directory cannot answer is
+//! looked up at the source. Each question is asked once, however many readers wait for its answer
+//! ([`super::single_flight`]).
+
+mod arriving;
+mod directory;
+mod lease;
+mod listings;
+mod names;
+mod persisted;
+mod renew;
+mod settling;
+mod usage;
+
+pub use directory::{Directory, Edition, LookupOutcome};
+pub use persisted::{PersistedListings, PersistedStats};
+
+use super::ReadOptions;
+use super::epoch::Epoch;
+use super::single_flight::{Pending, SingleFlight, answer_of};
+use crate::cache::{Cache, CacheStats};
+use arriving::Arriving;
+use copperfs_overlay::{Failure, FailureKind, Files, ItemPath};
+use dashmap::DashMap;
+use directory::ListingKey;
+use names::{CachedAttributes, CachedLookup, CachedXattrs};
+use std::sync::Arc;
+use std::time::Duration;
+use usage::Usages;
+
+/// The share of the attributes' bound for extended attributes: one part in this many.
+const XATTR_SHARE: u64 = 8;
+
+/// The requests in progress of one view.
+struct Flights {
+    listings: SingleFlight<ListingKey, Result<Arc<Directory>, Failure>>,
+    /// Listings in progress, for children that receive them as they arrive.
+    arriving: DashMap<ListingKey, Arc<Arriving>>,
+    attributes: SingleFlight<ItemPath, Result<CachedLookup, Failure>>,
+    xattrs: SingleFlight<ItemPath, CachedXattrs>,
+    usages: Usages,
+}
+
+impl Flights {
+    fn new() -> Self {
+        Self {
+            listings: SingleFlight::new(),
+            arriving: DashMap::new(),
+            attributes: SingleFlight::new(),
+            xattrs: SingleFlight::new(),
+            usages: Usages::new(),
+        }
+    }
+}
+
+/// The parts that all views of a node share.
+pub(super) struct Shared {
+    listings: Cache<ListingKey, Arc<Directory>>,
+    attributes: Cache<ItemPath, CachedAttributes>,
+    xattrs: Cache<ItemPath, CachedXattrs>,
+    /// Listings of earlier launches.
+    persisted: Option<PersistedListings>,
+    /// Raised by `clear`, and when metadata turns out to be wrong: metadata that was requested before is
+    /// not cached when it arrives.
+    epoch: Epoch,
+    /// The requests in progress of each view. A view joins only its own (see the module of the read path).
+    flights: Box<[Flights]>,
+}
+
+impl Shared {
+    /// The metadata of a node with `views` views.
+    pub(super) fn new(options: &ReadOptions, views: usize) -> Self {
+        let xattr_bytes_max = options.attributes_bytes_max / XATTR_SHARE;
+        let attributes_bytes_max = options.attributes_bytes_max - xattr_bytes_max;
+        let directory = options.metadata_dir.as_deref();
+        Self {
+            listings: Cache::new(options.policy, options.listings_bytes_max),
+            attributes: Cache::new(options.policy, attributes_bytes_max),
+            xattrs: Cache::new(options.policy, xattr_bytes_max),
+            persisted: directory.and_then(PersistedListings::open),
+            epoch: Epoch::default(),
+            flights: (0..views).map(|_| Flights::new()).collect(),
+        }
+    }
+}
+
+/// The metadata of one view. Cheap to clone.
+#[derive(Clone)]
+pub struct Metadata(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    /// The index of this view in [`Shared::flights`].
+    view: usize,
+    source: Arc<dyn Files>,
+    /// How long metadata may be used after storage was asked; `None`: until it is cleared.
+    lease: Option<Duration>,
+    /// A directory with more entries is paged.
+    listing_entries_max: usize,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Metadata {
+    /// The metadata of view `view`, which asks `source`. Background requests run on `runtime`.
+    pub(super) fn new(
+        options: &ReadOptions,
+        shared: Arc<Shared>,
+        view: usize,
+        source: Arc<dyn Files>,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            shared,
+            view,
+            source,
+            lease: options.lease,
+            listing_entries_max: options.listing_entries_max,
+            runtime,
+        }))
+    }
+
+    pub(super) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.0.runtime
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.0.shared
+    }
+
+    fn flights(&self) -> &Flights {
+        &self.0.shared.flights[self.0.view]
+    }
+
+    /// The caches' counters: of attributes, extended ones included, and of listings.
+    pub(super) fn stats(&self) -> (CacheStats, CacheStats) {
+        let shared = self.shared();
+        let mut attributes = shared.attributes.stats();
+        let xattrs = shared.xattrs.stats();
+        attributes.entries += xattrs.entries;
+        attributes.bytes += xattrs.bytes;
+        attributes.evictions += xattrs.evictions;
+        (attributes, shared.listings.stats())
+    }
+
+    /// Requests that joined one in progress.
+    pub(super) fn coalesced(&self) -> u64 {
+        let of = |flights: &Flights| {
+            flights.listings.coalesced()
+                + flights.attributes.coalesced()
+                + flights.xattrs.coalesced()
+        };
+        self.shared().flights.iter().map(of).sum()
+    }
+
+    /// Listings of earlier launches.
+    pub(super) fn persisted(&self) -> Option<&PersistedListings> {
+        self.shared().persisted.as_ref()
+    }
+
+    /// Whether [`Metadata::clear`] of `path` would drop anything. Listings on a disk always count as cached,
+    /// because the disk is not searched. Examines all entries.
+    pub(super) fn holds(&self, path: &ItemPath) -> bool {
+        let parent = path.split().map(|(parent, _)| parent);
+        let below = |candidate: &ItemPath| candidate.is_within(path).then_some(());
+        let listed = |listing: &ItemPath| {
+            (listing.is_within(path) || Some(listing) == parent.as_ref()).then_some(())
+        };
+        let shared = self.shared();
+        shared.persisted.is_some()
+            || (shared.listings)
+                .search(|key, _| listed(&key.path))
+                .is_some()
+            || shared.attributes.search(|file, _| below(file)).is_some()
+            || shared.xattrs.search(|file, _| below(file)).is_some()
+    }
+
+    /// Drops the metadata of `path` and of everything below it, and the listing that contains `path`.
+    pub(super) fn clear(&self, path: &ItemPath) {
+        let shared = self.shared();
+        // First the requests in progress: an answer that arrives between these lines is not cached again.
+        self.forget_flights();
+        for flights in &shared.flights {
+            flights.usages.clear();
+        }
+        let below = |candidate: &ItemPath| candidate.is_within(path);
+        let parent = path.split().map(|(parent, _)| parent);
+        shared
+            .attributes
+            .remove_where(|candidate, _| below(candidate));
+        shared.xattrs.remove_where(|candidate, _| below(candidate));
+        shared
+            .listings
+            .remove_where(|key, _| below(&key.path) || Some(&key.path) == parent.as_ref());
+        if let Some(persisted) = &shared.persisted {
+            persisted.clear(path);
+        }
+    }
+
+    /// Detaches all requests in progress: their answers go to the readers that wait already, but are neither
+    /// cached nor shared with later readers.
+    fn forget_flights(&self) {
+        let shared = self.shared();
+        shared.epoch.clear(&ItemPath::root());
+        for flights in &shared.flights {
+            flights.listings.forget_all();
+            flights.attributes.forget_all();
+            flights.xattrs.forget_all();
+            flights.arriving.clear();
+        }
+    }
+}
+
+/// Waits for the answer about `path`.
+async fn wait_answer<V: Clone>(
+    pending: Pending<Result<V, Failure>>,
+    path: &ItemPath,
+) -> Result<V, Failure> {
+    answer_of(pending)
+        .await
+        .unwrap_or_else(|| Err(given_up(path)))
+}
+
+/// The failure of a request whose task ended without an answer.
+fn given_up(path: &ItemPath) -> Failure {
+    let detail = format!("{path}: the request was given up");
+    Failure::new(FailureKind::Unavailable, detail)
+}

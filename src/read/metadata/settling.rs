@@ -1,0 +1,142 @@
+//! Second looks at files whose versions have not settled.
+//!
+//! A listing, or an answer about a name, may contain files so young that a further write would not show in
+//! their times. Once a write would show, this node asks again in the background, in one batch per
+//! directory, so that readers find settled versions. A reader that comes earlier asks for the whole batch,
+//! too. A file that changes constantly stays unsettled until a reader asks for it.
+
+use super::Metadata;
+use super::directory::{Directory, LookupOutcome};
+use super::names::Demand;
+use bytes::Bytes;
+use copperfs_overlay::{Attributes, Entry, Failure, ItemPath, Leased, Version};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// Added to the granularity of an origin's times, because the origin's look was slightly later than this
+/// node's request.
+const MARGIN: Duration = Duration::from_millis(10);
+
+/// The maximum number of looks for one reader: a file that changes meanwhile starts again with each look.
+const LOOKS_MAX: usize = 3;
+
+impl Metadata {
+    /// The attributes of `path`, for a reader that cannot use those of `version`: storage has answered
+    /// `Stale`, or the version has not settled. While storage still has the data of that version, this
+    /// waits for it to settle, which takes the granularity of its times. If the result is still not
+    /// settled, the file has changed again.
+    ///
+    /// # Errors
+    /// `NotFound`; failures of the source.
+    pub async fn settled_attributes_of(
+        &self,
+        path: &ItemPath,
+        version: &Version,
+    ) -> Result<Leased<Attributes>, Failure> {
+        let mut found = self.attributes_of(path).await?;
+        for _ in 1..LOOKS_MAX {
+            let now = &found.value;
+            if now.version.is_settled() || !now.version.has_data_of(version) {
+                break;
+            }
+            let look = now.version;
+            sleep(now.granularity() + MARGIN).await;
+            // Each node on the way may reuse an answer for the granularity after it received it. So the caches
+            // on the way must not answer with this one.
+            found = self.attributes_unlike(path, look).await?;
+        }
+        Ok(found)
+    }
+
+    /// Asks again for the unsettled files among `entries` of directory `parent`, once they may have settled.
+    pub(super) fn settle_soon<'a>(
+        &self,
+        parent: &ItemPath,
+        entries: impl IntoIterator<Item = &'a Entry>,
+    ) {
+        let unsettled = entries.into_iter().filter(|entry| is_unsettled(entry));
+        let mut names: Vec<(Duration, Bytes)> = unsettled
+            .filter_map(|entry| {
+                let granularity = entry.attributes.as_ref()?.granularity();
+                Some((granularity, entry.name.clone()))
+            })
+            .collect();
+        if names.is_empty() {
+            return;
+        }
+        names.sort_unstable();
+        let (this, parent) = (self.downgrade(), parent.clone());
+        let looking = async move {
+            let mut waited = Duration::ZERO;
+            while let Some((granularity, _)) = names.first() {
+                let granularity = *granularity;
+                sleep((granularity + MARGIN).saturating_sub(waited)).await;
+                waited = granularity + MARGIN;
+                let later = names.partition_point(|(other, _)| *other == granularity);
+                let due = names.drain(..later).map(|(_, name)| name);
+                let Some(inner) = this.upgrade() else { return };
+                let metadata = Self(inner);
+                let due = due.filter(|name| !metadata.knows_settled(&parent, name));
+                let due: Vec<Bytes> = due.collect();
+                drop(metadata.request_names(&parent, due, Duration::ZERO, Demand::Second));
+            }
+        };
+        drop(self.0.runtime.spawn(looking));
+    }
+
+    /// The names in `directory` of files that were unsettled when it arrived and are still not known as
+    /// settled. Empty if `name` is not one of them.
+    pub(super) fn unsettled_with(
+        &self,
+        parent: &ItemPath,
+        name: &[u8],
+        directory: &Directory,
+    ) -> Vec<Bytes> {
+        let position = directory.position(name);
+        if !position.is_some_and(|at| is_unsettled(&directory.entries[at])) {
+            return Vec::new();
+        }
+        let entries = directory
+            .entries
+            .iter()
+            .filter(|entry| is_unsettled(entry))
+            .map(|entry| &entry.name)
+            .filter(|name| !self.knows_settled(parent, name));
+        let names: BTreeSet<Bytes> = entries.cloned().collect();
+        names.into_iter().collect()
+    }
+
+    /// Replaces unsettled attributes in `entries`, which are those of `directory` at `parent` and are sent
+    /// to a child, with newer cached ones. Removes expired ones.
+    pub(super) fn with_settled(
+        &self,
+        parent: &ItemPath,
+        directory: &Directory,
+        entries: &mut [Entry],
+    ) {
+        let entries = entries.iter_mut().enumerate();
+        for (at, entry) in entries.filter(|(_, entry)| is_unsettled(entry)) {
+            let known = parent.join(&entry.name).ok();
+            let known = known.and_then(|path| self.cached(&path, Duration::ZERO));
+            match known.map(|known| known.lookup) {
+                Some(LookupOutcome::Attributes(attributes)) => {
+                    entry.kind = attributes.kind;
+                    entry.attributes = Some(attributes);
+                }
+                _ if directory.current_attributes(at).is_some() => {}
+                _ => entry.attributes = None,
+            }
+        }
+    }
+
+    fn knows_settled(&self, parent: &ItemPath, name: &[u8]) -> bool {
+        let path = parent.join(name).ok();
+        path.is_some_and(|path| self.cached(&path, Duration::ZERO).is_some())
+    }
+}
+
+fn is_unsettled(entry: &Entry) -> bool {
+    let known = entry.attributes.as_ref();
+    known.is_some_and(|known| !known.version.is_settled())
+}
