@@ -17,10 +17,11 @@ quick:
 fuzz SECONDS="60":
     scripts/fuzz --seconds {{SECONDS}}
 
-# Rewrites docs/cli.md and config/full.toml from the program
+# Rewrites docs/cli.md, config/full.toml and docs/metrics.md from the program
 snapshots:
     UPDATE_SNAPSHOTS=1 cargo test --lib docs_cli_md_is_what_help_says
     UPDATE_SNAPSHOTS=1 cargo test --lib the_full_example_is_what_the_table_says
+    UPDATE_SNAPSHOTS=1 cargo test --test system metrics::docs_metrics_md_lists_all
 
 # The documentation of the code, with warnings as errors
 doc:
@@ -37,4 +38,4 @@ soak:
 
 # Licences and advisories of the dependencies
 deny:
-    scripts/test --deny
+    cargo deny check
