@@ -1,8 +1,7 @@
-//! A node: the only place where the parts are wired together.
+//! A node: the only module that wires the parts together.
 //!
-//! From the bottom up: origins (on the root) or the parent's stub, the read path in front of it, the
-//! overlay that serves children from the read path, the FUSE front that serves applications from it,
-//! and the control socket.
+//! From the bottom up: storage (on a root) or the connection to the parent, the read path in front of it, the overlay
+//! that serves children from the read path, the FUSE front that serves applications from it, and the control sockets.
 
 mod backing;
 mod clearing;
@@ -78,7 +77,7 @@ pub enum NodeError {
     /// This node cannot take its place in the tree.
     #[error(transparent)]
     Overlay(#[from] OverlayError),
-    /// The root of the namespace did not come.
+    /// There was no answer for the root of the namespace.
     #[error("no answer for the root of the namespace: {failure}. {}", advice(.parent.as_deref()))]
     Root {
         /// What happened.
@@ -162,7 +161,7 @@ impl Node {
     /// within the runtime that `runtime` is the handle of.
     ///
     /// # Errors
-    /// See [`NodeError`]. Nothing is left behind.
+    /// See [`NodeError`]. No mount, socket or task is left behind.
     pub async fn start(
         settings: Settings,
         runtime: tokio::runtime::Handle,
@@ -213,10 +212,18 @@ impl Node {
             compare_origins(&overlay, origins).await?;
         }
         let root = root_attributes(&settings, &overlay, &read, &indexes).await?;
-        let backings = ladder::backings(&settings, store.as_ref(), &runtime);
-        let promises = mounts::promises(&settings);
-        let this = Front::new(read, root.clone(), promises, backings, store);
-        introduce(&this, &cluster, &datasets, &overlay);
+        let parts = front::Parts {
+            read,
+            promises: mounts::promises(&settings),
+            backings: ladder::backings(&settings, store.as_ref(), &runtime),
+            store,
+            cluster: cluster.clone(),
+            datasets: datasets.clone(),
+        };
+        let this = Front::new(parts, root.clone());
+        datasets.start(&overlay);
+        overlay.declare(cluster.registry());
+        datasets.declare(&cluster.registry().scope("datasets"));
         let beside = DataMount::new(&settings, &this, root, &datasets);
         // The mount's ioctl tells where the sockets are, so they are there before the mount is.
         let commands = Commands {
@@ -239,11 +246,10 @@ impl Node {
     }
 
     /// Runs until `shutdown` is ready or the software mount is gone, then unmounts and leaves the tree.
-    /// Ends within seconds even if someone still holds a mount. A data mount that goes by itself is
-    /// told of and not waited for.
+    /// Ends within seconds even if another process still uses a mount.
     ///
     /// # Errors
-    /// When the mount point could not be freed: the message says who may hold it.
+    /// The mount point could not be freed. The message names the processes that may use it.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
         tokio::select! {
             () = shutdown => {}
@@ -307,24 +313,14 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
     Ok(Some(Arc::new(origins)))
 }
 
-/// Connects the front, the cluster and the datasets with one another.
-fn introduce(front: &Front, cluster: &Cluster, datasets: &Datasets, overlay: &Arc<Overlay>) {
-    drop(front.cluster.set(cluster.clone()));
-    datasets.start(overlay);
-    drop(front.datasets.set(datasets.clone()));
-    let registry = cluster.registry();
-    overlay.declare(registry);
-    datasets.declare(&registry.scope("datasets"));
-}
-
 /// Storage for the tree; concurrent reads of a block are merged into one.
 fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<Once> {
     let patience = origin_options(settings).hang_timeout;
     origins.map(|origins| Once::new(origins, patience))
 }
 
-/// The origins of a node that is no root, for the datasets whose homes read storage by themselves. They
-/// are not looked at before such a dataset is read: a node need not reach storage for anything else.
+/// The origins of a node that is no root, for the datasets whose homes read storage themselves. They are not
+/// used before such a dataset is read, because such a node need not reach storage otherwise.
 fn home_origins(settings: &Settings) -> Option<Arc<Origins>> {
     if settings.data_mount.is_none() && settings.datasets.is_empty() {
         return None;
@@ -372,8 +368,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
     }
 }
 
-/// A path of the host as the namespace writes it. One that cannot be written so (with `..` in it, say)
-/// names nothing that could be asked for.
+/// A path of the host as a path of the namespace; `None` for one that no request can have, such as one with `..`.
 fn namespace_path(path: &Path) -> Option<ItemPath> {
     ItemPath::parse(path.as_os_str().as_bytes()).ok()
 }
@@ -436,7 +431,7 @@ fn own(settings: &Settings, registry: Registry, origins: Option<Arc<Origins>>) -
 const LOOKS: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
-/// Compares what this root serves with what another one does.
+/// Checks that this root and the earlier roots serve the same storage.
 async fn compare_origins(overlay: &Overlay, origins: &Origins) -> Result<(), NodeError> {
     let membership = overlay.membership();
     let roots = membership.forest().roots();
@@ -486,7 +481,7 @@ async fn root_attributes(
     indexes: &Indexes,
 ) -> Result<Attributes, NodeError> {
     let connected = overlay.upstream().first_connected();
-    // A parent that never came answers below, with its reason.
+    // If the parent cannot be reached, the request below fails with the reason.
     drop(tokio::time::timeout(settings.request_timeout, connected).await);
     indexes.open(read).await?;
     let attributes = read.metadata().attributes_of(&ItemPath::root()).await;

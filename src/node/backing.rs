@@ -1,11 +1,12 @@
-//! Real files behind passthrough opens: whole contents in memory files that nobody can write any more.
+//! Backing files of passthrough opens: real files with a whole content, which are sealed against writing.
 //!
-//! A passthrough open hands the kernel a file that it reads without asking. With a store on a disk it is
-//! the store's own. Without one it has no name and lies in a tmpfs of this node's own, filled from the
-//! read path, held within a bound of its own in a cache, and for as long as the kernel has it open. Of
-//! its own, because only so may it have huge pages: with small ones a mapped file costs a hundred times
-//! as many entries of page tables, and reading is slower than from a disk filesystem's page cache. Where
-//! such a mount is refused it is a `memfd`.
+//! With a passthrough open the kernel reads a file directly, without messages to the daemon. With a disk store that
+//! file is the store's own. Otherwise it is an unnamed file in memory, filled from the read path. A cache with its own
+//! limit keeps it, and the kernel keeps it while it is open.
+//!
+//! The files in memory are in a tmpfs that this node mounts for itself, because only then may they have huge pages.
+//! With small pages a mapped file needs a hundred times as many page-table entries, and reads are slower than from
+//! the page cache of a disk filesystem. Where the mount is refused, each file is a `memfd`.
 
 use crate::cache::{Cache, EvictionPolicy};
 use crate::namespace::Inode;
@@ -21,8 +22,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Files below this size are faster through the daemon and the page cache than passed through
-/// (measured: passthrough wins above about 1 MiB).
+/// Smaller files are faster through the daemon and the page cache (measured: passthrough is faster above about
+/// 1 MiB).
 const WORTH_BYTES_MIN: u64 = 1 << 20;
 /// Concurrent fills and verifications. Other files wait for a place; until then they are read through the
 /// daemon.
@@ -31,7 +32,7 @@ const FILLS_MAX: usize = 16;
 const COPY_BYTES: u32 = 1 << 20;
 const _: () = assert!(COPY_BYTES as u64 == BLOCK_BYTES);
 
-/// The files behind a node's passthrough opens.
+/// The backing files of a node.
 #[derive(Clone)]
 pub(super) struct Backings(Arc<Inner>);
 
@@ -47,7 +48,7 @@ struct Inner {
     runtime: tokio::runtime::Handle,
 }
 
-/// Where the files lie.
+/// The medium of the files.
 #[derive(Debug)]
 enum Medium {
     Memory(Memory),
@@ -57,16 +58,16 @@ enum Medium {
 #[derive(Clone, Debug)]
 struct Kept {
     file: Verified,
-    /// Whose bytes they are, for `clear`.
+    /// The path of the file with these bytes, for `clear`.
     path: ItemPath,
 }
 
-/// What holds them without a store.
+/// The memory for files without a store.
 #[derive(Debug)]
 enum Memory {
-    /// In a tmpfs with huge pages that is mounted nowhere.
+    /// A tmpfs with huge pages, which is mounted at no path.
     Huge(OwnedFd),
-    /// Each by itself.
+    /// A `memfd` for each file.
     Memfd,
 }
 
@@ -79,7 +80,7 @@ impl fmt::Debug for Backings {
 }
 
 impl Backings {
-    /// None yet, and never more than `bytes_max`; with 0 there will be none.
+    /// Files in memory, at most `bytes_max` bytes of them; 0: none.
     pub(super) fn in_memory(bytes_max: u64, runtime: tokio::runtime::Handle) -> Self {
         let memory = if bytes_max == 0 {
             Memory::Memfd
@@ -89,7 +90,7 @@ impl Backings {
         Self::on(Medium::Memory(memory), bytes_max, runtime)
     }
 
-    /// In the store on the disk, which bounds them.
+    /// Files of the disk store, which has its own limit.
     pub(super) fn in_store(store: Store, runtime: tokio::runtime::Handle) -> Self {
         Self::on(Medium::Store(store), 0, runtime)
     }
@@ -158,8 +159,7 @@ impl Backings {
         Ok(())
     }
 
-    /// Drops what belongs to `path` and below from memory. What the kernel has open stays until it is
-    /// closed.
+    /// Drops the files of `path` and below from memory. A file that the kernel has open stays until it is closed.
     pub(super) fn clear(&self, path: &ItemPath) {
         self.0
             .files
@@ -178,7 +178,7 @@ impl Memory {
         }
     }
 
-    /// An empty file that is to be `size` bytes long.
+    /// An empty file for `size` bytes.
     fn create(&self, size: u64) -> rustix::io::Result<OwnedFd> {
         let file = match self {
             Self::Huge(mount) => {
@@ -194,7 +194,7 @@ impl Memory {
         Ok(file)
     }
 
-    /// The complete `file`, with nobody left who could write it.
+    /// The complete `file`, sealed against writing.
     fn close(&self, file: OwnedFd) -> rustix::io::Result<OwnedFd> {
         match self {
             Self::Huge(_) => rustix::fs::open(
@@ -211,8 +211,8 @@ impl Memory {
     }
 }
 
-/// A tmpfs that no path leads to. Needs CAP_SYS_ADMIN, as passthrough does. Not bounded in itself: the
-/// cache is.
+/// A tmpfs that is mounted at no path. Needs CAP_SYS_ADMIN, as passthrough does. It has no size limit of its own;
+/// the cache has one.
 fn huge_tmpfs() -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [
@@ -233,7 +233,7 @@ fn huge_tmpfs() -> rustix::io::Result<OwnedFd> {
 
 type FillError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Writes all blocks of a file into the store, beside each other.
+/// Writes all blocks of a file into one file of the store.
 async fn fill_store(store: &Store, read: &ReadPath, inode: &Inode) -> Result<(), FillError> {
     let (opening, size) = (store.clone(), inode.file.size);
     let mut writer = tokio::task::spawn_blocking(move || opening.begin_whole(size)).await??;

@@ -1,4 +1,4 @@
-//! What `clear` drops on a node, its kernel left out.
+//! Clears the caches of a node, except its kernel's.
 
 use super::datasets::Datasets;
 use crate::read::ReadPath;
@@ -6,7 +6,7 @@ use crate::store::Store;
 use copperfs_overlay::ItemPath;
 
 /// Drops the cached state of `path` and below on this node, in memory and on the disk. Returns whether
-/// anything was cached. A disk is not searched; it counts as if it had held something.
+/// anything was cached. A disk is not searched; it counts as if it had cached something.
 pub(super) async fn clear(
     read: &ReadPath,
     store: Option<&Store>,
@@ -15,7 +15,7 @@ pub(super) async fn clear(
 ) -> bool {
     let below = |datasets: &Datasets| datasets.home.is_home_below(path);
     let held = store.is_some() || datasets.is_some_and(below) || read.holds(path);
-    // First the store: what memory lacks is looked for there.
+    // First the store, because the caches in memory refill from it.
     if let Some(store) = store.cloned() {
         let path = path.clone();
         let clearing = tokio::task::spawn_blocking(move || store.clear(&path));

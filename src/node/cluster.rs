@@ -1,4 +1,4 @@
-//! This node and its cluster, as operators see them: counters, sums, clearing everywhere.
+//! Reports and commands of operators: this node's counters, those of all nodes, and `clear` on all nodes.
 
 use super::sweeps::{Sweeps, Wanted};
 use crate::config::Crossings;
@@ -13,17 +13,17 @@ use serde_json::Value;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// What a node knows of itself from its start.
+/// The facts about a node that do not change after its start.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
     pub(super) sockets: fuse::Sockets,
     /// The paths of the origins in the namespace.
     pub(super) prefixes: Vec<ItemPath>,
-    /// How many edges of the tree cross switches, if that is known.
+    /// The number of edges of the tree that cross switches, if known.
     pub(super) crossings: Option<Crossings>,
     /// The metrics of all parts of the node.
     pub(super) registry: Registry,
-    /// On the root, and where big files are read from storage directly.
+    /// Storage: on roots, and on nodes that read large files from storage themselves.
     pub(super) origins: Option<Arc<Origins>>,
 }
 
@@ -69,16 +69,16 @@ struct Inner {
 pub(crate) struct Reports {
     /// One per node that answered, in rank order.
     pub(crate) nodes: Vec<Report>,
-    /// Names of those that did not.
+    /// The names of those that did not.
     pub(crate) missing: Vec<String>,
-    /// The list that they were asked by; `None` while the node is starting.
+    /// The member list at that moment; `None` while the node is starting.
     pub(crate) list: Option<MemberList>,
 }
 
-/// What every node knows of the cluster: enough to say where each belongs.
+/// The member list: enough to find each node's place in the trees.
 #[derive(Debug, Serialize)]
 pub(crate) struct MemberList {
-    /// Most children of a node in one tree.
+    /// The maximum number of children of a node in one tree.
     arity: usize,
     /// The rank of each tree's root.
     roots: Vec<usize>,
@@ -123,17 +123,17 @@ impl Cluster {
         &self.0.own.registry
     }
 
-    /// Reaches the other nodes from now on.
+    /// From now on the other nodes can be reached, through `overlay`.
     pub(super) fn joined(&self, overlay: Arc<Overlay>) {
         drop(self.0.overlay.set(overlay));
     }
 
-    /// Where this node is sent commands.
+    /// The sockets for commands to this node.
     pub(super) fn sockets(&self) -> &fuse::Sockets {
         &self.0.own.sockets
     }
 
-    /// This node's counters, and how it is connected.
+    /// This node's counters and connections.
     pub(super) fn own_report(&self) -> Report {
         let metrics = self.registry().snapshot().to_json();
         let Some(overlay) = self.0.overlay.get() else {
@@ -147,16 +147,16 @@ impl Cluster {
         })
     }
 
-    /// This node's report, as it travels.
+    /// This node's report in the form in which it is sent.
     pub(super) fn report(&self) -> Bytes {
         let report = self.own_report().into_json();
-        // A struct of numbers and names always has a JSON form.
+        // A struct of numbers and strings always has a JSON form.
         serde_json::to_vec(&report)
             .map(Bytes::from)
             .unwrap_or_default()
     }
 
-    /// The reports of all nodes. Ends within the request time-out.
+    /// The reports of all nodes. Returns within the request timeout.
     pub(super) async fn reports(&self, wanted: Wanted) -> Arc<Reports> {
         let sweep = async { Arc::new(self.sweep().await) };
         self.1.get(wanted, sweep).await

@@ -1,4 +1,4 @@
-//! The wiring of the control plane: on its two sockets always, on TCP on request.
+//! The wiring of the control plane: its two sockets, and TCP if it is configured.
 
 use super::cluster::Cluster;
 use super::datasets::Datasets;
@@ -77,10 +77,10 @@ impl NodeCommands for Commands {
     }
 }
 
-/// Serves what `settings` ask for, until what is returned is dropped.
+/// Serves the configured sockets until the result is dropped.
 ///
 /// # Errors
-/// A socket cannot be had, or there is no secret to make certificates from.
+/// A socket cannot be opened, or there is no secret from which to derive certificates.
 pub(super) async fn serve(
     settings: &Settings,
     datasets: &Datasets,

@@ -1,10 +1,9 @@
-//! The files that are open on the data mount, and who answers their reads.
+//! The open files of the data mount, and the source of their bytes.
 //!
-//! Datasets are read through a mount of their own, where every open and close is seen. At open a file
-//! is asked of [`Items`]: one that belongs to a dataset gives an [`OpenItem`], which then answers each
-//! READ of that open; any other is read through the node's read path, as on the software mount. What
-//! the read path does on its own (bundles, its read-ahead, push) therefore never runs for a dataset's
-//! file; the kernel's read-ahead does, and its READs are READs like any other.
+//! Datasets are read through a mount of their own, where the daemon sees every open and close. At each open, [`Items`]
+//! returns an [`OpenItem`] if the file belongs to a dataset. That item then answers each READ of that open. Any other
+//! file is read through the node's read path, as on the software mount. So nothing is prefetched or pushed for a
+//! dataset's file. The kernel's own read-ahead still sends READs, which are answered like any others.
 
 use super::items::{ItemOpening, Items, OpenItem};
 use crate::read::FileRef;
@@ -16,8 +15,8 @@ use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Files open at a time that are kept track of: far more than the loaders of a node have. What is
-/// opened beyond that is read through the read path and not counted as opened or cached.
+/// The maximum number of open files that are tracked: far more than the loaders of a node have. Beyond it a file is read
+/// through the read path, and is not counted as opened or cached.
 const OPEN_MAX: usize = 1 << 16;
 
 /// The answer to an OPEN, possibly later.
@@ -29,14 +28,14 @@ pub(super) enum Opening {
 /// One open file.
 struct OpenFile {
     item: Option<Arc<dyn OpenItem>>,
-    /// A READ has come.
+    /// A READ has arrived.
     read: AtomicBool,
 }
 
 /// The data mount's part of a front: see the module.
 pub(super) struct DataFiles {
     items: Option<Arc<dyn Items>>,
-    /// Every read is to reach the daemon.
+    /// Every read must reach the daemon.
     direct: bool,
     /// By handle; 0 is no handle.
     open: DashMap<u64, Arc<OpenFile>>,
@@ -45,7 +44,7 @@ pub(super) struct DataFiles {
     unread: Counter,
     /// Opens of files that belong to a dataset.
     of_datasets: Counter,
-    /// The mount went away by itself.
+    /// Another process unmounted it.
     lost: AtomicBool,
 }
 
@@ -71,14 +70,13 @@ impl DataFiles {
         }
     }
 
-    /// The mount is gone, and with it what was open.
+    /// Called when the mount is gone: forgets the open files.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
         self.open.clear();
     }
 
-    /// Writes `data_mount.*`; `counters` are the mount's.
-    /// Declares the counters in `data_mount`.
+    /// Declares the metrics in `data_mount`. `counters` are the mount's.
     pub(super) fn declare(self: &Arc<Self>, data_mount: &Scope) {
         let read = |number: fn(&Self) -> u64| {
             let files = Arc::clone(self);
@@ -138,7 +136,7 @@ impl DataFiles {
         }
     }
 
-    /// A READ of `handle` has come; gives what answers it, if that is not the read path.
+    /// Called when a READ of `handle` arrives. Returns the item that answers it; `None`: the read path does.
     pub(super) fn item(&self, handle: u64) -> Option<Arc<dyn OpenItem>> {
         let file = self.open.get(&handle)?;
         file.read.store(true, Ordering::Relaxed);
@@ -272,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_goes_with_the_mount() {
+    fn open_files_are_forgotten_with_the_mount() {
         let files = Arc::new(DataFiles::new(Some(Arc::new(Known::default())), false));
         let item = opened(&files, &file("item"));
         assert!(item.direct);

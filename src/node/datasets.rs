@@ -1,5 +1,5 @@
-//! The wiring of datasets: this node as a home of items, as a place where jobs read, and in the chain
-//! between the allocator and the others.
+//! The wiring of datasets: this node as a home of items, as a node where jobs read, and as a link between the allocator
+//! and the nodes below.
 
 use super::items::{ItemOpening, Items, OpenItem};
 use crate::budgets::agent::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours};
@@ -54,14 +54,14 @@ pub(super) struct Inner {
     following: OnceLock<JoinHandle<()>>,
 }
 
-/// Who this node is among the others.
+/// The identity of this node among the others.
 #[derive(Clone, Debug)]
 struct ThisNode {
     rank: u32,
     name: String,
-    /// Another number each time the process starts.
+    /// A random number, drawn at each start of the process.
     boot: u64,
-    /// Bytes that it has for datasets.
+    /// The bytes that it has for datasets.
     capacity: u64,
 }
 
@@ -94,7 +94,7 @@ impl ThisNode {
 struct Peers {
     own: u32,
     home: Home,
-    /// The way to the others, once this node listens.
+    /// The connections to the other homes; set when this node listens.
     overlay: OnceLock<copperfs_overlay::Homes>,
 }
 
@@ -127,21 +127,21 @@ impl Homes for Peers {
     }
 }
 
-/// What the datasets' parts stand on.
+/// The parts of the node that the datasets use.
 pub(super) struct Ground<'a> {
     pub(super) settings: &'a Settings,
     pub(super) upstream: &'a Upstream,
     /// Storage, where this node reaches it itself.
     pub(super) origins: Option<&'a Arc<Origins>>,
-    /// Counts datasets, where this node is the allocator.
+    /// Counts the items of datasets while this node is the allocator.
     pub(super) counter: Arc<dyn Counter>,
-    /// Where a store keeps what lasts, and how much of it is for datasets.
+    /// The directory of the store, if there is one, and the bytes of it that are for datasets.
     pub(super) place: HomePlace,
     pub(super) capacity: u64,
 }
 
 impl Datasets {
-    /// All parts, idle. To be called within a runtime.
+    /// Creates all parts, idle. Must be called within a runtime.
     pub(super) fn new(ground: Ground<'_>) -> Self {
         let Ground { settings, .. } = ground;
         let this = ThisNode::of(settings, ground.capacity);
@@ -193,7 +193,7 @@ impl Datasets {
         }))
     }
 
-    /// Begins: reports are given, decisions are followed.
+    /// Begins to send reports and to follow decisions.
     pub(super) fn start(&self, overlay: &Overlay) {
         drop(self.peers.overlay.set(overlay.homes().clone()));
         let this = self.clone();
@@ -220,7 +220,7 @@ impl Datasets {
         }
     }
 
-    /// Ends what [`Datasets::start`] began; what lies on a disk is complete.
+    /// Ends the tasks of [`Datasets::start`]. When it returns, all writes to the disk are complete.
     pub(super) async fn stop(&self) {
         self.agent.stop();
         if let Some(following) = self.following.get() {
@@ -236,7 +236,7 @@ impl Datasets {
 
     fn report(&self) -> NodeReport {
         let decision = Arc::clone(&self.agent.watch().borrow());
-        // Jobs that are new here get their terms.
+        // The decision may contain terms for jobs that have just begun here.
         self.reader.apply(&decision, self.this.rank);
         let reports = self.activities.reports(self.readers.proc(), Instant::now());
         let jobs = reports.iter().map(|report| self.said(report)).collect();
@@ -254,7 +254,7 @@ impl Datasets {
 }
 
 impl Inner {
-    /// What travels of a job's report.
+    /// The part of a job's report that is sent.
     fn said(&self, report: &ActivityReport) -> JobReport {
         let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
         let activity = self.activities.get(report.job.as_ref(), &report.dataset);
@@ -296,14 +296,14 @@ impl Inner {
     }
 }
 
-/// Epochs that have ended and are told of, each time: enough for a table, little to send.
+/// The number of ended epochs in each report: enough for a table, and little to send.
 const EPOCHS_TOLD: usize = 16;
 
 fn small(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// A rate in whole bytes per second. What is no number is 0.
+/// A rate in whole bytes per second; 0 if it is not a number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,25 +1,29 @@
-//! The FUSE front's questions, answered from the read path.
+//! Answers the kernel's requests from the read path.
 //!
-//! A hit is answered on the FUSE thread itself; everything else becomes a future. This module turns
-//! paths and attributes into inodes and back; it holds no data of its own.
+//! A hit is answered on the FUSE thread itself, and everything else becomes a future. This module translates between
+//! inodes and paths. It has no data of its own.
 
 mod arrivals;
 mod continued;
 mod directory;
+mod kernel;
 mod opened;
 
-use super::clearing;
+use super::backing::Backings;
+use super::cluster::Cluster;
 use super::data::{DataFiles, Opening};
+use super::datasets::Datasets;
 use super::errors::fs_error;
+use super::items::OpenItem;
 use super::sweeps::Wanted;
 use super::watchdog::Lister;
 use crate::namespace::{Inode, InodeTable, ROOT};
-use crate::read::{Directory, LookupOutcome, Noted, ReadPath};
+use crate::read::{Cut, Directory, LookupOutcome, Noted, ReadPath};
 use crate::record::Recorder;
 use crate::store::Store;
 use arrivals::PushArrivals;
 use bytes::Bytes;
-use continued::{Continuing, Source};
+use continued::{Continuing, ROUNDS_MAX, is_denied};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{
     Attributes, Failure, FailureKind, FileKind, ItemPath, Leased, Timestamp, XattrList,
@@ -36,7 +40,7 @@ use std::time::Duration;
 /// replaced soon.
 const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 
-/// What the front may promise the kernel.
+/// The promises to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promises {
     /// For names and attributes.
@@ -55,28 +59,70 @@ pub(super) struct Promises {
 #[derive(Clone)]
 pub(super) struct Front(Arc<FrontInner>);
 
+/// The parts of a node that its front uses.
+pub(super) struct Parts {
+    pub(super) read: ReadPath,
+    pub(super) promises: Promises,
+    pub(super) backings: Backings,
+    pub(super) store: Option<Store>,
+    /// Answers the mounts' ioctls.
+    pub(super) cluster: Cluster,
+    pub(super) datasets: Datasets,
+}
+
 pub(super) struct FrontInner {
     pub(super) read: ReadPath,
     pub(super) inodes: Arc<InodeTable>,
     pub(super) promises: Promises,
-    backings: super::backing::Backings,
+    backings: Backings,
     opened: OpenDirectories,
     store: Option<Store>,
-    /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16:
-    /// below, such names go with their directory when that is invalidated; the root cannot be.
+    /// Names at the top of the mount that the kernel was told do not exist, for kernels before 6.16. Such
+    /// names in other directories are dropped when their directory is invalidated, but the root cannot be.
     absent_at_root: dashmap::DashSet<Bytes>,
+    /// Set when the mount exists, which needs this front.
     pub(super) notifier: OnceLock<fuse::Notifier>,
     pub(super) recorder: Recorder,
-    pub(super) cluster: OnceLock<super::cluster::Cluster>,
-    /// Of the data mount only.
+    cluster: Cluster,
+    /// Only on the data mount.
     pub(super) data: Option<Arc<DataFiles>>,
-    pub(super) datasets: OnceLock<super::datasets::Datasets>,
-    /// The front of the node's other mount, if there are two. Weak: each knows the other.
+    datasets: Datasets,
+    /// The front of the node's other mount, if there are two. Weak, because each refers to the other.
     other: OnceLock<Weak<Self>>,
     continuing: Continuing,
 }
 
-/// More absent names at the top than this are promised to the kernel for no time at all.
+impl FrontInner {
+    fn new(parts: Parts, root: Attributes, data: Option<Arc<DataFiles>>) -> Self {
+        Self {
+            read: parts.read,
+            inodes: Arc::new(InodeTable::new(root, parts.promises.inodes_bytes_max)),
+            promises: parts.promises,
+            backings: parts.backings,
+            opened: OpenDirectories::default(),
+            store: parts.store,
+            absent_at_root: dashmap::DashSet::new(),
+            notifier: OnceLock::new(),
+            recorder: Recorder::default(),
+            cluster: parts.cluster,
+            data,
+            datasets: parts.datasets,
+            other: OnceLock::new(),
+            continuing: Continuing::default(),
+        }
+    }
+}
+
+/// The source of an open file's bytes.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// The node's read path.
+    Path,
+    /// The file's home, through this open file.
+    Item(Arc<dyn OpenItem>),
+}
+
+/// The maximum number of absent names at the top. The kernel may not cache more than these.
 const ABSENT_AT_ROOT_MAX: usize = 4096;
 
 impl std::ops::Deref for Front {
@@ -88,60 +134,32 @@ impl std::ops::Deref for Front {
 }
 
 impl Front {
-    pub(super) fn new(
-        read: ReadPath,
-        root: Attributes,
-        promises: Promises,
-        backings: super::backing::Backings,
-        store: Option<Store>,
-    ) -> Self {
-        Self(Arc::new(FrontInner {
-            read,
-            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
-            promises,
-            backings,
-            opened: OpenDirectories::default(),
-            store,
-            absent_at_root: dashmap::DashSet::new(),
-            notifier: OnceLock::new(),
-            recorder: Recorder::default(),
-            cluster: OnceLock::new(),
-            data: None,
-            datasets: OnceLock::new(),
-            other: OnceLock::new(),
-            continuing: Continuing::default(),
-        }))
+    pub(super) fn new(parts: Parts, root: Attributes) -> Self {
+        Self(Arc::new(FrontInner::new(parts, root, None)))
     }
 
     /// The front of the data mount beside this one: the same files from the same caches, with inodes
-    /// and a kernel's view of their own. Nothing is pushed there.
+    /// of its own. Nothing is pushed there.
     pub(super) fn beside(&self, root: Attributes, data: Arc<DataFiles>) -> Self {
-        let promises = Promises {
-            push_file_max: 0,
-            ..self.promises
-        };
-        let beside = Self(Arc::new(FrontInner {
+        let parts = Parts {
             read: self.read.clone(),
-            inodes: Arc::new(InodeTable::new(root, promises.inodes_bytes_max)),
-            promises,
+            promises: Promises {
+                push_file_max: 0,
+                ..self.promises
+            },
             backings: self.backings.clone(),
-            opened: OpenDirectories::default(),
             store: self.store.clone(),
-            absent_at_root: dashmap::DashSet::new(),
-            notifier: OnceLock::new(),
-            recorder: Recorder::default(),
-            cluster: OnceLock::new(),
-            data: Some(data),
+            cluster: self.cluster.clone(),
             datasets: self.datasets.clone(),
-            other: OnceLock::new(),
-            continuing: Continuing::default(),
-        }));
+        };
+        let beside = Self(Arc::new(FrontInner::new(parts, root, Some(data))));
         drop(beside.other.set(Arc::downgrade(&self.0)));
         drop(self.other.set(Arc::downgrade(&beside.0)));
         beside
     }
 
-    /// Tells the kernel things unasked from now on, with a `lister` also of what is not known there.
+    /// From now on the kernel can be notified, through `mount`. With a `lister`, prefetched files are pushed even if the
+    /// kernel does not know them yet.
     pub(super) fn connect(&self, mount: &fuse::Mount, lister: Option<Lister>) {
         if self.notifier.set(mount.notifier()).is_err() {
             tracing::warn!("the mount was connected twice");
@@ -157,114 +175,8 @@ impl Front {
         }
     }
 
-    /// Drops the cached state of `path` and below on this node and in its kernel, on both mounts. Returns
-    /// after the kernel has dropped it, and returns whether anything was cached.
-    pub(super) async fn clear(&self, path: &ItemPath) -> bool {
-        let held = self.clear_caches(path).await;
-        self.forget_in_kernels(path).await;
-        held
-    }
-
-    /// The first part of [`Front::clear`]: drops what this node caches. Returns whether this node or its
-    /// kernel had anything.
-    pub(super) async fn clear_caches(&self, path: &ItemPath) -> bool {
-        let known = |front: &Self| !front.inodes.below(path).is_empty();
-        let known = known(self) || self.other_mount().as_ref().is_some_and(known);
-        let datasets = self.datasets.get();
-        let held = clearing::clear(&self.read, self.store.as_ref(), datasets, path).await;
-        self.backings.clear(path);
-        known || held
-    }
-
-    /// The second part of [`Front::clear`]: drops what the kernel has, on both mounts. It waits for reads
-    /// under way, which hold pages.
-    pub(super) async fn forget_in_kernels(&self, path: &ItemPath) {
-        match self.other_mount() {
-            Some(other) => {
-                tokio::join!(self.forget_in_kernel(path), other.forget_in_kernel(path));
-            }
-            None => self.forget_in_kernel(path).await,
-        }
-    }
-
-    fn other_mount(&self) -> Option<Self> {
-        self.other.get().and_then(Weak::upgrade).map(Self)
-    }
-
-    /// Drops what the kernel holds of `path` and below on this mount. Returns when it has; what this node caches
-    /// stays.
-    pub(super) async fn forget_in_kernel(&self, path: &ItemPath) {
-        let Some(notifier) = self.notifier.get() else {
-            return;
-        };
-        for number in self.inodes.below(path) {
-            notifier.invalidate_inode(Ino(number)).await;
-            self.inodes.invalidated(number);
-            if !path.is_root() {
-                self.invalidate_entry_of(notifier, number).await;
-            }
-        }
-        if path.is_root() {
-            self.invalidate_top(notifier).await;
-        } else {
-            // A directory takes the names below it along, present or absent, but for those in use (an
-            // open file, a working directory): these have been taken above.
-            self.invalidate_place(notifier, path).await;
-        }
-        notifier.flush().await;
-    }
-
-    /// Makes the kernel forget the name of an inode.
-    async fn invalidate_entry_of(&self, notifier: &fuse::Notifier, number: u64) {
-        if let Some((parent, name)) = self.inodes.entry(number)
-            && let Some(parent) = self.inodes.number_at(&parent)
-        {
-            notifier.invalidate_entry(Ino(parent), name).await;
-        }
-    }
-
-    /// Lets the kernel forget what `path` is, if it holds the directory.
-    async fn invalidate_name(&self, notifier: &fuse::Notifier, path: &ItemPath) {
-        if let Some((parent, name)) = path.split()
-            && let Some(parent) = self.inodes.number_at(&parent)
-        {
-            let name = Bytes::copy_from_slice(name);
-            notifier.invalidate_entry(Ino(parent), name).await;
-        }
-    }
-
-    /// Lets the kernel forget what `path` is, and the listing that it stands in.
-    async fn invalidate_place(&self, notifier: &fuse::Notifier, path: &ItemPath) {
-        self.invalidate_name(notifier, path).await;
-        if let Some((parent, _)) = path.split()
-            && let Some(parent) = self.inodes.number_at(&parent)
-        {
-            notifier.invalidate_inode(Ino(parent)).await;
-        }
-    }
-
-    /// Lets the kernel forget every name of the mount.
-    async fn invalidate_top(&self, notifier: &fuse::Notifier) {
-        let expired = notifier.expire_all_entries().await;
-        let absent: Vec<Bytes> = self
-            .absent_at_root
-            .iter()
-            .map(|name| name.clone())
-            .collect();
-        self.absent_at_root.clear();
-        if expired {
-            return;
-        }
-        for number in self.inodes.below(&ItemPath::root()) {
-            self.invalidate_entry_of(notifier, number).await;
-        }
-        for name in absent {
-            notifier.invalidate_entry(Ino::ROOT, name).await;
-        }
-    }
-
-    /// What to tell a reader after `failure`. A file that is no longer what the kernel believes has
-    /// its name invalidated first, so that the next look-up finds what is there now.
+    /// The error for a reader after `failure`. If the file is not the one that the kernel knows, its name is invalidated
+    /// first, so that the next look-up finds the present file.
     pub(super) async fn refuse(&self, inode: &Inode, failure: &Failure) -> FsError {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return report(inode.path(), failure);
@@ -279,6 +191,92 @@ impl Front {
             self.invalidate_place(notifier, inode.path()).await;
         }
         FsError::Stale
+    }
+
+    /// Answers a READ of an open file of a dataset.
+    fn read_item(
+        &self,
+        item: Arc<dyn OpenItem>,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let left = inode.file.size.saturating_sub(offset);
+        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
+        if size == 0 {
+            return Answer::Ready(Ok(Bytes::new()));
+        }
+        self.read_from(Source::Item(item), inode, offset, size)
+    }
+
+    /// Answers a READ of `inode` from `source`, under the file's current version.
+    fn read_from(
+        &self,
+        source: Source,
+        inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Answer<Bytes> {
+        let cut = match &source {
+            Source::Path => self.read.data().try_read(&inode.file, offset, size),
+            Source::Item(item) => item.read_now(&inode.file, offset, size),
+        };
+        if let Some(cut) = cut
+            && inode.given.note(cut.parts.iter()) == Noted::Yes
+        {
+            if matches!(source, Source::Path) {
+                self.read.on_hit(&inode.file, &inode.ahead, offset, size);
+            }
+            return Answer::Ready(Ok(cut.bytes));
+        }
+        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
+        let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
+        if of_item {
+            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
+            Answer::Unbounded(reading)
+        } else {
+            Answer::Pending(reading)
+        }
+    }
+
+    async fn read_on(
+        &self,
+        source: Source,
+        mut inode: Arc<Inode>,
+        offset: u64,
+        size: u32,
+    ) -> Result<Bytes, FsError> {
+        for _ in 0..ROUNDS_MAX {
+            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
+                // Homes keep nothing of an unsettled version.
+                inode = self.go_on(&inode, source.clone()).await?;
+                continue;
+            }
+            let cut = match &source {
+                Source::Path => {
+                    let reading = self.read.read(&inode.file, &inode.ahead, offset, size);
+                    reading.await
+                }
+                Source::Item(item) => item.read(&inode.file, offset, size).await,
+            };
+            match cut {
+                Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
+                    Noted::Yes => return Ok(bytes),
+                    Noted::Differs => {
+                        let detail =
+                            "the bytes differ from those returned before under the same version";
+                        let failure = Failure::new(FailureKind::Stale, detail);
+                        tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
+                        return Err(self.refuse(&inode, &failure).await);
+                    }
+                    Noted::Frozen => {}
+                },
+                Err(failure) if is_denied(&failure) => {}
+                Err(failure) => return Err(self.refuse(&inode, &failure).await),
+            }
+            inode = self.go_on(&inode, source.clone()).await?;
+        }
+        Err(self.stale(&inode).await)
     }
 
     pub(super) fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
@@ -408,7 +406,7 @@ pub(super) fn pending<T>(
     Answer::Pending(Box::pin(future))
 }
 
-/// Logs what an application is about to see as an error, where that says more than the errno.
+/// Logs a failure if it says more than the errno that the application sees.
 pub(super) fn report(path: &ItemPath, failure: &Failure) -> FsError {
     if matches!(
         failure.kind,
@@ -533,12 +531,10 @@ impl fuse::Backend for Front {
         if let Some(item) = self.data.as_ref().and_then(|data| data.item(handle)) {
             return self.read_item(item, inode, offset, size);
         }
-        if self.data.is_none()
-            && let Some(datasets) = self.datasets.get()
-        {
+        if self.data.is_none() {
             let left = inode.file.size.saturating_sub(offset);
             let bytes = left.min(size.into());
-            datasets.reader.unattributed(inode.path(), bytes);
+            self.datasets.reader.unattributed(inode.path(), bytes);
         }
         if self.recorder.is_on() {
             let (path, whole) = (inode.path(), inode.file.size);
@@ -690,33 +686,31 @@ impl fuse::Backend for Front {
 
     // The numbers of the node, whichever mount is asked.
     fn node_stats(&self) -> String {
-        let cluster = self.cluster.get();
-        cluster.map_or_else(String::new, |cluster| cluster.own_report().to_lines())
+        self.cluster.own_report().to_lines()
     }
 
     fn cluster_stats(&self, age: fuse::StatsAge) -> Answer<String> {
-        let Some(cluster) = self.cluster.get().cloned() else {
-            return Answer::Ready(Err(FsError::Unsupported));
-        };
+        let cluster = self.cluster.clone();
         let wanted = Wanted::recent(age == fuse::StatsAge::Recent);
         pending(async move { Ok(cluster.sum(wanted).await.to_lines()) })
     }
 
     fn sockets(&self) -> Option<fuse::Sockets> {
-        self.cluster.get().map(|cluster| cluster.sockets().clone())
+        Some(self.cluster.sockets().clone())
     }
 
     fn clear(&self, path: Bytes, cluster: bool) -> Answer<bool> {
         let Ok(path) = ItemPath::parse(&path) else {
             return Answer::Ready(Err(FsError::InvalidArgument));
         };
-        if !self.cluster.get().is_none_or(|node| node.serves(&path)) {
+        if !self.cluster.serves(&path) {
             return Answer::Ready(Err(FsError::NotFound));
         }
         let this = self.clone();
         pending(async move {
-            if cluster && let Some(all) = this.cluster.get() {
-                return all
+            if cluster {
+                return this
+                    .cluster
                     .clear(path.clone())
                     .await
                     .map_err(|failure| report(&path, &failure));

@@ -1,4 +1,4 @@
-//! The indexes of a node: which it has, and when they are opened.
+//! The indexes of a node.
 
 use crate::config::{IndexFile, Settings};
 use crate::index::serve::{IndexPlace, TreeFile};
@@ -11,13 +11,13 @@ use std::sync::{Arc, OnceLock};
 /// The indexes that this node answers from. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Indexes {
-    /// Each with the URI that its prefix is served from.
+    /// Each with the URI of the origin that serves its prefix.
     all: Vec<(Arc<Indexed>, String)>,
     read: Arc<OnceLock<ReadPath>>,
 }
 
 impl Indexes {
-    /// Those of `settings`; a file of the host is the roots' business, who answer for the others.
+    /// The configured indexes. Only roots open an index in a file of the host; they answer for the other nodes.
     pub(super) fn new(settings: &Settings, options: &OriginOptions, upstream: &Upstream) -> Self {
         let rules = Arc::new(Rules::new(&settings.origins, options));
         let read = Arc::new(OnceLock::new());
@@ -46,7 +46,7 @@ impl Indexes {
         Arc::new(IndexedFiles::new(source, &indexes))
     }
 
-    /// Opens them all; their bytes come through `read`. From then on they answer.
+    /// Opens all of them, with their bytes read through `read`. From then on they answer.
     pub(super) async fn open(&self, read: &ReadPath) -> Result<(), IndexError> {
         drop(self.read.set(read.clone()));
         for (indexed, uri) in &self.all {

@@ -1,4 +1,4 @@
-//! The read paths of a node, and what they stand on.
+//! Builds the read paths of a node, in front of the store, the indexes, storage and the other nodes.
 
 use super::NodeError;
 use super::backing::Backings;
@@ -14,7 +14,7 @@ use copperfs_policy::amounts::{Size, share};
 use rustix::fs::statvfs;
 use std::sync::Arc;
 
-/// What this node's read paths stand on.
+/// The sources of this node's read paths.
 pub(super) struct Below<'a> {
     /// Storage, where this node reaches it itself.
     pub(super) storage: Option<&'a Once>,
@@ -22,11 +22,11 @@ pub(super) struct Below<'a> {
     pub(super) store: Option<&'a Store>,
     /// The other nodes.
     pub(super) upstream: &'a Upstream,
-    /// What answers for names without asking.
+    /// The indexes, which answer for names without a message.
     pub(super) indexes: &'a Indexes,
 }
 
-/// Opens the store that `settings` ask for.
+/// Opens the configured store.
 pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, NodeError> {
     let Some(disk) = &settings.disk else {
         return Ok(None);
@@ -42,12 +42,12 @@ pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, Nod
     Ok(Some(opening.await.map_err(NodeError::Task)??))
 }
 
-/// Whether this node stores datasets: those who read them do.
+/// Whether this node stores datasets: each node that reads them does.
 fn stores_datasets(settings: &Settings) -> bool {
     settings.data_mount.is_some()
 }
 
-/// What datasets leave of the store.
+/// The size of the store without the part for datasets.
 fn shared_part(settings: &Settings, size: Size) -> Size {
     if !stores_datasets(settings) {
         return size;
@@ -59,7 +59,7 @@ fn shared_part(settings: &Settings, size: Size) -> Size {
     }
 }
 
-/// What datasets leave of the memory for file data.
+/// The memory for file data without the part for datasets.
 fn shared_data_bytes(settings: &Settings) -> u64 {
     let bytes = settings.cache.data_bytes;
     if stores_datasets(settings) && settings.disk.is_none() {
@@ -69,8 +69,8 @@ fn shared_data_bytes(settings: &Settings) -> u64 {
     }
 }
 
-/// Where this node keeps datasets, and how many bytes of them: what undeclared files leave of the
-/// store, or of the memory for file data where there is no store.
+/// The place of this node's dataset items, and its size in bytes: the part of the store, or without a store of the memory
+/// for file data, that is not reserved for undeclared files.
 pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
     let Some(disk) = &settings.disk else {
         let bytes = if stores_datasets(settings) {
@@ -82,7 +82,7 @@ pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
     };
     let whole = match disk.size {
         Size::Bytes(bytes) => bytes,
-        // It exists: the store is open.
+        // The directory exists, because the store is open.
         Size::Percent(percent) => statvfs(&disk.directory).map_or(0, |usage| {
             share(usage.f_blocks.saturating_mul(usage.f_frsize), percent)
         }),
@@ -99,7 +99,7 @@ pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
     (place, bytes)
 }
 
-/// The read paths of this node, by position in an item's root order, in front of the others.
+/// The read paths of this node, one for each position in an item's order of roots.
 pub(super) fn views(
     settings: &Settings,
     below: &Below<'_>,
@@ -123,7 +123,8 @@ pub(super) fn views(
         Some(_) => HangingBound::of_memory(settings.cache.memory_bytes).1,
         None => 0,
     };
-    // Storage lists all of a directory to say that it is unchanged: nothing would be saved.
+    // A root does not keep listings for the next launch: storage would have to list a whole directory to find out
+    // whether it has changed, so nothing would be saved.
     let only_root = settings.is_root() && settings.roots.len() == 1;
     let views = ReadPath::views(
         &ReadOptions {
@@ -172,8 +173,7 @@ impl Kept for KeptHere {
     }
 }
 
-/// The memory that passthrough mounts set aside for whole files: half of the data cache, where there is
-/// no store for them.
+/// The memory for backing files of passthrough opens: half of the data cache, if there is no store for them.
 fn backing_bytes(settings: &Settings) -> u64 {
     if settings.open == OpenMode::Passthrough && settings.disk.is_none() {
         shared_data_bytes(settings) / 2
@@ -182,7 +182,7 @@ fn backing_bytes(settings: &Settings) -> u64 {
     }
 }
 
-/// What stands behind passthrough opens.
+/// The backing files of passthrough opens.
 pub(super) fn backings(
     settings: &Settings,
     store: Option<&Store>,

@@ -1,7 +1,7 @@
 //! The mounts of a node: the software mount, and beside it the data mount if one was asked for.
 //!
-//! They come and go together, and the software mount governs: the daemon ends when that one is taken
-//! away. A data mount that is taken away alone is told of (in the log, in `status`); the daemon goes on.
+//! Both are mounted and unmounted together. When another process unmounts the software mount, the daemon ends. When
+//! another process unmounts only the data mount, the log and `status` say so, and the daemon continues.
 
 use super::NodeError;
 use super::cluster::Cluster;
@@ -26,7 +26,7 @@ pub(super) struct DataMount {
 }
 
 impl DataMount {
-    /// The one that `settings` ask for, beside the mount of `front`. `datasets` knows whose files are whose.
+    /// The configured data mount, beside the mount of `front`. `datasets` finds the dataset of a file.
     pub(super) fn new(
         settings: &Settings,
         front: &Front,
@@ -50,7 +50,7 @@ impl DataMount {
 pub(super) struct Mounts {
     software: fuse::Mount,
     data: Option<(fuse::Mount, Arc<DataFiles>)>,
-    /// Held for its drop.
+    /// Kept alive for its drop.
     _watchdog: Option<Watchdog>,
 }
 
@@ -58,7 +58,7 @@ impl Mounts {
     /// Mounts both, or neither.
     ///
     /// # Errors
-    /// One cannot be mounted; nothing is left behind.
+    /// One cannot be mounted. Then none is.
     pub(super) async fn mount(
         settings: &Settings,
         front: &Front,
@@ -70,7 +70,6 @@ impl Mounts {
         declare(cluster.registry(), "software", &counters, &front.inodes);
         let options = options(settings, counters);
         let second = data.as_ref().map(|data| {
-            drop(data.front.cluster.set(cluster.clone()));
             let counters = Arc::new(fuse::Counters::default());
             (data_options(settings, data, counters), data.front.clone())
         });
@@ -115,10 +114,10 @@ impl Mounts {
         software.await;
     }
 
-    /// Unmounts both. Ends within seconds even if someone still holds them.
+    /// Unmounts both. Ends within seconds even if another process still uses them.
     ///
     /// # Errors
-    /// One could not be taken away; its daemon's side has ended all the same.
+    /// One could not be unmounted. The daemon no longer serves it.
     pub(super) async fn unmount(self) -> Result<(), NodeError> {
         let unmounting = tokio::task::spawn_blocking(move || {
             let data = self.data.map_or(Ok(()), |(mount, files)| {
@@ -132,8 +131,8 @@ impl Mounts {
     }
 }
 
-/// Without one nothing is listed ahead, and a daemon that is killed at a bad moment needs `unmount` to
-/// be freed. Not a blocking task: see [`Watchdog::start`].
+/// Starts the watchdog. Without it no directory is listed ahead, and the mount of a daemon that is killed at a bad moment
+/// stays until `unmount`. Must not run on a thread for blocking tasks: see [`Watchdog::start`].
 fn start_watchdog(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<Watchdog> {
     let connections = [Some(software), data].into_iter().flatten();
     let means: Vec<Abort> = connections
@@ -145,7 +144,7 @@ fn start_watchdog(software: &fuse::Mount, data: Option<&fuse::Mount>) -> Option<
         .ok()
 }
 
-/// What the kernel may be promised.
+/// The promises to the kernel.
 pub(super) fn promises(settings: &Settings) -> Promises {
     let push = settings.push;
     let mounts = if settings.data_mount.is_some() { 2 } else { 1 };
@@ -182,8 +181,8 @@ fn options(settings: &Settings, counters: Arc<fuse::Counters>) -> fuse::MountOpt
     }
 }
 
-/// As the software mount, but opens are always seen and nothing is pushed: every byte that a dataset's
-/// reader gets was asked for.
+/// The options of the data mount: like the software mount, but the daemon sees every open, and nothing is pushed, so that
+/// every byte for a dataset's reader is requested.
 fn data_options(
     settings: &Settings,
     data: &DataMount,

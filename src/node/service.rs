@@ -1,4 +1,4 @@
-//! What this node answers its children and its cluster.
+//! Answers to requests of this node's children and of its cluster.
 
 use super::clearing::clear;
 use super::cluster::Cluster;
@@ -18,10 +18,10 @@ use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Semaphore;
 
-/// Files from the read path; the rest from the node. Serves from the moment the node listens, before
-/// it is mounted.
+/// Answers for files from the read path, and for the rest from the node. It serves from the moment at which the node
+/// listens, which is before the mount exists.
 pub(super) struct NodeService {
-    /// By position in an item's root order; not empty.
+    /// By position in an item's order of roots; not empty.
     pub(super) views: Vec<ReadPath>,
     pub(super) cluster: Cluster,
     pub(super) warmer: Warmer,
@@ -29,8 +29,8 @@ pub(super) struct NodeService {
     pub(super) origins: Option<Arc<Origins>>,
     pub(super) store: Option<Store>,
     pub(super) front: Arc<OnceLock<Front>>,
-    /// The turn to look through all of memory for a hash. One at a time: it takes a core for as long as
-    /// that takes, milliseconds for a million blocks.
+    /// Limits searches of the whole memory for a hash to one at a time. A search occupies a processor for milliseconds
+    /// per million blocks.
     pub(super) scan: Arc<Semaphore>,
 }
 

@@ -1,10 +1,9 @@
 //! Warming: this node's part of a plan ([`Warmer`]), and the command that asks for it ([`ask`]).
 //!
-//! Steps are carried out in order. Up to [`WINDOW`] of them are fetched into this node's caches at a
-//! time, all the way from the root if need be, and behind that a helper process
-//! ([`crate::warm::touch`]) does them to the mount, answered from memory. The order of the plan is the
-//! same everywhere, so nodes ask for the same things at about the same time, and what they ask for
-//! meets on the way up.
+//! Steps are carried out in order. Up to [`WINDOW`] of them at a time are fetched into this node's caches, all the
+//! way from storage if necessary. After that a helper process ([`crate::warm::touch`]) repeats them on the mount, where
+//! they are answered from memory. All nodes have the same plan in the same order. So they request the same things at
+//! about the same time, and the requests are merged on the way up.
 
 pub(crate) mod ask;
 mod helper;
@@ -27,14 +26,14 @@ use tokio::sync::{Semaphore, watch};
 
 /// Steps that are fetched at a time.
 const WINDOW: usize = 32;
-/// Larger files come as the helper reads them, with the read path's own read-ahead: a window full of
-/// them must not press out of the cache what was fetched and not touched yet.
+/// Larger files are fetched while the helper reads them, with the read path's prefetching. Otherwise a window of large
+/// files would evict files that were fetched but not touched yet.
 const AHEAD_BYTES_MAX: u64 = 2 << 20;
-/// Steps whose small files are asked for together, a request a directory.
+/// Steps whose small files are requested together, one request for each directory.
 const BUNDLED: usize = 128;
 /// Plans that a node carries out at a time; more wait.
 const PLANS_MAX: usize = 4;
-/// After so many failures in a row there is no point in going on.
+/// After this many consecutive failures the plan is abandoned.
 const FAILURES_MAX: u32 = 64;
 
 /// Carries out plans on this node. Cheap to clone.
@@ -73,12 +72,12 @@ impl Warmer {
         }))
     }
 
-    /// The mount answers.
+    /// Called when the mount answers.
     pub(super) fn mounted(&self) {
         self.0.state.send_replace(State::Mounted);
     }
 
-    /// Ends what is under way: it must not keep the mount busy.
+    /// Ends the plans in progress, so that they do not keep the mount busy.
     pub(super) fn stop(&self) {
         self.0.state.send_replace(State::Stopped);
     }
@@ -122,7 +121,7 @@ impl Warmer {
         Ok(())
     }
 
-    /// Fetches what the steps need and hands them to the helper.
+    /// Fetches the data of the steps, and passes the steps to the helper.
     async fn give(
         &self,
         pages: PlanReader,
@@ -169,8 +168,8 @@ impl Warmer {
         }
     }
 
-    /// Has the small files that these steps read come by the directory, not one by one. Each step still
-    /// sees for itself whether what it needs is here, so nothing here can fail.
+    /// Requests the small files that these steps read, together for each directory. A failure here has no effect: each
+    /// step requests anything that is missing.
     async fn bring(&self, steps: &[Step]) {
         let mut directories: BTreeMap<ItemPath, Vec<Bytes>> = BTreeMap::new();
         for step in steps {
@@ -188,8 +187,8 @@ impl Warmer {
         }
     }
 
-    /// Brings what a step needs into this node's caches. What is not there any more is no failure
-    /// here: the helper will see it.
+    /// Fetches the data of a step into this node's caches. A file that no longer exists is no failure here: the helper
+    /// reports it.
     async fn fetch(&self, step: &Step) -> Result<(), Failure> {
         let read = &self.0.read;
         let outcome = match step {
@@ -222,7 +221,7 @@ impl Warmer {
         }
         let file = FileRef::of(path.clone(), &attributes);
         let ahead = ReadAhead::default();
-        // Whole blocks: a part of one would bring no more than itself.
+        // Whole blocks: a request for a part of a block would fetch only that part.
         let len = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
         for block in 0..attributes.size.div_ceil(BLOCK_BYTES) {
             let offset = block * BLOCK_BYTES;
@@ -234,7 +233,7 @@ impl Warmer {
     }
 }
 
-/// Why no further steps are given.
+/// Why the plan ends early.
 enum GiveUp {
     Helper(std::io::Error),
     Plan(String),
@@ -266,7 +265,7 @@ fn steps(warmer: Warmer, pages: PlanReader) -> impl Stream<Item = Result<Step, S
     )
 }
 
-/// Counts what the helper says; gives how many steps it has answered.
+/// Counts the helper's answers. Returns the number of answered steps.
 async fn hear(mut answers: Answers, tally: &Tally) -> std::io::Result<u64> {
     let mut heard = 0;
     while let Some(touched) = answers.next().await? {

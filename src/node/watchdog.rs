@@ -1,4 +1,4 @@
-//! The watchdog as the daemon sees it. What it does is in [`crate::watchdog`].
+//! The daemon's handle of the watchdog process, whose own code is [`crate::watchdog`].
 
 use crate::watchdog::frame;
 use copperfs_fuse::Abort;
@@ -14,23 +14,23 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Directories that wait to be told of; more are not listed.
+/// The maximum number of directories that wait to be listed. More are not listed.
 const QUEUE_MAX: usize = 64;
 
-/// The process beside this one. It ends when this is dropped.
+/// The watchdog process. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Watchdog {
-    /// Holds the socket.
+    /// Keeps the socket open.
     telling: JoinHandle<()>,
     lister: Lister,
 }
 
-/// Has directories of this node's own mount listed.
+/// Lists directories on this node's own mount, by way of the watchdog.
 #[derive(Clone, Debug)]
 pub(super) struct Lister(mpsc::Sender<ItemPath>);
 
 impl Lister {
-    /// Has `directory` listed some time soon; or not, if there is too much to do.
+    /// Lists `directory` later, unless too many directories wait already.
     pub(super) fn list(&self, directory: &ItemPath) {
         if self.0.try_send(directory.clone()).is_err() {
             tracing::trace!(%directory, "not listed ahead");
@@ -39,9 +39,9 @@ impl Lister {
 }
 
 impl Watchdog {
-    /// Starts the process for the mount at `mountpoint`, with the means to cut its connections: this very
-    /// program, even if another has taken its place on disk. To be called on a thread that lives as long as the
-    /// daemon does: its end is what tells the watchdog that the daemon was killed.
+    /// Starts the process for the mount at `mountpoint`, with the means to abort its connections. It runs this same
+    /// program, even if its file was replaced on disk. Must be called on a thread that lives as long as the daemon: the
+    /// end of this thread tells the watchdog that the daemon was killed.
     ///
     /// # Errors
     /// It cannot be started.
@@ -50,7 +50,7 @@ impl Watchdog {
         means.iter().try_for_each(|means| means.send(&ours))?;
         let mut command = Command::new("/proc/self/exe");
         command
-            // Told from the daemon in process lists and by `pidof`.
+            // Another name than the daemon's, for process lists and `pidof`.
             .arg0("copperfs-watch")
             .arg("watchdog")
             .arg(format!("--of={}", std::process::id()))
@@ -65,7 +65,7 @@ impl Watchdog {
         let mut child = command.spawn()?;
         ours.set_nonblocking(true)?;
         let socket = UnixStream::from_std(ours)?;
-        // Waited for, so that nothing of it stays in the process table.
+        // Reap it, so that no zombie stays in the process table.
         drop(tokio::spawn(async move {
             let ended = child.wait().await;
             tracing::debug!(?ended, "the watchdog has ended");

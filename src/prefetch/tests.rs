@@ -14,7 +14,7 @@ impl Files {
         Self { by_name, bytes }
     }
 
-    /// The guess after the file at `position` is read; what it names is taken as requested.
+    /// The guess after the file at `position` is read. Its files count as requested.
     fn read(&self, readers: &Readers, usefulness: &Usefulness, position: usize) -> Guess {
         self.read_entered(readers, usefulness, position, false)
     }

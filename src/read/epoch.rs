@@ -75,7 +75,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn what_was_asked_before_a_clear_is_not_kept_after_it() {
+    fn an_answer_to_a_question_from_before_a_clear_is_not_cached() {
         let epoch = Epoch::default();
         let before = epoch.now();
         epoch.clear(&path("d"));

@@ -1,4 +1,4 @@
-//! One question asked once, whoever asks and however many (Copper, section IV.A.1).
+//! Each question is asked once, however many callers ask it (Copper, section IV.A.1).
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// A question that is under way: its answer, once there is one. Closed without an answer only when
-/// the task that asked died.
+/// The answer to a question, as soon as there is one. It is closed without an answer only if the task that asked has
+/// ended.
 pub(super) type Pending<V> = watch::Receiver<Option<V>>;
 
 /// The right, and the duty, to answer a question.
@@ -28,26 +28,25 @@ impl<K, V> Lead<K, V>
 where
     K: Eq + Hash + Clone,
 {
-    /// What was asked.
+    /// The question.
     pub(super) fn key(&self) -> &K {
         &self.key
     }
 
-    /// Hands the answer to all who wait. What should be found by those who come later must be in its
-    /// cache before.
+    /// Passes the answer to all callers that wait. An answer for later callers must be cached before.
     pub(super) fn answer(self, value: V) {
         self.land();
         self.answer.send_replace(Some(value));
     }
 
-    /// The key may have been forgotten and asked anew since.
+    /// Removes the question from the list. The list may have a newer one with the same key.
     fn land(&self) {
         self.flights
             .remove_if(&self.key, |_, pending| pending.same_channel(&self.pending));
     }
 }
 
-/// A lead that is dropped without an answer frees the key; those who wait see the channel close.
+/// A lead that is dropped without an answer frees the key. Callers that wait see the channel close.
 impl<K, V> Drop for Lead<K, V>
 where
     K: Eq + Hash + Clone,
@@ -59,21 +58,21 @@ where
     }
 }
 
-/// What to do about a question.
+/// The result of joining a question.
 #[derive(Debug)]
 pub(super) enum Joined<K, V>
 where
     K: Eq + Hash + Clone,
 {
-    /// Nobody asks yet: ask, then [`Lead::answer`].
+    /// The caller must ask it, and then call [`Lead::answer`].
     Lead(Lead<K, V>, Pending<V>),
-    /// It is under way.
+    /// It is in progress.
     Follow(Pending<V>),
     /// It was answered in the meantime.
     Answered(V),
 }
 
-/// The questions under way. Bounded by the number of callers that wait.
+/// The questions in progress. Bounded by the number of callers that wait.
 pub(super) struct SingleFlight<K, V> {
     flights: Arc<DashMap<K, Pending<V>>>,
     coalesced: AtomicU64,
@@ -102,8 +101,8 @@ where
         }
     }
 
-    /// Joins the question `key`. `look_again` is asked under the key's lock when nobody is asking:
-    /// between the caller's own look and this call an answer may have arrived.
+    /// Joins the question `key`. If it is not in progress, `look_again` is called under the key's lock, because an answer
+    /// may have arrived since the caller looked.
     pub(super) fn join(&self, key: &K, look_again: impl FnOnce() -> Option<V>) -> Joined<K, V> {
         match self.flights.entry(key.clone()) {
             Entry::Occupied(entry) => {
@@ -128,18 +127,18 @@ where
         }
     }
 
-    /// Whoever asks from now on asks anew; those who wait get the answer they wait for.
+    /// Detaches all questions in progress: later callers ask again, and callers that wait already get their answers.
     pub(super) fn forget_all(&self) {
         self.flights.clear();
     }
 
-    /// How many joined a question that was already under way.
+    /// The number of callers that joined a question in progress.
     pub(super) fn coalesced(&self) -> u64 {
         self.coalesced.load(Ordering::Relaxed)
     }
 }
 
-/// Waits for the answer; `None` when the task that asked died.
+/// Waits for the answer; `None` if the task that asked has ended without one.
 pub(super) async fn answer_of<V: Clone>(mut pending: Pending<V>) -> Option<V> {
     let answer = pending.wait_for(Option::is_some).await.ok()?;
     answer.clone()

@@ -1,4 +1,4 @@
-//! The read path in front of a source in memory that counts, delays, lies and fails on request.
+//! The read path in front of a source in memory that counts, delays, corrupts and fails on request.
 
 use super::*;
 use crate::testing::{SOON, attributes, noise, unasked};
@@ -23,7 +23,7 @@ struct Source {
     /// Attributes come along with listings.
     eager: bool,
     listable: bool,
-    /// Attributes tell what these files hold, as from an index: of the state with the number 0.
+    /// The content hashes of these files, as from an index, in state 0.
     indexed: BTreeMap<Vec<u8>, ContentHash>,
     reads: Mutex<Vec<ReadRequest>>,
     ranges: Mutex<Vec<RangeRequest>>,
@@ -461,7 +461,7 @@ async fn many_readers_cost_one_request() {
 }
 
 #[tokio::test]
-async fn what_a_source_takes_back_is_never_given_out() {
+async fn bytes_before_a_restart_are_never_returned() {
     let source = Source::new(&[("f", 2_500_000)]);
     source.taken_back.store(2, Ordering::Relaxed);
     let (path, source) = read_path(source, options());
@@ -475,7 +475,7 @@ async fn what_a_source_takes_back_is_never_given_out() {
 }
 
 #[tokio::test]
-async fn a_changed_file_is_stale_to_those_who_hold_the_old_version_and_new_to_those_who_look() {
+async fn a_changed_file_is_stale_under_its_old_version_and_new_after_a_look_up() {
     let (path, source) = read_path(Source::new(&[("f", 10)]), options());
     let old = file(&path, "f").await;
     source.change("f", b"something else".to_vec());
@@ -620,7 +620,7 @@ async fn a_directory_that_may_only_be_searched_is_searched() {
 }
 
 #[tokio::test]
-async fn clear_forgets_and_what_was_under_way_is_not_kept() {
+async fn clear_drops_caches_and_voids_requests_in_progress() {
     let (path, source) = read_path(Source::new(&[("a", 1)]), options());
     let root = ItemPath::root();
     let closed = source
@@ -725,7 +725,7 @@ async fn a_chain_of_nodes_reads_each_block_once_and_forwards_before_it_is_comple
 }
 
 #[tokio::test]
-async fn what_is_read_through_a_chain_is_kept_by_nobody() {
+async fn reads_through_a_chain_are_not_cached_on_the_way() {
     let (root, source) = read_path(Source::new(&[("f", 3_000_000)]), options());
     let middle = alone(&options(), Arc::new(root.clone()));
     let leaf = alone(&options(), Arc::new(middle.clone()));
@@ -745,7 +745,7 @@ async fn what_is_read_through_a_chain_is_kept_by_nobody() {
         let reads = source.reads.lock().clone();
         assert_eq!(reads, vec![through(); times]);
     }
-    // Two at once share nothing, and hold nobody up: the source lets as much through as both need.
+    // The two share nothing, and neither delays the other: the source lets as much through as both need.
     source.gate.forget_permits(OPEN_GATE);
     let first = Files::read(&leaf, through()).await.unwrap();
     let second = Files::read(&leaf, through()).await.unwrap();
@@ -763,7 +763,7 @@ async fn what_is_read_through_a_chain_is_kept_by_nobody() {
 }
 
 #[tokio::test]
-async fn a_forwarder_takes_back_what_was_taken_back() {
+async fn a_restart_is_forwarded() {
     let source = Source::new(&[("f", 500_000)]);
     source.taken_back.store(1, Ordering::Relaxed);
     let (path, source) = read_path(source, options());

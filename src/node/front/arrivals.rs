@@ -1,10 +1,10 @@
-//! What bundles bring goes on into the kernel's page cache.
+//! Pushes prefetched files into the kernel's page cache.
 //!
-//! The kernel takes pages only of inodes that it knows. Programs that open files by name without
-//! listing their directory (a Python import its `__pycache__`) make one known at a time, by the very
-//! look-up that the push wants to spare them. So the watchdog ([`crate::watchdog`]) lists such a directory
-//! on this node's own mount when a bundle for it is asked for: the READDIRPLUS replies make all of it
-//! known. Nobody waits for it, and what does not fit its queue is not listed.
+//! The kernel accepts pages only of inodes that it knows. A program that opens files by name without listing their
+//! directory (a Python import its `__pycache__`) makes one inode known at a time, by a look-up that the push is meant to
+//! avoid. So when a bundle of a directory is requested, the watchdog ([`crate::watchdog`]) lists that directory on this
+//! node's own mount. The READDIRPLUS replies make all its inodes known. No request waits for it, and a directory that
+//! does not fit into its queue is not listed.
 
 use super::FrontInner;
 use crate::node::watchdog::Lister;
@@ -14,16 +14,16 @@ use copperfs_overlay::ItemPath;
 use fuse::Ino;
 use std::sync::Weak;
 
-/// Tells the mount what has arrived.
+/// Passes arrived files on to the mount.
 pub(super) struct PushArrivals {
-    /// Not the front itself: it owns the read path, and that owns this.
+    /// Weak, because the front owns the read path, which owns this.
     pub(super) front: Weak<FrontInner>,
     pub(super) push: fuse::Push,
     pub(super) lister: Option<Lister>,
 }
 
 impl PushArrivals {
-    /// Those that the kernel may know.
+    /// The inodes of the files that the kernel may know.
     fn known<'a>(
         front: &FrontInner,
         files: &'a [FileRef],

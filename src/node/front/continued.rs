@@ -13,33 +13,22 @@
 //! - While it runs, no further bytes of the file are returned (see [`crate::read::Returned`]).
 //! - If the file changes again during a comparison, it is compared again, up to [`ROUNDS_MAX`] times.
 
-use super::Front;
+use super::{Front, Source};
 use crate::namespace::Inode;
-use crate::node::items::OpenItem;
 use crate::num::to_usize;
-use crate::read::{Cut, FileRef, Noted, ReadAhead, ReturnedParts};
-use bytes::Bytes;
+use crate::read::{FileRef, ReadAhead, ReturnedParts};
 use copperfs_fuse as fuse;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, FailureKind};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use fuse::{Answer, FsError, Ino};
+use fuse::{FsError, Ino};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use std::sync::Arc;
 
 /// How many changes of the file one comparison follows, and how many new versions one read follows. After
 /// that the reader gets `ESTALE`.
-const ROUNDS_MAX: usize = 8;
-
-/// The source of an open file's bytes.
-#[derive(Clone)]
-pub(super) enum Source {
-    /// The node's read path.
-    Path,
-    /// The file's home, through this open file.
-    Item(Arc<dyn OpenItem>),
-}
+pub(super) const ROUNDS_MAX: usize = 8;
 
 /// The inode under its new version, or the error if it cannot continue.
 type Outcome = Result<Arc<Inode>, FsError>;
@@ -58,95 +47,9 @@ enum Compared {
 }
 
 impl Front {
-    /// Answers a READ of an open file of a dataset.
-    pub(super) fn read_item(
-        &self,
-        item: Arc<dyn OpenItem>,
-        inode: Arc<Inode>,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
-        let left = inode.file.size.saturating_sub(offset);
-        let size = size.min(u32::try_from(left).unwrap_or(u32::MAX));
-        if size == 0 {
-            return Answer::Ready(Ok(Bytes::new()));
-        }
-        self.read_from(Source::Item(item), inode, offset, size)
-    }
-
-    /// Answers a READ of `inode` from `source`, under the file's current version.
-    pub(super) fn read_from(
-        &self,
-        source: Source,
-        inode: Arc<Inode>,
-        offset: u64,
-        size: u32,
-    ) -> Answer<Bytes> {
-        let cut = match &source {
-            Source::Path => self.read.data().try_read(&inode.file, offset, size),
-            Source::Item(item) => item.read_now(&inode.file, offset, size),
-        };
-        if let Some(cut) = cut
-            && inode.given.note(cut.parts.iter()) == Noted::Yes
-        {
-            if matches!(source, Source::Path) {
-                self.read.on_hit(&inode.file, &inode.ahead, offset, size);
-            }
-            return Answer::Ready(Ok(cut.bytes));
-        }
-        let (this, of_item) = (self.clone(), matches!(source, Source::Item(_)));
-        let reading = Box::pin(async move { this.read_on(source, inode, offset, size).await });
-        if of_item {
-            // It may wait for its job's tokens without a limit. Every other step has its own time limit.
-            Answer::Unbounded(reading)
-        } else {
-            Answer::Pending(reading)
-        }
-    }
-
-    async fn read_on(
-        &self,
-        source: Source,
-        mut inode: Arc<Inode>,
-        offset: u64,
-        size: u32,
-    ) -> Result<Bytes, FsError> {
-        for _ in 0..ROUNDS_MAX {
-            if matches!(source, Source::Item(_)) && !inode.file.version.is_settled() {
-                // Homes keep nothing of an unsettled version.
-                inode = self.go_on(&inode, source.clone()).await?;
-                continue;
-            }
-            let cut = match &source {
-                Source::Path => {
-                    let reading = self.read.read(&inode.file, &inode.ahead, offset, size);
-                    reading.await
-                }
-                Source::Item(item) => item.read(&inode.file, offset, size).await,
-            };
-            match cut {
-                Ok(Cut { bytes, parts }) => match inode.given.note(parts.iter()) {
-                    Noted::Yes => return Ok(bytes),
-                    Noted::Differs => {
-                        let detail =
-                            "the bytes differ from those returned before under the same version";
-                        let failure = Failure::new(FailureKind::Stale, detail);
-                        tracing::warn!(path = %inode.path(), %failure, "a file changed, but its version did not");
-                        return Err(self.refuse(&inode, &failure).await);
-                    }
-                    Noted::Frozen => {}
-                },
-                Err(failure) if is_denied(&failure) => {}
-                Err(failure) => return Err(self.refuse(&inode, &failure).await),
-            }
-            inode = self.go_on(&inode, source.clone()).await?;
-        }
-        Err(self.stale(&inode).await)
-    }
-
     /// Returns the inode under the version that storage has now. Joins the running comparison, or starts
     /// one.
-    async fn go_on(&self, inode: &Arc<Inode>, source: Source) -> Outcome {
+    pub(super) async fn go_on(&self, inode: &Arc<Inode>, source: Source) -> Outcome {
         let number = inode.number;
         let flight = match self.continuing.0.entry(number) {
             Entry::Occupied(flight) => flight.get().clone(),
@@ -301,6 +204,6 @@ impl Front {
 }
 
 /// Whether storage no longer has the requested version of the file.
-fn is_denied(failure: &Failure) -> bool {
+pub(super) fn is_denied(failure: &Failure) -> bool {
     matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound)
 }

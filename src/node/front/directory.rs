@@ -1,4 +1,4 @@
-//! A page of a directory as the FUSE front walks it.
+//! The entries of a directory, for the replies of READDIR and READDIRPLUS.
 
 use super::{Front, kind};
 use crate::namespace::{Inode, ROOT};
@@ -10,17 +10,17 @@ use fuse::{Attr, DirEntry, DirPage, Ino};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes a `d_ino` for a name whose attributes are not here yet.
+/// Makes a `d_ino` for a name whose attributes are not known yet.
 const UNKNOWN_VERSION: Version = Version::from_data([0; 16]);
 /// `.` and `..` come before the entries.
 const DOTS: u64 = 2;
 
-/// The entries of one directory from an offset on, up to the end of what one listing page holds.
+/// The entries of one directory from an offset to the end of one listing page.
 pub(super) struct Page {
     front: Front,
     inode: Arc<Inode>,
     directory: Arc<Directory>,
-    /// Which entry of the whole directory `directory.entries[0]` is.
+    /// The index of `directory.entries[0]` in the whole directory.
     first: usize,
     offset: u64,
 }
@@ -42,7 +42,7 @@ impl Page {
         })
     }
 
-    /// Which entry of a directory stands at directory offset `offset`.
+    /// The index of the entry at directory offset `offset`.
     pub(super) fn entry_at(offset: u64) -> usize {
         crate::num::to_usize(offset.saturating_sub(DOTS))
     }

@@ -1,10 +1,10 @@
-//! Where metadata has leases: directories that are open, and attributes that are asked for again.
+//! Open directories and attributes under leases.
 //!
-//! The kernel caches a listing for as long as it likes, so every opendir is seen there: it says whether
-//! that listing may still be used. What is cached is dropped when the lease was renewed, changed or
-//! not: a READDIRPLUS then renews the promises for all names at once, which else would be looked up one
-//! by one. Offsets are positions in one listing, so an open directory goes on with the one that it
-//! began with.
+//! The kernel caches a listing without a time limit. So with leases the daemon sees every opendir, and its answer says
+//! whether the kernel may still use its listing. After each renewal of the lease it may not, even if the directory has
+//! not changed: the READDIRPLUS that follows renews the promises for all names at once, which would otherwise be looked
+//! up one by one. Offsets are positions in one listing, so an open directory continues with the listing with which it
+//! began.
 
 use super::directory::Page;
 use super::{Front, pending, report};
@@ -17,8 +17,8 @@ use fuse::{Answer, Attr, FsError, Ino, OpenDir};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Open directories whose listings are held; one that is opened beyond that is read without (it may
-/// then skip a name when it changes while it is read).
+/// The maximum number of open directories whose listings are kept. Beyond it a directory that changes while it is read
+/// may skip a name.
 const OPEN_MAX: usize = 16_384;
 
 /// The first page of each directory that is open, by handle; 0 is no handle.
@@ -38,7 +38,7 @@ impl OpenDirectories {
         handle
     }
 
-    /// The directory now begins anew, with this listing.
+    /// Restarts the open directory with this listing.
     fn rewind(&self, handle: u64, directory: &Arc<Directory>) {
         if let Some(mut page) = self.pages.get_mut(&handle) {
             *page = Arc::clone(directory);
@@ -64,7 +64,7 @@ impl Front {
         }
     }
 
-    /// Answers an opendir from a listing whose lease is not over.
+    /// Answers an opendir from a listing whose lease has not ended.
     pub(super) fn open_directory(&self, ino: Ino) -> Answer<OpenDir> {
         let inode = match self.directory_inode(ino) {
             Ok(inode) => inode,
@@ -90,8 +90,7 @@ impl Front {
         OpenDir { handle, keep }
     }
 
-    /// Answers a readdir: at its beginning from a listing whose lease is not over, behind that from
-    /// the same one.
+    /// Answers a readdir: at offset 0 from a listing whose lease has not ended, after that from the same listing.
     pub(super) fn list_opened(
         &self,
         inode: Arc<Inode>,
@@ -143,8 +142,8 @@ impl Front {
         Page::open(self.clone(), inode, page, first, offset)
     }
 
-    /// The attributes of an inode on a lease that is not over. Those of a version that is no more are
-    /// what they were: it changes no further.
+    /// The attributes of an inode under a lease that has not ended. The attributes of a version that no longer exists do
+    /// not change.
     pub(super) fn leased_attr(&self, ino: Ino) -> Answer<Attr> {
         let inode = match self.inode(ino) {
             Ok(inode) => inode,

@@ -1,5 +1,5 @@
-//! The command's side of warming, on the node that it was given to: the plan is made here, as it goes
-//! out, and what becomes of it is told to the client line by line (`docs/profiles.md`).
+//! The `warm` command, on the node that receives it: makes the plan while it is sent out, and reports the progress to the
+//! client line by line (`docs/profiles.md`).
 
 use super::planner::{Extent, PATHS_MAX, PlanError, Planner};
 use super::walk::walk;
@@ -19,27 +19,27 @@ use tokio::time::{Instant, interval};
 
 /// Pages between the planner and the overlay.
 const PAGES_QUEUED: usize = 4;
-/// How often the client hears something.
+/// The time between two reports to the client.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What a client says beside the accesses of a profile, a line each.
+/// A line from the client that is no access of a profile.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "plan", rename_all = "snake_case")]
 pub(crate) enum Order {
-    /// All that lies below a path.
+    /// Everything below a path.
     Below {
-        /// Which.
+        /// The path.
         #[serde(with = "path_form")]
         path: ItemPath,
     },
-    /// That is all.
+    /// The last line.
     End,
 }
 
-/// Has all nodes carry out what the client says. A client that goes away ends it.
+/// Makes all nodes carry out the client's plan. It ends when the client disconnects.
 ///
 /// # Errors
-/// The client is gone.
+/// The client has disconnected.
 pub(crate) async fn ask(
     overlay: &Overlay,
     read: &ReadPath,
@@ -67,7 +67,7 @@ pub(crate) async fn ask(
             _now = ticks.tick() => {
                 let now = progress.borrow().clone();
                 let line = line("progress", &now, &extent, started);
-                // A client that has gone is noticed here, and takes everything along.
+                // This fails if the client has disconnected. Then the plan ends on all nodes.
                 answer.send(&line).await?;
             }
         }
@@ -108,7 +108,7 @@ fn line(event: &str, now: &WarmProgress, extent: &Extent, started: Instant) -> V
     })
 }
 
-/// Makes the plan: accesses as they come, then what lies below paths.
+/// Makes the plan: first the client's accesses, then everything below the paths.
 async fn plan(lines: &mut Lines, read: &ReadPath, mut planner: Planner) -> Result<(), PlanError> {
     let mut below = Vec::new();
     for number in 1.. {

@@ -1,4 +1,4 @@
-//! The helper process as the daemon sees it. What it does is in [`crate::warm::touch`].
+//! The daemon's handle of the helper process, whose own code is [`crate::warm::touch`].
 
 use crate::warm::Step;
 use crate::warm::touch::{FRAME_BYTES_MAX, Touched, encode};
@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// How long a helper that has said everything may take to end.
+/// How long a helper may take to end after its last answer.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A helper; killed, and its end taken note of, when it is dropped.
+/// A helper process. Dropping it kills the process and reaps it.
 pub(super) struct Helper(Option<Child>);
 
-/// A killed child that nobody waits for would stay a zombie for as long as the daemon lives.
+/// A killed child that is not waited for would stay a zombie while the daemon lives.
 impl Drop for Helper {
     fn drop(&mut self) {
         if let (Some(mut child), Ok(runtime)) =
@@ -36,8 +36,7 @@ pub(super) struct Orders(BufWriter<ChildStdin>);
 pub(super) struct Answers(BufReader<ChildStdout>);
 
 impl Helper {
-    /// Starts a helper for the mount at `mountpoint`: this very program, even if another has taken
-    /// its place on disk.
+    /// Starts a helper for the mount at `mountpoint`: this same program, even if its file was replaced on disk.
     pub(super) fn start(mountpoint: &Path) -> io::Result<(Self, Orders, Answers)> {
         let mut child = Command::new("/proc/self/exe")
             .arg0("copperfs")
@@ -57,7 +56,7 @@ impl Helper {
         Ok((Self(Some(child)), orders, answers))
     }
 
-    /// Waits for its end, behind that of its orders and answers.
+    /// Waits until it has ended, after its orders and its answers have.
     pub(super) async fn end(mut self) -> io::Result<()> {
         let Some(child) = &mut self.0 else {
             return Ok(());
@@ -81,7 +80,7 @@ impl Orders {
 }
 
 impl Answers {
-    /// The next answer; `None` when the helper has ended. Not to be cancelled.
+    /// The next answer; `None` when the helper has ended. Must not be cancelled.
     pub(super) async fn next(&mut self) -> io::Result<Option<Touched>> {
         let mut length = [0; 4];
         match self.0.read_exact(&mut length).await {

@@ -1,4 +1,4 @@
-//! A plan in the making: steps become pages, which go out while more steps come.
+//! Makes a plan: collects steps into pages, which are sent out while more steps are added.
 
 use crate::profile::ProfileError;
 use crate::warm::Step;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// A page that is not full goes out after this time, so that the nodes have something to do.
+/// A page that is not full is sent after this time, so that the nodes can begin.
 const PAGE_AGE_MAX: Duration = Duration::from_millis(200);
-/// Most paths of one command.
+/// The maximum number of paths of one command.
 pub(super) const PATHS_MAX: usize = 4096;
 
-/// Why there is no plan.
+/// Why a plan ends early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PlanError {
     #[error("there is no {0} in this mount")]
@@ -32,12 +32,12 @@ pub(super) enum PlanError {
     TooLong(#[from] WireError),
     #[error("the client has gone")]
     Gone(#[from] io::Error),
-    /// Nobody takes the plan any more; why is known elsewhere.
+    /// The plan is not accepted any more. The reason is reported elsewhere.
     #[error("warming has ended")]
     Ended,
 }
 
-/// How long the plan is, so far.
+/// The length of the plan so far.
 #[derive(Debug, Default)]
 pub(super) struct Extent {
     pub(super) items: AtomicU64,
@@ -54,7 +54,7 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    /// A planner that sends its pages to `out`, and counts in `extent` what it has planned.
+    /// A planner that sends its pages to `out`, and counts its steps in `extent`.
     pub(super) fn new(out: mpsc::Sender<Bytes>, extent: Arc<Extent>) -> Self {
         Self {
             writer: PageWriter::default(),
@@ -67,7 +67,7 @@ impl Planner {
     /// Appends a step. A page goes out when it is full or old.
     ///
     /// # Errors
-    /// The plan is too long, or the cluster takes no more of it.
+    /// The plan is too long, or the cluster does not accept any more of it.
     pub(super) async fn add(&mut self, step: Step) -> Result<(), PlanError> {
         let extent = &self.extent;
         extent.items.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Planner {
     /// Sends the rest: the plan is complete.
     ///
     /// # Errors
-    /// As [`Planner::add`].
+    /// Like [`Planner::add`].
     pub(super) async fn finish(mut self) -> Result<(), PlanError> {
         self.flush().await?;
         self.extent.complete.store(true, Ordering::Relaxed);

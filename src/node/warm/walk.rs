@@ -1,12 +1,12 @@
-//! What lies below a path, as a plan: directories first, then what is in them, depth first.
+//! Plans everything below a path: each directory before its entries, depth first.
 
 use super::planner::{PlanError, Planner};
 use crate::read::{LookupOutcome, ReadPath};
 use crate::warm::Step;
 use copperfs_overlay::{Attributes, Failure, FailureKind, FileKind, ItemPath};
 
-/// Adds `top` and all below it to `plan`. Symlinks are not followed. A directory that cannot be listed
-/// stands in the plan by itself: the nodes will say why.
+/// Adds `top` and everything below it to `plan`. Symlinks are not followed. Of a directory that cannot be listed only the
+/// listing itself is planned, so that the nodes report the reason.
 pub(super) async fn walk(
     read: &ReadPath,
     top: &ItemPath,
@@ -22,7 +22,7 @@ pub(super) async fn walk(
         if let Err(failure) = list(read, &directory, &mut directories, plan).await? {
             tracing::debug!(path = %directory, %failure, "not walked");
         }
-        // In the order of the listing.
+        // The last directory is taken next, so this restores the order of the listing.
         directories[first_below..].reverse();
     }
     Ok(())
@@ -35,7 +35,7 @@ fn missing(path: &ItemPath, failure: &Failure) -> PlanError {
     }
 }
 
-/// The inner failure is storage's, the outer one ends the plan.
+/// The inner failure is storage's, and the outer one ends the plan.
 async fn list(
     read: &ReadPath,
     directory: &ItemPath,

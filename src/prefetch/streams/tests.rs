@@ -1,4 +1,4 @@
-//! Patterns of reading, and what is fetched for them.
+//! Patterns of reading, and the blocks that are prefetched for them.
 
 use super::*;
 use std::collections::BTreeSet;
@@ -93,7 +93,7 @@ fn swapped_requests_are_still_sequential() {
 }
 
 #[test]
-fn scattered_readers_cost_what_they_read() {
+fn scattered_readers_fetch_only_the_requested_bytes() {
     let mut random = 12345_u64;
     let mut next = move || {
         random ^= random << 13;
@@ -124,7 +124,7 @@ fn scattered_readers_cost_what_they_read() {
 }
 
 #[test]
-fn faults_of_a_mapping_cost_what_they_bring() {
+fn page_faults_fetch_only_their_pages() {
     let (ahead, pace, mut fetched) = (ReadAhead::default(), roomy(), Fetched::default());
     for place in [900, 14, 5000, 77, 78, 3000, 9000, 1, 2000, 15] {
         fetched.read(&ahead, &pace, place * MIB + 256 * KIB, 512 * KIB);
@@ -162,7 +162,7 @@ fn a_header_first_and_tensors_in_order() {
 }
 
 #[test]
-fn who_jumped_about_and_then_goes_forward_is_read_ahead() {
+fn a_reader_that_jumped_and_then_goes_forward_has_blocks_prefetched() {
     let (ahead, pace, mut fetched) = (ReadAhead::default(), roomy(), Fetched::default());
     for step in 0..2000 {
         fetched.read(&ahead, &pace, step * 64 * KIB, 4 * KIB);

@@ -90,7 +90,7 @@ impl Data {
         let reading = async {
             let mut cuts = Vec::with_capacity(2);
             for index in blocks_of(&range) {
-                // From the requested block to the end, and then what lies before it.
+                // From the requested block to the end, and then the blocks before it.
                 let wanted = || [first..file.block_count(), 0..first];
                 let block = self.block(file, index, wanted, Priority::Urgent).await?;
                 cuts.push(cut_of(&block, index, &range));

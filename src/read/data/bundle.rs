@@ -236,7 +236,7 @@ impl Bundle {
                 tracing::debug!(directory = %self.directory, %failure, "no bundle");
             }
         }
-        // `drop` gives the rest back.
+        // `drop` gives back the files that have not arrived.
     }
 
     async fn fill(&mut self, mut stream: BundleStream) {

@@ -6,7 +6,7 @@
 //!
 //! A child that stops reading must not keep the others waiting. Therefore a hold that was not used for
 //! [`STALLED`] may lose its blocks to a feed that waits. Its feed takes room again when the child continues.
-//! Only a block that was given to the network as a whole stays accounted for until the child has it. That
+//! Only a block that was passed to the network as a whole stays accounted for until the child has it. That
 //! happens only while at least half of the room is free; beyond that, blocks are sent in small copies. So
 //! children that hang pin half of the room at most.
 
@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long a hold may be unused before its room is given to others. Longer than storage takes to answer, so
+/// How long a hold may be unused before others may take its room. Longer than storage takes to answer, so
 /// that blocks on their way here are still wanted when they arrive.
 const STALLED: Duration = Duration::from_secs(2);
 /// Holds that are listed before those that ended are first removed from the list.
@@ -56,7 +56,7 @@ struct Blocks {
     room: Option<Held>,
     /// The block that is being sent.
     current: Option<Block>,
-    /// The current block was given to the network as a whole.
+    /// The current block was passed to the network as a whole.
     given: bool,
     /// The blocks after it, on their way here or landed.
     ahead: VecDeque<Arc<Flight>>,
@@ -144,7 +144,7 @@ impl Hold {
         self.blocks.lock().current = Some(block);
     }
 
-    /// Whether the current block may be given to the network as a whole. Otherwise it is sent in copies.
+    /// Whether the current block may be passed to the network as a whole. Otherwise it is sent in copies.
     pub(super) fn give(&self) -> bool {
         let mut blocks = self.blocks.lock();
         blocks.given = blocks.given || self.share.is_half_free();

@@ -26,7 +26,7 @@ use tokio::time::timeout;
 
 /// One part in this many of the bytes for data is for transfers in progress …
 const RESERVE_SHARE: u64 = 4;
-/// … but no more than this: 256 blocks under way keep any link busy.
+/// … but no more than this: 256 blocks in progress keep any link busy.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
 /// How long a read keeps its room without an answer.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(250);

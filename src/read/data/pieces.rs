@@ -107,7 +107,7 @@ impl Data {
         joined(file, block, range, |key| self.cache().get(key))
     }
 
-    /// The bytes of `range`, which lies within block `block`, and no others unless that block is here or
+    /// The bytes of `range`, which lies within block `block`, and no others unless that block is cached or
     /// on its way.
     ///
     /// # Errors
@@ -256,7 +256,7 @@ impl PiecesFetch {
                 false => ContentHash(*blake3::hash(chunk).as_bytes()),
             };
             let piece = Block {
-                // A copy: what arrived may be part of something larger.
+                // A copy, because the received bytes may be part of a larger buffer.
                 bytes: Bytes::copy_from_slice(chunk),
                 hash,
                 path: self.file.path.clone(),

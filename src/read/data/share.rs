@@ -1,4 +1,4 @@
-//! A part of the memory for reads under way, and who holds how much of it.
+//! A part of the memory for reads in progress, and its holders.
 
 use crate::num::to_usize;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The minimum of each share, which is enough for one block.
 const SHARE_BYTES_MIN: u64 = 1 << 20;
-/// The unit in which room is given.
+/// The unit of room.
 const UNIT_BYTES: u64 = 4096;
 
 /// MemoryBudget that is released on drop.

@@ -1,4 +1,4 @@
-//! A listing on its way here: entries that grow, and the children who are sent them meanwhile.
+//! A listing in transfer: its entries so far, and the children that receive them as they arrive.
 
 use super::directory::Directory;
 use super::lease::Lease;
@@ -27,7 +27,7 @@ struct State {
     /// Its lease is the one beside it.
     head: Option<(ListingHead, Lease)>,
     entries: Vec<Entry>,
-    /// How often the listing began anew.
+    /// The number of restarts of the listing.
     restarts: u32,
     end: Option<Result<Arc<Directory>, Failure>>,
 }
@@ -40,8 +40,7 @@ impl Arriving {
         }
     }
 
-    /// Takes a listing in as it arrives; gives all of it and its lease, as `grant` makes it of what the
-    /// sender gives.
+    /// Receives a listing. Returns all of it and its lease, which `grant` makes from its head.
     pub(super) async fn fill(
         &self,
         listing: ListingStream,
@@ -75,14 +74,14 @@ impl Arriving {
         }
         let listing = Listing {
             directory: head.directory,
-            // Children that are behind get the rest from the directory.
+            // Children that have not received all of them get the rest from the directory.
             entries: std::mem::take(&mut state.entries),
             next: head.next,
         };
         Ok((listing, lease))
     }
 
-    /// Says how it ended. What [`Arriving::fill`] gave is in the directory by then.
+    /// Ends the transfer. By then the entries of [`Arriving::fill`] are in the directory.
     pub(super) fn end(&self, outcome: Result<Arc<Directory>, Failure>) {
         self.change(|state| state.end = Some(outcome));
     }
@@ -126,7 +125,7 @@ impl Arriving {
     }
 }
 
-/// A head as it is given out now.
+/// A head with the remainder of its lease.
 fn remaining((head, lease): &(ListingHead, Lease)) -> ListingHead {
     ListingHead {
         lease: lease.remaining(),
@@ -261,7 +260,7 @@ mod tests {
         assert_eq!(child.parts.next().await, Some(Ok(entries(0..10))));
         sender.send(entries(10..3000)).await.unwrap();
         drop(sender);
-        // One that was slow is served from what has come whole by then.
+        // A slow child receives the rest from the complete listing.
         assert_eq!(filling.await.unwrap().entries.len(), 3000);
         assert_eq!(
             child.collect().await.map_err(|f| f.kind),

@@ -1,9 +1,8 @@
 //! Listings that outlive the process: a file for each directory, below one directory.
 //!
-//! What is read here is never used before the source has said that it is still right: it saves sending
-//! the entries, nothing else. So a file may be lost, torn or foreign at any moment, and nothing is ever
-//! synced. Files are written by one thread, off the read path; what does not fit its queue is not
-//! written.
+//! A listing that is read here is never used before the source has said that it is still valid. It only saves sending
+//! the entries. So a file may be lost, torn or foreign at any moment, and nothing is ever synced. One thread writes the
+//! files, outside the read path. A listing that does not fit into its queue is not written.
 //!
 //! The format is in `docs/format.md`.
 
@@ -27,7 +26,7 @@ const QUEUE_MAX: usize = 128;
 /// Bytes of all files; the oldest go first. Some millions of entries.
 const BYTES_MAX: u64 = 256 << 20;
 /// A disk that takes longer has none: the listing is then asked for as if for the first time.
-const PATIENCE: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Concurrent reads of listings; it bounds the threads that a hanging disk occupies. Beyond it a listing is
 /// requested as if it were not on the disk.
 const READS_MAX: usize = 16;
@@ -114,7 +113,7 @@ impl PersistedListings {
             });
             read.await.ok()
         };
-        let Ok(Some(loaded)) = tokio::time::timeout(PATIENCE, read).await else {
+        let Ok(Some(loaded)) = tokio::time::timeout(READ_TIMEOUT, read).await else {
             return None;
         };
         match loaded {

@@ -78,8 +78,8 @@ async fn blocks_for_many_slow_children_are_fetched_once() {
     assert_eq!(source.blocks_read(), BLOCKS * names.len() as u64);
 }
 
-/// Children that do not read what they are sent: half of the room at most is pinned by them. The others get
-/// small copies, and the room of those that hang is given to those that wait.
+/// Children that do not read pin at most half of the room. The others get small copies, and feeds that wait take the room
+/// of those that hang.
 #[tokio::test(start_paused = true)]
 async fn children_that_take_their_time_pin_little_and_get_everything() {
     let (path, source) = read_path(Source::new(&[("f", 6 << 20)]), small_node());

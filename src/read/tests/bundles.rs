@@ -71,9 +71,9 @@ fn wide() -> ReadOptions {
     }
 }
 
-/// A large directory is brought in growing windows to one who goes in order.
+/// A large directory is prefetched in growing windows for a reader in order.
 #[tokio::test]
-async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
+async fn a_large_directory_is_prefetched_in_windows_for_a_reader_in_order() {
     let (path, source) = read_path(directory(2000, 1000), wide());
     for i in 0..600 {
         read(&path, &source, &format!("f{i:04}")).await;
@@ -93,9 +93,9 @@ async fn a_large_directory_comes_in_windows_to_those_who_go_in_order() {
     assert_eq!(requests(&source), (7, 0), "a few picks say nothing");
 }
 
-/// One who reads on and on in no order has the rest of the directory brought, each file once.
+/// For a reader in no order the whole directory is prefetched, each file once.
 #[tokio::test]
-async fn a_large_directory_comes_whole_to_those_who_read_it_in_no_order() {
+async fn a_large_directory_is_prefetched_for_a_reader_in_no_order() {
     let (path, source) = read_path(directory(2000, 1000), wide());
     for i in 0..2000 {
         read(&path, &source, &format!("f{:04}", i * 37 % 2000)).await;
@@ -106,9 +106,9 @@ async fn a_large_directory_comes_whole_to_those_who_read_it_in_no_order() {
     assert_eq!(path.prefetcher.usefulness().shuffled_unread(), 0);
 }
 
-/// What is brought to a reader in no order grows with what it has read, and is bounded by the cache.
+/// Prefetching for a reader in no order grows with the number of files read, and is bounded by the cache.
 #[tokio::test]
-async fn what_comes_in_no_order_is_bounded() {
+async fn prefetching_for_a_reader_in_no_order_is_bounded() {
     let size = 100_000;
     let (path, source) = read_path(directory(1000, size), wide());
     let mut brought = Vec::new();
@@ -125,7 +125,7 @@ async fn what_comes_in_no_order_is_bounded() {
     assert!(brought[15] > brought[7] && brought[149] > brought[63]);
 }
 
-/// Who waits for a file behind others in a bundle has it asked for by itself, once however many wait.
+/// A file that readers wait for and that comes late in a bundle is requested separately, once.
 #[tokio::test]
 async fn a_reader_overtakes_a_slow_bundle() {
     let (path, source) = read_path(directory(30, 1000), options());
@@ -160,7 +160,7 @@ async fn a_reader_overtakes_a_slow_bundle() {
     assert_eq!(requests(&source), (2, 1), "nobody wanted the others");
 }
 
-/// One who picks two files of every directory pays for a few bundles and is then left alone.
+/// A program that picks two files of every directory causes a few bundles, and then none.
 #[tokio::test]
 async fn waste_is_bounded() {
     let size = 200_000;
@@ -182,7 +182,7 @@ async fn waste_is_bounded() {
     assert!((1..=4).contains(&bundles), "{bundles} bundles");
 }
 
-/// Readers join a file of a bundle on its way; nobody asks for it again.
+/// Readers join a file of a bundle in progress; it is not requested again.
 #[tokio::test]
 async fn readers_join_a_bundle_under_way() {
     let (path, source) = read_path(directory(30, 1000), options());
@@ -207,9 +207,9 @@ async fn readers_join_a_bundle_under_way() {
     assert_eq!(requests(&source), (1, 1));
 }
 
-/// A bundle that breaks off, or that a source does not know, costs nobody an error.
+/// A bundle that breaks off, or that a source does not support, causes no error for a reader.
 #[tokio::test]
-async fn what_a_bundle_does_not_bring_is_asked_for_by_itself() {
+async fn files_that_a_bundle_does_not_bring_are_requested_separately() {
     let (path, source) = read_path(directory(30, 1000), options());
     source.bundle_breaks.store(5, Ordering::Relaxed);
     for i in 0..30 {
@@ -219,7 +219,7 @@ async fn what_a_bundle_does_not_bring_is_asked_for_by_itself() {
     assert_eq!(path.stats().data.entries, 30);
 }
 
-/// A file that changed is never given in its old version's place, nor the other way round.
+/// A changed file is never returned under its old version, and its old bytes never under the new one.
 #[tokio::test]
 async fn a_changed_file_in_a_bundle_is_stale_and_never_wrong() {
     let (path, source) = read_path(directory(10, 1000), options());
@@ -237,7 +237,7 @@ async fn a_changed_file_in_a_bundle_is_stale_and_never_wrong() {
     read(&path, &source, "f0005").await;
 }
 
-/// A source that hangs in mid-bundle keeps only those waiting whom it would keep waiting anyway.
+/// A source that hangs in the middle of a bundle delays only readers that would wait for it in any case.
 #[tokio::test]
 async fn a_bundle_that_hangs_does_not_hang_its_files() {
     let (path, source) = read_path(directory(30, 1000), options());
@@ -276,9 +276,9 @@ async fn a_bundle_is_one_request_on_each_edge_of_a_chain() {
     assert!(middle.data.in_progress() + leaf.data.in_progress() == 0);
 }
 
-/// Who knows from elsewhere what will be read names it.
+/// A caller that knows what will be read names the files.
 #[tokio::test]
-async fn what_is_named_is_brought() {
+async fn named_files_are_prefetched() {
     let (path, source) = read_path(directory(30, 1000), options());
     let names = ["f0007", "f0002", "absent"].map(|name| Bytes::from_static(name.as_bytes()));
     assert_eq!(path.prefetch(&ItemPath::root(), &names).await.unwrap(), 2);

@@ -1,4 +1,4 @@
-//! Files whose content an index knows.
+//! Files with content hashes from an index.
 
 use super::*;
 
@@ -44,7 +44,7 @@ async fn equal_files_are_fetched_once_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_what_its_index_says_is_stale() {
+async fn a_file_that_differs_from_its_index_is_stale() {
     let mut source = equal_files(1000);
     source.indexed.insert("b1".into(), ContentHash([3; 32]));
     let (path, _source) = read_path(source, options());
@@ -93,7 +93,7 @@ async fn a_childs_promise_puts_no_bytes_under_another_files_content() {
 }
 
 #[tokio::test]
-async fn who_waits_for_an_equal_file_that_has_changed_gets_its_own() {
+async fn a_reader_that_joined_an_equal_file_gets_its_own_after_a_change() {
     for size in [1000, 2_500_000] {
         let (path, source) = read_path(equal_files(size), options());
         let (a, b) = (file(&path, "a1").await, file(&path, "b1").await);

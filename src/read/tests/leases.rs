@@ -4,7 +4,7 @@ use super::*;
 use copperfs_overlay::{Listed, ListingDigest, ListingPart};
 use std::time::Instant;
 
-/// An edge of the tree: passes questions on and counts what comes back.
+/// An edge of the tree: forwards questions and counts the answers.
 struct Edge {
     files: Arc<dyn Files>,
     counts: Arc<Counts>,
@@ -195,7 +195,7 @@ async fn a_lease_is_renewed_by_one_small_answer_on_each_edge() {
     }
 }
 
-/// However deep: what is used was true at the source one lease ago, or later.
+/// At any depth: metadata in use was true at the source one lease ago, or later.
 #[tokio::test]
 async fn nothing_is_used_for_longer_than_one_lease() {
     let source = Arc::new(Source::new(&[("a", 1)]));
@@ -287,7 +287,7 @@ async fn names_in_a_large_directory_are_renewed_in_one_batch() {
     assert_eq!(counts.listed(), listed, "no listing for it");
 }
 
-/// In a launch after the first, what has not changed is asked about once and not sent.
+/// In a later launch, an unchanged listing is asked about once and not sent again.
 #[tokio::test]
 async fn a_listing_of_an_earlier_launch_is_asked_about_once() {
     let names: Vec<String> = (0..500).map(|i| format!("f{i:04}")).collect();

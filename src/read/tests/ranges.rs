@@ -14,7 +14,7 @@ fn large() -> ReadOptions {
 }
 
 impl Source {
-    /// Bytes that were asked of it.
+    /// The bytes that were requested from it.
     fn bytes_asked(&self, size: u64) -> u64 {
         let blocks = |read: &ReadRequest| {
             let blocks = read.first_block..read.first_block + read.block_count;
@@ -39,7 +39,7 @@ async fn read(path: &ReadPath, f: &FileRef, ahead: &ReadAhead, offset: u64, size
 }
 
 #[tokio::test]
-async fn who_goes_forward_gets_blocks_in_few_requests() {
+async fn a_sequential_reader_gets_blocks_in_few_requests() {
     let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), large());
     let f = file(&path, "f").await;
     let content = source.content("f");
@@ -55,7 +55,7 @@ async fn who_goes_forward_gets_blocks_in_few_requests() {
 }
 
 #[tokio::test]
-async fn scattered_reads_bring_what_they_ask_for_once() {
+async fn scattered_reads_fetch_only_the_requested_pieces_once() {
     let (path, source) = read_path(Source::new(&[("f", (40 << 20) + 777)]), large());
     let f = file(&path, "f").await;
     let content = source.content("f");
@@ -98,7 +98,7 @@ async fn scattered_reads_bring_what_they_ask_for_once() {
 }
 
 #[tokio::test]
-async fn a_block_that_is_here_serves_its_pieces_and_readers_share_what_is_under_way() {
+async fn a_cached_block_serves_its_pieces_and_readers_share_requests() {
     let (path, source) = read_path(Source::new(&[("f", 40 << 20)]), large());
     let f = file(&path, "f").await;
     collect(
@@ -191,7 +191,7 @@ async fn a_file_that_changed_is_stale_for_scattered_readers_too() {
 
 /// What a small node holds stays small, whatever is read of it and by how many.
 #[tokio::test]
-async fn what_is_held_and_under_way_stays_within_the_bound() {
+async fn cache_and_transfers_stay_within_the_limit() {
     let bound = 32 << 20;
     let options = ReadOptions {
         data_bytes_max: bound,

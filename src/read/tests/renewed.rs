@@ -66,7 +66,7 @@ async fn one_question_is_asked_for_all_that_were_denied() {
 
 /// Bytes returned under one version, as blocks, pieces and streams, are compared with another version.
 #[tokio::test]
-async fn a_version_has_what_was_given_out_of_another_or_not() {
+async fn a_version_is_compared_with_the_returned_bytes_of_another() {
     const SIZE: usize = 5 << 20;
     for whole_file_max in [0, u64::MAX] {
         let options = ReadOptions {

@@ -1,4 +1,4 @@
-//! Listings ahead of those who walk a tree.
+//! Listings that are prefetched for readers that walk a tree.
 
 use super::*;
 
@@ -86,7 +86,7 @@ async fn the_directories_behind_a_walker_are_listed_once_each_and_ahead() {
 }
 
 #[tokio::test]
-async fn one_who_picks_directories_has_none_listed_ahead() {
+async fn a_program_that_picks_directories_has_none_listed_ahead() {
     let (path, tree) = tree(100);
     list(&path, "").await;
     for name in ["d050", "d010", "d070", "d030", "d010"] {

@@ -33,7 +33,7 @@ pub(super) fn make_private(dir: &Path) -> io::Result<()> {
 }
 
 impl ListingFiles {
-    /// Takes stock of `dir`. What was not finished is removed; what has another name is left alone.
+    /// Reads the names and sizes in `dir`. Unfinished files are removed, and files with other names are left alone.
     pub(super) fn scan(dir: PathBuf, bytes_max: u64) -> Self {
         let mut found = Vec::new();
         for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -97,7 +97,7 @@ impl ListingFiles {
         }
     }
 
-    /// Removes all files of which `condemned` says so.
+    /// Removes all files for which `condemned` returns `true`.
     pub(super) fn remove_where(&mut self, condemned: impl Fn(&Path) -> bool) {
         let files = self.ages.keys().map(|name| self.dir.join(name));
         let files: Vec<PathBuf> = files.filter(|file| condemned(file)).collect();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_refuses_keeps_what_was_there() {
+    fn a_refused_write_keeps_the_older_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut directory = ListingFiles::scan(dir.path().to_owned(), 100);
         directory.write(&name(1), b"good").unwrap();

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"CPFSLIST";
-/// A file of another version is as good as none. Raised with every change of what lies below, the
+/// A file of another version is not used. Raised with every change of the format below, the
 /// fields of [`Attributes`] included.
 const VERSION: u32 = 2;
 /// Magic, version, length of the path, unpacked length, hash.
@@ -37,7 +37,7 @@ pub(super) fn file_name(path: &ItemPath) -> String {
     hash.to_hex()[..32].to_owned()
 }
 
-/// Whether `name` may be one that [`file_name`] gives.
+/// Whether [`file_name`] could return `name`.
 pub(super) fn is_file_name(name: &[u8]) -> bool {
     name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit)
 }
@@ -162,7 +162,7 @@ pub(super) fn path_of(file: &Path) -> Option<ItemPath> {
     ItemPath::parse(path).ok()
 }
 
-/// Checks magic and version; gives the length of the path and what follows that.
+/// Checks magic and version. Returns the length of the path, and the bytes after it.
 fn path_len(bytes: &[u8]) -> Result<(usize, &[u8]), FormatError> {
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(FormatError::Foreign)?;
     let (&version, rest) = rest.split_first_chunk::<4>().ok_or(FormatError::Foreign)?;

@@ -58,7 +58,7 @@ fn a_record_is_read_as_it_was_written() {
 }
 
 #[test]
-fn what_is_torn_is_told_from_what_is_whole() {
+fn a_torn_file_is_detected() {
     let whole = Record::encode(&path("a"), &directory(&["x", "y"])).unwrap();
     for cut in 0..whole.len() {
         assert!(Record::decode(&whole[..cut], &path("a")).is_err(), "{cut}");
