@@ -1,20 +1,19 @@
-//! Budgets of a running cluster: what nodes report, what is decided, and how it reaches every node.
+//! Budgets of a running cluster: reports of nodes, the allocator's decisions, and their distribution.
 //!
-//! The decision is the whole state, with a serial: which datasets are declared, which jobs run, what
-//! each gets, and which nodes are homes. It is made beside the first root that lives, goes down the
-//! tree, and is kept by every node; reports go up. An allocator that starts anew takes up from the
-//! newest decision that nodes report, so it may be killed at any moment. Nodes go on with the last
-//! decision that they have heard.
+//! A decision is the complete state, with a serial: the declared datasets, the running jobs, the share
+//! of each, and the nodes that are homes. The allocator runs on the first live root. Its decisions go
+//! down the tree and every node keeps the newest; reports go up. An allocator that starts continues from
+//! the newest decision that any node reports, so it may be killed at any moment. Meanwhile the nodes
+//! continue with the last decision that they received.
 
 pub mod agent;
 pub mod allocator;
 pub mod count;
-mod counted;
+mod counter;
 pub mod registry;
 pub(crate) mod served;
 
-pub use agent::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours, ReportSource};
+pub use agent::{BudgetAgent, BudgetAgentConfig, Neighbours, ReportSource};
 pub use count::DatasetCounter;
-pub use counted::Counted;
-pub use registry::POLICIES;
-pub use served::Served;
+pub use counter::{CountError, CountProgress, Counted, Counter};
+pub use served::{LocateError, Location, ServedPaths};

@@ -10,7 +10,7 @@
 //! This module decides nothing: checks are the registry's ([`crate::budgets::registry`]).
 
 use crate::budgets::BudgetAgent;
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use error::ControlError;
 use hyper::StatusCode;
 use plan::Plans;
@@ -43,7 +43,7 @@ pub use server::ControlServer;
 pub struct Control {
     node: Arc<dyn NodeCommands>,
     agent: BudgetAgent,
-    served: Arc<Served>,
+    served: Arc<ServedPaths>,
     plans: Plans,
     names: Arc<dyn Names>,
     large_bodies: LargeBodies,
@@ -67,7 +67,7 @@ impl Control {
     pub fn new(
         node: Arc<dyn NodeCommands>,
         agent: BudgetAgent,
-        served: Served,
+        served: ServedPaths,
         names: Arc<dyn Names>,
     ) -> Self {
         Self {

@@ -1,11 +1,12 @@
-//! Datasets: items, where each is at home, and the uniform cache that keeps them there.
+//! Datasets: items, their homes, and the uniform cache that holds them there.
 //!
-//! An *item* is a file, or of a file larger than 4 MiB each 4 MiB stripe. Every item has one *home*
-//! among the nodes that store datasets ([`crate::model::slots`]). A home admits items until its *share* of the
-//! dataset's budget is full, and evicts nothing until the budget shrinks (`SiloD`, section 2.2).
+//! An *item* is a file of up to 4 MiB, or a 4 MiB stripe of a larger file. Every item has one
+//! *home* among the nodes that store datasets ([`crate::model::slots`]). A home admits items until
+//! its *share* of the dataset's budget is full, and evicts nothing until the budget shrinks
+//! (`SiloD`, section 2.2).
 //!
-//! What it does not do: decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or
-//! travel (`copperfs_overlay`).
+//! It does not decide budgets ([`crate::budgets`]), hold jobs' tokens ([`crate::job`]), or connect
+//! nodes (`copperfs_overlay`).
 
 mod fetch;
 pub mod home;
@@ -15,5 +16,5 @@ pub mod reader;
 pub mod recency;
 pub mod uniform;
 
-pub use home::{Home, HomeOptions, HomePlace};
+pub use home::{Home, HomeOptions, HomeStorage};
 pub use item::ItemId;

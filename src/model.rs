@@ -1,12 +1,13 @@
-//! The vocabulary of datasets, jobs and budgets: what is declared, what is reported, what is decided, and which
-//! node is whose home. Plain values, and the arithmetic on them.
+//! The vocabulary of datasets, jobs and budgets: declarations, reports, decisions, and the home of each
+//! item. Plain values, and the arithmetic on them.
 
 mod command;
 mod decision;
+mod format;
 mod report;
 pub mod slots;
 
-pub(crate) use command::{Asked, decode_answer, encode_answer};
+pub(crate) use command::ForwardedCommand;
 pub use command::{
     Command, CommandError, Counting, DatasetSpec, ErrorKind, IdealRate, JobSpec, Overview,
     RateSource, Reply,
@@ -14,9 +15,11 @@ pub use command::{
 pub use decision::{
     DatasetDecision, Decision, HomeNode, JobDecision, JobNode, OriginReaders, Serial,
 };
-pub use report::{Beat, Down, JobReport, NodeReport, ShareReport, Up};
-pub use slots::{Homes, SLOTS, items_of, slot_of};
+pub use format::FormatError;
+pub(crate) use format::{decode, encode};
+pub use report::{DecisionFrame, Heartbeat, JobReport, NodeReport, ReportFrame, ShareReport};
+pub use slots::{SLOTS, SlotTable, items_of, slot_of};
 
-/// Reads of datasets that belong to no job, as a job. Its rate is a part of the total that is always
-/// there, so that such readers neither starve nor take what jobs were given.
+/// The name of the pseudo-job for dataset reads that belong to no job. Its rate is a reserved part of the
+/// total, so that such reads neither starve nor use the tokens of jobs.
 pub const UNATTRIBUTED: &str = "unattributed";

@@ -21,7 +21,7 @@ pub(crate) mod warm;
 mod watchdog;
 
 use crate::budgets::DatasetCounter;
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::ControlServer;
 use crate::index::IndexError;
@@ -204,7 +204,7 @@ impl Node {
         })?;
         let overlay = Arc::new(overlay);
         let Some(((read, cluster, warmer, datasets), indexes)) = parts else {
-            return Err(OverlayError::Config("the overlay made no service".into()).into());
+            return Err(OverlayError::NoService.into());
         };
         cluster.joined(Arc::clone(&overlay));
 
@@ -271,8 +271,9 @@ fn datasets_of(
     read: &ReadPath,
 ) -> Datasets {
     let (place, capacity) = ladder::dataset_room(settings);
-    let counter = DatasetCounter::new(Served::of(settings), Arc::new(upstream.at(0)));
-    counter.connect(read.clone());
+    let served = ServedPaths::of(settings);
+    let read = Arc::new(OnceLock::from(read.clone()));
+    let counter = DatasetCounter::new(served, Arc::new(upstream.at(0)), read);
     Datasets::new(Ground {
         settings,
         upstream,
@@ -344,7 +345,7 @@ fn origin_options(settings: &Settings) -> OriginOptions {
         .chain(&settings.data_mount);
     let exclude = excluded.filter_map(|path| namespace_path(path)).collect();
     // Storage times out before the nodes that wait for it, so that its reason still reaches them.
-    let patience = copperfs_overlay::patience::of_storage(settings.request_timeout);
+    let patience = copperfs_overlay::level_timeouts::of_storage(settings.request_timeout);
     let usual = Retries::default();
     let (hanging_max, _charged) = HangingBound::of_memory(settings.cache.memory_bytes);
     OriginOptions {

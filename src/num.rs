@@ -22,6 +22,14 @@ pub fn as_f64(value: u64) -> f64 {
     value as f64
 }
 
+/// Spreads the bits of `x`: the finisher of SplitMix64 (Steele, Lea and Flood, 2014).
+#[must_use]
+pub fn mix64(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 /// An amount without its fraction; 0 for what is negative or no number.
 #[must_use]
 #[expect(

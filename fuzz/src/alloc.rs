@@ -1,4 +1,4 @@
-//! The memory that a decoder takes: counted, so that a target can bound it.
+//! Counts the memory that a decoder allocates, so that a target can bound it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,11 +13,11 @@ fn grow(bytes: usize) {
     PEAK.fetch_max(live, Ordering::Relaxed);
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; only numbers are kept beside it.
+// SAFETY: every call goes to the system's allocator unchanged; the counters do not affect it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller upholds the contract, which is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Counted as the worst case: both are there while one is copied to the other.
+        // Counted as the worst case: both blocks exist while one is copied to the other.
         grow(size);
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: as above.
@@ -45,15 +45,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `decode`, which must not take more than `bytes` at any time beyond what was taken before.
+/// Runs `decode`, which must at no time hold more than `bytes` beyond the memory that was allocated before.
 pub fn within<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let before = LIVE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let value = decode();
-    let taken = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+    let allocated = PEAK.load(Ordering::Relaxed).saturating_sub(before);
     assert!(
-        taken <= bytes,
-        "took {taken} bytes, more than the {bytes} that it may"
+        allocated <= bytes,
+        "allocated {allocated} bytes, more than the limit of {bytes}"
     );
     value
 }

@@ -1,5 +1,5 @@
-//! The decoders of an index: a file that anybody may have written. They belong to the program, which
-//! would be much to build for it; so their module is taken in as it is.
+//! The decoders of an index, a file from an untrusted author. They belong to the program, which takes long to build, so
+//! their module is included as it is.
 
 use crate::{alloc, values};
 use arbitrary::Unstructured;
@@ -18,13 +18,12 @@ use format::{
     Header, Tail, Totals, checksum, unpack,
 };
 
-/// What a decoder may take beside a multiple of what it is given.
+/// Memory that a decoder may allocate beside a multiple of its input.
 const SLACK_BYTES: usize = 512 << 10;
-/// What one byte may make a decoder take: an entry of no bytes has none, and a name or path may be
-/// shared with the one before it.
+/// Memory that one byte of input may cost: a name or path may share a prefix with the one before it.
 const PER_BYTE: usize = 8192;
 
-/// One body; the first byte says of what.
+/// One body; the first byte selects its kind.
 pub fn indexes(data: &[u8]) {
     let Some((&kind, body)) = data.split_first() else {
         return;
@@ -39,7 +38,7 @@ pub fn indexes(data: &[u8]) {
     });
 }
 
-/// What is accepted comes back.
+/// Accepted entries encode and decode to the same values.
 fn entries(body: &[u8]) {
     let mut decoder = EntryDecoder::new(body);
     let mut encoder = EntryEncoder::default();
@@ -65,7 +64,7 @@ fn directories(body: &[u8]) {
     }
 }
 
-/// A header that lets `tail` be looked into.
+/// A header for `tail`.
 fn header(tail: &[u8]) -> Header {
     let stored = u32::try_from(tail.len()).unwrap_or(u32::MAX);
     Header {
@@ -81,7 +80,7 @@ fn header(tail: &[u8]) -> Header {
     }
 }
 
-/// Bodies that the encoders make.
+/// Bodies from the encoders.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut from = Unstructured::new(&[0x5a; 4000]);
     let mut entries = vec![0];

@@ -1,7 +1,7 @@
-//! The same decoders where they are used: a real node on real QUIC, and a peer that says anything.
+//! The decoders in use: a real node over real QUIC, and a peer that sends anything.
 //!
-//! Slower than the pure targets by two orders of magnitude, and the only ones that see the answering
-//! side's order of frames, the stub's blocks and what a broken stream leaves behind.
+//! Slower than the pure targets by two orders of magnitude, and the only ones that cover the order of frames on the server
+//! side, the blocks of the client, and broken streams.
 
 use crate::seeds::frame;
 use bytes::Bytes;
@@ -20,14 +20,14 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// The only block of the file that is asked for.
+/// The only block of the requested file.
 pub const BLOCK: [u8; 100] = [0x5a; 100];
 /// Its hash.
 pub static BLOCK_HASH: LazyLock<[u8; 32]> = LazyLock::new(|| blake3::hash(&BLOCK).into());
-/// How long a node waits for bytes that a peer has announced and not sent.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// How long a node waits for bytes that a peer has announced.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(300);
 /// Longer than any answer may take.
-const FOREVER: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -35,7 +35,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     builder.build().expect("a runtime")
 });
 
-/// Answers a child's stub with any bytes. The first byte says what is asked.
+/// Answers a child's client with any bytes. The first byte selects the request.
 pub fn answers(data: &[u8]) {
     static CHILD: Mutex<Option<Child>> = Mutex::new(None);
     let Some((&question, answer)) = data.split_first() else {
@@ -44,23 +44,22 @@ pub fn answers(data: &[u8]) {
     let mut held = CHILD.lock().expect("no panic");
     let child = held.get_or_insert_with(|| RUNTIME.block_on(Child::start()));
     *child.answer.lock().expect("no panic") = Bytes::copy_from_slice(answer);
-    let asked = async { timeout(FOREVER, child.ask(question)).await };
+    let asked = async { timeout(ANSWER_TIMEOUT, child.ask(question)).await };
     RUNTIME
         .block_on(asked)
         .expect("an answer or a failure in time");
-    // One that was lied to asks no more.
-    let lies = child.overlay.counters().wrong_blocks;
-    if lies > 1 {
+    // After corrupt blocks the child bars its parent, so another child is needed.
+    if child.overlay.counters().wrong_blocks.get() > 1 {
         let _guard = RUNTIME.enter();
         *held = None;
     }
 }
 
-/// Asks a node's children's side with any bytes; whatever it makes of them is an answer in frames.
+/// Sends any bytes to a node, as its child; the answer consists of valid frames.
 pub fn requests(data: &[u8]) {
     static PARENT: LazyLock<RootNode> = LazyLock::new(|| RUNTIME.block_on(RootNode::start()));
     let parent = &*PARENT;
-    let asked = async { timeout(FOREVER, parent.ask(data)).await };
+    let asked = async { timeout(ANSWER_TIMEOUT, parent.ask(data)).await };
     let answer = RUNTIME
         .block_on(asked)
         .expect("an answer or a failure in time");
@@ -97,7 +96,7 @@ fn config(secret: &Secret, rank: usize, parent: SocketAddr) -> OverlayConfig {
     OverlayConfig {
         arity: 2,
         listen: if rank == 0 { parent } else { own },
-        request_timeout: PATIENCE,
+        request_timeout: REQUEST_TIMEOUT,
         ..OverlayConfig::new(members, NodeIdentity::Member(rank), secret.clone())
     }
 }
@@ -107,7 +106,7 @@ fn free_address() -> SocketAddr {
     socket.local_addr().expect("an address")
 }
 
-/// A node below a parent that answers what it is told to.
+/// A node with a parent whose answers are set.
 struct Child {
     answer: Arc<Mutex<Bytes>>,
     files: Arc<dyn Files>,
@@ -132,7 +131,7 @@ impl Child {
         let address = free_address();
         let endpoint = quinn::Endpoint::server(config, address).expect("an endpoint");
         let answer = Arc::new(Mutex::new(Bytes::new()));
-        let parent = tokio::spawn(say(endpoint, Arc::clone(&answer)));
+        let parent = tokio::spawn(answer_all(endpoint, Arc::clone(&answer)));
         let config = self::config(&secret, 1, address);
         let overlay = Overlay::start(config, None, |_upstream| Arc::new(Nothing));
         let overlay = overlay.expect("a node");
@@ -169,7 +168,7 @@ impl Child {
         }
     }
 
-    /// Never more bytes than the file has, and nothing behind a failure.
+    /// A read returns at most the bytes of the file, and no part after a failure.
     async fn read(&self) {
         let size = BLOCK.len() as u64;
         let (path, version) = (path("file"), Version::from_data([7; 16]));
@@ -188,14 +187,14 @@ impl Child {
         let (mut bytes, mut ends, mut failed) = (0, 0, false);
         let mut whole = Vec::new();
         while let Some(part) = parts.next().await {
-            assert!(!failed, "something behind a failure");
+            assert!(!failed, "a part after a failure");
             match part {
                 Ok(BlockPart::Bytes(piece)) => {
                     bytes += piece.len();
                     whole.extend_from_slice(&piece);
                 }
                 Ok(BlockPart::Restart) => {
-                    assert_eq!(ends, 0, "a block that has ended is taken back");
+                    assert_eq!(ends, 0, "a verified block is taken back");
                     bytes = 0;
                     whole.clear();
                 }
@@ -211,15 +210,15 @@ impl Child {
     }
 }
 
-/// A parent that welcomes whoever comes and answers every question with `answer`.
-async fn say(endpoint: quinn::Endpoint, answer: Arc<Mutex<Bytes>>) {
+/// A parent that accepts every child, and answers every request with `answer`.
+async fn answer_all(endpoint: quinn::Endpoint, answer: Arc<Mutex<Bytes>>) {
     while let Some(incoming) = endpoint.accept().await {
         let Ok(connection) = incoming.await else {
             continue;
         };
         let mut welcome = Some(frame(FrameKind::Welcome, &[1]));
         while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-            // The whole of a question, so that the answer is not cut by a stopped stream.
+            // The whole request is read, so that no stopped stream cuts the answer.
             let bytes = match welcome.take() {
                 Some(bytes) => bytes.into(),
                 None => {
@@ -233,7 +232,7 @@ async fn say(endpoint: quinn::Endpoint, answer: Arc<Mutex<Bytes>>) {
     }
 }
 
-/// A root, and a child that has said hello.
+/// A root, and the connection of a child that has sent its hello.
 struct RootNode {
     connection: quinn::Connection,
     _endpoint: quinn::Endpoint,
@@ -260,7 +259,7 @@ impl RootNode {
             .connect(address, Identity::NAME)
             .expect("a handshake");
         let connection = connecting.await.expect("a connection");
-        // What the root asks of its child is broken off at once.
+        // Requests of the root to its child are reset at once.
         let asked = connection.clone();
         drop(tokio::spawn(async move {
             while let Ok(streams) = asked.accept_bi().await {
@@ -271,8 +270,8 @@ impl RootNode {
         let (mut send, mut recv) = connection.open_bi().await.expect("a stream");
         send.write_all(&frame(FrameKind::Hello, &hello))
             .await
-            .expect("said");
-        send.finish().expect("said");
+            .expect("sent");
+        send.finish().expect("sent");
         recv.read_to_end(64).await.expect("welcome");
         Self {
             connection,
@@ -281,7 +280,7 @@ impl RootNode {
         }
     }
 
-    /// Says `bytes` on a stream of its own; gives what comes back. Nothing, where the stream is reset.
+    /// Sends `bytes` on a new stream. Returns the answer; empty if the stream is reset.
     async fn ask(&self, bytes: &[u8]) -> Vec<u8> {
         let (mut send, mut recv) = self
             .connection
@@ -294,7 +293,7 @@ impl RootNode {
     }
 }
 
-/// A service that has nothing.
+/// A service without files.
 struct Nothing;
 
 fn none<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
@@ -317,7 +316,7 @@ impl Files for Nothing {
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>> {
         let absent = |name: &Bytes| {
-            // Only what a file can be called gets here, or the directory itself.
+            // Only valid names get here, and the empty name of the directory itself.
             let child = parent.join(name).or_else(|error| match name.is_empty() {
                 true => Ok(parent.clone()),
                 false if parent.as_bytes().len() + name.len() >= ItemPath::BYTES_MAX => {
@@ -353,7 +352,7 @@ impl Service for Nothing {
         mut up: LatestReceiver,
         down: LatestSender,
     ) -> BoxFuture<'static, Result<(), Failure>> {
-        // What comes goes back.
+        // An echo.
         async move {
             while let Some(frame) = up.recv().await {
                 let _gone = down.send(frame);

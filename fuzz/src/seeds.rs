@@ -1,4 +1,4 @@
-//! Where each target begins: a few inputs that its decoder likes, made by the encoder.
+//! The seeds of each target: a few valid inputs from the encoder.
 
 use crate::values;
 use arbitrary::Unstructured;
@@ -12,7 +12,7 @@ use copperfs_overlay::{
 use serde::Serialize;
 use std::path::Path;
 
-/// A target's name and its first inputs.
+/// A target's name and its seeds.
 pub type Seeds = (&'static str, fn() -> Vec<Vec<u8>>);
 
 /// Every target.
@@ -27,11 +27,11 @@ pub const TARGETS: &[Seeds] = &[
     ("indexes", crate::indexes::seeds),
 ];
 
-/// Writes the first inputs of `target` into the directory that the environment names in `FUZZ_SEEDS`,
-/// if it does. Called before libFuzzer looks into its directories.
+/// Writes the seeds of `target` into the directory that `FUZZ_SEEDS` names, if it is set. Called before libFuzzer reads
+/// its directories.
 ///
 /// # Panics
-/// Where they cannot be written, or nobody has given any.
+/// If the seeds cannot be written, or `target` has none.
 pub fn plant(target: &str) {
     let Some(dir) = std::env::var_os("FUZZ_SEEDS") else {
         return;
@@ -235,7 +235,7 @@ fn frames() -> Vec<Vec<u8>> {
 fn pages() -> Vec<Vec<u8>> {
     let many: Vec<Entry> = entries().into_iter().cycle().take(400).collect();
     let sized = |kind: u8, expected: u8, page: Vec<u8>| {
-        // An even length is taken as the page's own body.
+        // An even length stands for a page body as it is.
         let len = u16::try_from(page.len().next_multiple_of(2)).expect("a short page");
         [&[kind, expected][..], &len.to_le_bytes(), &page].concat()
     };
@@ -269,7 +269,7 @@ fn noise() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Answers to each question of the target `answers`, whose number leads.
+/// Answers to each request of the target `answers`, after the number of the request.
 fn answers() -> Vec<Vec<u8>> {
     let mut heads = heads()
         .into_iter()

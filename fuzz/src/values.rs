@@ -1,4 +1,4 @@
-//! Any value of the wire's vocabulary, from a fuzzer's bytes: the structure-aware side.
+//! Arbitrary values of the wire format, from a fuzzer's bytes, for structure-aware fuzzing.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
@@ -125,7 +125,7 @@ fn cursor(from: &mut Unstructured<'_>) -> Result<Option<Cursor>> {
     })
 }
 
-/// A question, sound or not, and how it has come.
+/// A request, valid or not, and its attempt.
 pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
     Ok(Question {
         attempt: u8::arbitrary(from)?,
@@ -133,7 +133,7 @@ pub fn question(from: &mut Unstructured<'_>) -> Result<Question> {
     })
 }
 
-/// What is asked, sound or not.
+/// A request, valid or not.
 pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
     let (path, tree) = (path(from)?, u8::arbitrary(from)?);
     Ok(match from.int_in_range(0..=16)? {
@@ -222,7 +222,7 @@ pub fn request(from: &mut Unstructured<'_>) -> Result<Request> {
 }
 
 fn item(from: &mut Unstructured<'_>, path: ItemPath) -> Result<ItemRequest> {
-    // Often sound: any number rarely lies in its stripe.
+    // The stripe is often the right one, which a random number rarely is.
     let (offset, len) = (u64::arbitrary(from)?, from.int_in_range(0..=ITEM_BYTES_MAX + 1)?);
     Ok(ItemRequest {
         dataset: u64::arbitrary(from)?,
@@ -281,7 +281,7 @@ pub fn head(from: &mut Unstructured<'_>) -> Result<Head> {
     })
 }
 
-/// An introduction.
+/// A hello.
 pub fn hello(from: &mut Unstructured<'_>) -> Result<Hello> {
     Ok(Hello {
         rank: Option::<u32>::arbitrary(from)?,

@@ -1,4 +1,4 @@
-//! The pure decoders: what may come of any bytes, and what memory it may cost.
+//! The pure decoders: the invariants of their results, and the limits of their memory.
 
 use crate::{alloc, values};
 use arbitrary::{Arbitrary, Unstructured};
@@ -18,10 +18,10 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::mem::size_of;
 
-/// What a decoder may take besides what it is given: texts of errors, first allocations.
+/// Memory that a decoder may allocate beside a multiple of its input: texts of errors, first allocations.
 const SLACK_BYTES: usize = 512 << 10;
 
-/// A stream of frames: headers are bounded and canonical; bodies go to the decoder of their kind.
+/// A stream of frames: headers are bounded and canonical, and each body goes to the decoder of its kind.
 pub fn frames(mut data: &[u8]) {
     while let Some((header, rest)) = data.split_first_chunk::<HEADER_BYTES>() {
         let Ok(parsed) = FrameHeader::parse(*header) else {
@@ -32,7 +32,7 @@ pub fn frames(mut data: &[u8]) {
         assert!(parsed.kind.body_max() <= BLOCK_BYTES as u32);
         let len = parsed.len as usize;
         assert_eq!(FrameHeader::new(parsed.kind, len), Ok(parsed));
-        // A body that is cut is decoded as far as it goes.
+        // A cut body is decoded too.
         let (body, rest) = rest.split_at(len.min(rest.len()));
         match parsed.kind {
             FrameKind::Hello => decoded::<Hello>("hello", body),
@@ -48,7 +48,7 @@ pub fn frames(mut data: &[u8]) {
     }
 }
 
-/// One body; the first byte says of what.
+/// One body; the first byte selects its kind.
 pub fn messages(data: &[u8]) {
     let Some((&kind, body)) = data.split_first() else {
         return;
@@ -63,15 +63,15 @@ pub fn messages(data: &[u8]) {
     }
 }
 
-/// What decodes encodes again, to no more bytes, and to the same value; memory follows the bytes that
-/// came, not those that were announced.
+/// A decoded value encodes to no more bytes, and decodes to the same value. The memory depends on the bytes of the input,
+/// not on the lengths that they announce.
 fn decoded<T: Serialize + DeserializeOwned + PartialEq + Debug>(what: &'static str, body: &[u8]) {
     // An element of a list may have a single byte, and lists grow by doubling.
     let allowed = body.len() * 4 * size_of::<Bytes>() + SLACK_BYTES;
     let Ok(value) = alloc::within(allowed, || message::decode::<T>(what, body)) else {
         return;
     };
-    let again = message::encode(what, &value).expect("what was decoded can be encoded");
+    let again = message::encode(what, &value).expect("a decoded value can be encoded");
     assert!(again.len() <= body.len(), "{value:?}");
     assert_eq!(message::decode::<T>(what, &again).as_ref(), Ok(&value));
 }
@@ -153,7 +153,7 @@ fn request(body: &[u8]) {
     }
 }
 
-/// Whatever became a path stays below the root of the namespace.
+/// Every path is below the root of the namespace.
 fn inside(path: &ItemPath) {
     let bytes = path.as_bytes();
     assert!(bytes.len() <= ItemPath::BYTES_MAX && !bytes.contains(&0));
@@ -165,8 +165,8 @@ fn inside(path: &ItemPath) {
     assert_eq!(ItemPath::parse(bytes).as_ref(), Ok(path));
 }
 
-/// Pages of each kind of item. The first byte says which, the second how many items are expected; then
-/// page after page, each behind a `u16` of its length and wrapped as stored if that is odd.
+/// Pages of each kind of item. The first byte selects the kind, the second the number of expected items. Pages follow,
+/// each after its length as `u16`; a page of odd length is wrapped as stored.
 pub fn pages(data: &[u8]) {
     let Some(([kind, expected], mut rest)) = data.split_first_chunk::<2>() else {
         return;
@@ -206,14 +206,14 @@ fn page_run<T: Serialize + DeserializeOwned + PartialEq + Debug>(
                 return None;
             }
         }
-        reader.is_complete().then(|| reader.into_items())
+        reader.is_complete().then(|| reader.take())
     });
     let Some(items) = found else { return };
     assert_eq!(items.len(), expected);
     packed(&items);
 }
 
-/// Items become pages within their bounds and come back the same.
+/// Items encode to bounded pages, and decode to the same items.
 fn packed<T: Serialize + DeserializeOwned + PartialEq + Debug>(items: &[T]) {
     let mut writer = PageWriter::default();
     let mut reader = PageReader::<T>::new(items.len());
@@ -224,12 +224,12 @@ fn packed<T: Serialize + DeserializeOwned + PartialEq + Debug>(items: &[T]) {
     for item in items {
         match writer.push(item) {
             Ok(page) => page.into_iter().for_each(&mut take),
-            // Too big for a page: a peer cannot have sent it in one either.
+            // Too large for a page, so no peer can send it in one either.
             Err(_) => return,
         }
     }
     writer.finish().into_iter().for_each(&mut take);
-    assert_eq!(reader.into_items(), items);
+    assert_eq!(reader.take(), items);
 }
 
 /// Paths and names, from any bytes.
@@ -239,7 +239,7 @@ pub fn paths(data: &[u8]) {
     let (a, b) = (ItemPath::parse(first), ItemPath::parse(second));
     let climbs = |bytes: &[u8]| bytes.split(|&b| b == b'/').any(|name| name == b"..");
     assert!(a.is_err() || !(climbs(first) || first.contains(&0)));
-    // What comes over the wire goes the same way as what is parsed.
+    // Paths from the wire are parsed in the same way.
     let body = message::encode("path", &first.to_vec()).expect("bytes encode");
     assert_eq!(
         message::decode::<ItemPath>("path", &body).ok(),
@@ -274,10 +274,10 @@ pub fn paths(data: &[u8]) {
     }
 }
 
-/// Every value of the vocabulary comes back as it was sent, and what is sound fits its frame.
+/// Every value decodes to itself, and valid values fit their frames.
 pub fn round_trip(data: &[u8]) {
     let mut from = Unstructured::new(data);
-    // Where the bytes run out there is nothing more to try.
+    // Ends when the input is exhausted.
     let _exhausted = round_trip_of(&mut from);
 }
 
@@ -294,15 +294,15 @@ fn round_trip_of(from: &mut Unstructured<'_>) -> arbitrary::Result<()> {
                 );
             }
             if head.check(&request).is_ok() {
-                // A head is bounded by what was asked, which is bounded itself once it is checked.
-                let asked = match &request {
+                // A valid request bounds the head of its answer.
+                let requested = match &request {
                     Request::List { limit, .. } => *limit as usize,
                     Request::Stat { names, .. } => names.len(),
                     Request::Xattrs { .. } => XATTRS_MAX,
                     Request::Origins { .. } => ORIGINS_MAX,
                     _ => 0,
                 };
-                assert!(head.items() as usize <= asked);
+                assert!(head.items() as usize <= requested);
             }
             same(FrameKind::Head, "head", &head);
         }
@@ -338,7 +338,7 @@ fn many<T>(
     Ok(items)
 }
 
-/// Gives the length of the body.
+/// Checks that `value` decodes to itself. Returns the length of its encoding.
 fn same<T: Serialize + DeserializeOwned + PartialEq + Debug>(
     kind: FrameKind,
     what: &'static str,

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets of a histogram: bucket `i` counts what took less than `2^i` microseconds and no less than half
-/// of that. The last one counts everything from 33 seconds on.
+/// Number of buckets. Bucket `i` counts durations below `2^i` microseconds and not below half of that. The last one counts
+/// all durations from 33 seconds on.
 const BUCKETS: usize = 27;
 
-/// How long things took. Observing costs two atomic additions and no lock. Clones count together.
+/// A distribution of durations. An observation costs two atomic additions and no lock. Clones count together.
 #[derive(Debug, Clone, Default)]
-pub struct Histogram(Arc<Inner>);
+pub struct Histogram(Arc<HistogramInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct HistogramInner {
     buckets: [AtomicU64; BUCKETS],
     /// Nanoseconds.
     sum: AtomicU64,
@@ -21,15 +21,15 @@ struct Inner {
 
 impl Histogram {
     /// Counts one observation.
-    pub fn observe(&self, took: Duration) {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    pub fn observe(&self, duration: Duration) {
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = (u64::BITS - micros.leading_zeros()) as usize;
         self.0.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.0.sum.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// The distribution so far.
+    /// Returns the distribution so far.
     #[must_use]
     pub fn snapshot(&self) -> HistogramSnapshot {
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
@@ -56,7 +56,7 @@ impl HistogramSnapshot {
         self.buckets.iter().sum()
     }
 
-    /// Each bucket's upper bound (`None` for the last, which has none) and its number of observations, not
+    /// Returns each bucket's upper bound (`None` for the last, which has none) and its number of observations, not
     /// cumulative.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         let last = self.buckets.len().saturating_sub(1);
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_latency_falls_below_its_bound() {
+    fn each_duration_is_below_the_bound_of_its_bucket() {
         for (micros, bound) in [
             (0, Some(1)),
             (1, Some(2)),

@@ -1,12 +1,11 @@
 //! Counters, gauges and latency histograms, and the registry in which every part declares its own.
 //!
-//! A part keeps its own [`Counter`]s and declares them once, with a name, a unit and a help text, in a
-//! [`Scope`] of the [`Registry`]. Numbers that a part computes when it is asked are declared as functions.
-//! [`Registry::snapshot`] reads all of them; a [`Snapshot`] has three forms: JSON, text lines, and the text
-//! format of Prometheus. This crate knows no metric by name.
+//! A part keeps its own [`Counter`]s and declares them once, with a name, a unit and a help text, in a [`Scope`] of the
+//! [`Registry`]. Numbers that a part computes on demand are declared as functions. [`Registry::snapshot`] reads all of
+//! them. A [`Snapshot`] has three forms: JSON, text lines, and the text format of Prometheus. This crate knows no metric
+//! by name.
 //!
-//! Numbers are read one after another, while they change. They are for people and monitoring, not for
-//! decisions.
+//! Numbers are read one after another, while they change. They are for operators and monitoring, not for decisions.
 
 mod histogram;
 mod registry;

@@ -1,9 +1,8 @@
-//! Where parts declare their metrics.
+//! The registry of metrics.
 
 use crate::snapshot::{Kind, Sample, Snapshot, Unit, Value};
 use crate::{Counter, Gauge, Histogram};
 use parking_lot::Mutex;
-use std::fmt;
 use std::sync::Arc;
 
 type Read = Arc<dyn Fn() -> Value + Send + Sync>;
@@ -21,29 +20,23 @@ struct Metric {
 #[derive(Clone, Default)]
 pub struct Registry(Arc<Mutex<Vec<Metric>>>);
 
-impl fmt::Debug for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registry({} metrics)", self.0.lock().len())
-    }
-}
-
-/// A part of a metric's place.
+/// A segment of a metric's path.
 #[derive(Debug, Clone, Copy)]
 enum Segment {
     Name(&'static str),
     Label(&'static str, &'static str),
 }
 
-/// A place in the names of a registry. Scopes nest: `registry.scope("cache").label("cache", "data")` holds
+/// A prefix of the names in a registry. Scopes nest: `registry.scope("cache").label("cache", "data")` holds
 /// `cache.data.hits`, which Prometheus knows as `copperfs_cache_hits_total{cache="data"}`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Scope {
     registry: Registry,
     segments: Vec<Segment>,
 }
 
 impl Registry {
-    /// The scope `name`.
+    /// Returns the scope `name`.
     #[must_use]
     pub fn scope(&self, name: &'static str) -> Scope {
         Scope {
@@ -56,7 +49,7 @@ impl Registry {
     /// there are many, and each has many buckets.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        // A function of a part may take its locks; the registry's must not be held meanwhile.
+        // A declared function may take locks of its part, so the registry's lock is not held meanwhile.
         let metrics: Vec<(Sample, Read)> = {
             let metrics = self.0.lock();
             let sample = |metric: &Metric| (metric.sample(), Arc::clone(&metric.read));
@@ -104,13 +97,13 @@ impl Metric {
 }
 
 impl Scope {
-    /// The scope `name` within this one.
+    /// Returns the scope `name` within this one.
     #[must_use]
     pub fn scope(&self, name: &'static str) -> Self {
         self.with(Segment::Name(name))
     }
 
-    /// One of several alike within this one: `label` says in what they differ.
+    /// Returns one of several scopes of the same form within this one, told apart by the value of `label`.
     #[must_use]
     pub fn label(&self, label: &'static str, value: &'static str) -> Self {
         self.with(Segment::Label(label, value))

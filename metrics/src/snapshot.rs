@@ -1,4 +1,4 @@
-//! All metrics at one moment, and their forms.
+//! The values of all metrics at one moment, and their text forms.
 
 use crate::histogram::HistogramSnapshot;
 use serde_json::{Map, Value as Json};
@@ -29,26 +29,26 @@ pub enum Unit {
 /// A metric's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Of a counter or a gauge.
+    /// The value of a counter or a gauge.
     Number(u64),
-    /// Of a histogram.
+    /// The value of a histogram.
     Histogram(HistogramSnapshot),
 }
 
 /// A metric and its value.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Names and values of labels, as JSON nests them.
+    /// Names and values of labels, in the order in which JSON nests them.
     pub path: Vec<&'static str>,
     /// The names alone.
     pub names: Vec<&'static str>,
     /// Labels with their values.
     pub labels: Vec<(&'static str, &'static str)>,
-    /// Whether it only grows.
+    /// The kind of the metric.
     pub kind: Kind,
     /// Its unit.
     pub unit: Unit,
-    /// One sentence for people.
+    /// One sentence for operators.
     pub help: &'static str,
     /// Its value.
     pub value: Value,
@@ -65,8 +65,7 @@ impl Sample {
     }
 
     /// The name in Prometheus: `copperfs_` and the names, and `_total` for a counter.
-    #[must_use]
-    pub fn prometheus_name(&self) -> String {
+    fn prometheus_name(&self) -> String {
         let total = if self.kind == Kind::Counter {
             "_total"
         } else {
@@ -191,7 +190,7 @@ fn histogram_json(histogram: &HistogramSnapshot) -> Json {
     })
 }
 
-/// Sets `value` at `path`, and makes the objects on the way.
+/// Sets `value` at `path`, and makes the objects above it.
 fn insert(object: &mut Map<String, Json>, path: &[&str], value: Json) {
     match path {
         [] => {}
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_a_name_and_a_number() {
+    fn each_line_has_a_name_and_a_number() {
         let lines = registry().snapshot().to_lines();
         let wanted = "cache.data.hits 3\ncache.data.bytes 7\ncache.listings.hits 5\n\
                       cache.listings.bytes 7\npush.pending 2\nfuse.latency_seconds.read.count 2\n\
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn prometheus_gets_families_with_labels() {
+    fn prometheus_text_has_families_with_labels() {
         let text = registry().snapshot().to_prometheus();
         let wanted = "# HELP copperfs_cache_hits_total Requests answered.\n\
                       # TYPE copperfs_cache_hits_total counter\n\

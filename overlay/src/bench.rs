@@ -1,15 +1,14 @@
-//! What the transport costs, measured: bulk transfer against TCP with TLS, idle connections.
+//! Benchmarks of the transport: bulk transfer compared with TCP and TLS, and idle connections.
 //!
-//! For `copperfs bench`, here because only this crate knows QUIC and TLS. Both wires use the same
-//! identities, the same cipher suite and mutual authentication; each end has a runtime of one thread,
-//! as a daemon has. Knows neither frames nor the tree: a whole hop, with frames and verification, is
-//! measured through [`crate::Overlay`] by whoever owns the command. Loopback only.
+//! For `copperfs bench`; here because only this crate knows QUIC and TLS. Both wires use the same identities, the same
+//! cipher suite and mutual authentication. Each end has a runtime of one thread, like a daemon. Knows neither frames nor
+//! trees: the command measures a whole hop, with frames and verification, through [`crate::Overlay`]. Loopback only.
 
 use crate::error::OverlayError;
 use crate::identity::{Identity, IdentityError, Secret, SecretError};
 use crate::transport::{KernelNetwork, Transport};
 use bytes::Bytes;
-use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use quinn::{Connection, RecvStream, SendStream};
 use rustix::time::{ClockId, clock_gettime};
 use rustls::pki_types::ServerName;
 use std::io;
@@ -21,17 +20,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Bytes that are handed to the wire at a time.
+/// Bytes in one write.
 const PIECE_BYTES: usize = 64 << 10;
-/// Longest time that any step may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limits each step of a benchmark.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What carries the bytes.
+/// A transport under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     /// This crate's transport.
     Quic,
-    /// TCP (without delay) and rustls.
+    /// TCP without Nagle's algorithm, and rustls.
     Tls,
 }
 
@@ -40,13 +39,13 @@ pub enum Wire {
 pub struct Transfer {
     /// Bytes of payload.
     pub bytes: u64,
-    /// From the question to the last byte, at the receiver.
+    /// Time from the request to the last byte, at the receiver.
     pub wall: Duration,
-    /// Processor time of the whole process meanwhile: both ends.
+    /// Processor time of the whole process meanwhile, which has both ends.
     pub cpu: Duration,
 }
 
-/// Why something could not be measured.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The transport cannot be set up.
@@ -70,8 +69,8 @@ fn broken(error: impl std::fmt::Display) -> BenchError {
     BenchError::Connection(error.to_string())
 }
 
-/// Moves `bytes` over one connection of `wire`, `samples` times after one time that does not count.
-/// Blocks; must not be called within a runtime.
+/// Transfers `bytes` over one connection of `wire`, `samples` times after one warm-up. Blocks; must not be called within
+/// a runtime.
 ///
 /// # Errors
 /// See [`BenchError`].
@@ -83,7 +82,7 @@ pub fn bulk(wire: Wire, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Ben
     }
 }
 
-/// Processor time that this process has used, all threads, user and system.
+/// Returns the processor time of this process: all threads, user and system.
 #[must_use]
 pub fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
@@ -102,22 +101,22 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// Runs `serve` on a thread and a runtime of its own; the address comes from `bind`.
+/// Runs `serve` on its own thread and runtime. Returns the address that it sends once it listens.
 fn server<F>(
     serve: impl FnOnce(std::sync::mpsc::SyncSender<SocketAddr>) -> F + Send + 'static,
 ) -> Result<(SocketAddr, JoinHandle<Result<(), BenchError>>), BenchError>
 where
     F: Future<Output = Result<(), BenchError>> + Send + 'static,
 {
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let (address_out, address_in) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::spawn(move || {
         let runtime = runtime()?;
-        let serving = runtime.spawn(serve(tell));
+        let serving = runtime.spawn(serve(address_out));
         let ended = runtime.block_on(serving).map_err(broken)?;
         runtime.shutdown_timeout(Duration::from_secs(1));
         ended
     });
-    match told.recv() {
+    match address_in.recv() {
         Ok(address) => Ok((address, thread)),
         Err(_never_listened) => Err(match thread.join() {
             Ok(Err(error)) => error,
@@ -126,7 +125,7 @@ where
     }
 }
 
-/// `samples` timed calls of `transfer` after one that does not count.
+/// Times `samples` calls of `transfer`, after one warm-up.
 async fn timed<F>(
     bytes: u64,
     samples: usize,
@@ -135,7 +134,7 @@ async fn timed<F>(
 where
     F: Future<Output = Result<(), BenchError>>,
 {
-    let mut found = Vec::with_capacity(samples);
+    let mut transfers = Vec::with_capacity(samples);
     for sample in 0..=samples {
         let (start, cpu) = (Instant::now(), cpu_time());
         transfer().await?;
@@ -145,20 +144,20 @@ where
             cpu: cpu_time().saturating_sub(cpu),
         };
         if sample > 0 {
-            found.push(transfer);
+            transfers.push(transfer);
         }
     }
-    Ok(found)
+    Ok(transfers)
 }
 
 fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     let of_server = secret.clone();
-    let (address, serving) = server(move |tell| async move {
+    let (address, serving) = server(move |address| async move {
         let transport = Transport::bind(&KernelNetwork, loopback(), &of_server, "server", true)?;
-        let _gone = tell.send(transport.local_addr);
+        let _gone = address.send(transport.local_addr);
         let incoming = transport.endpoint.accept().await.ok_or_else(closed)?;
         let connection = incoming.await.map_err(broken)?;
-        // Until the other side closes.
+        // Ends when the client closes the connection.
         while let Ok((send, recv)) = connection.accept_bi().await {
             answer(send, recv, bytes).await?;
         }
@@ -167,31 +166,27 @@ fn quic(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Be
     let secret = secret.clone();
     let runtime = runtime()?;
     let asking = runtime.spawn(async move {
-        let (_endpoint, connection) = connect(&secret, address).await?;
-        let found = timed(bytes, samples, || ask(connection.clone(), bytes)).await;
+        let client = Transport::bind(&KernelNetwork, loopback(), &secret, "client", false)?;
+        let connection = connect(&client, address).await?;
+        let transfers = timed(bytes, samples, || ask(connection.clone(), bytes)).await;
         connection.close(0u32.into(), b"done");
-        found
+        transfers
     });
-    let found = runtime.block_on(asking).map_err(broken)?;
+    let transfers = runtime.block_on(asking).map_err(broken)?;
     serving.join().map_err(|_panic| closed())??;
-    found
+    transfers
 }
 
 fn closed() -> BenchError {
     broken("it was closed")
 }
 
-async fn connect(
-    secret: &Secret,
-    address: SocketAddr,
-) -> Result<(Endpoint, Connection), BenchError> {
-    let transport = Transport::bind(&KernelNetwork, loopback(), secret, "client", false)?;
-    let connecting =
-        transport
-            .endpoint
-            .connect_with(transport.client.clone(), address, Identity::NAME);
-    let connection = connecting.map_err(broken)?.await.map_err(broken)?;
-    Ok((transport.endpoint, connection))
+async fn connect(client: &Transport, address: SocketAddr) -> Result<Connection, BenchError> {
+    let config = client.client.clone();
+    let connecting = client
+        .endpoint
+        .connect_with(config, address, Identity::NAME);
+    connecting.map_err(broken)?.await.map_err(broken)
 }
 
 async fn answer(mut send: SendStream, mut recv: RecvStream, bytes: u64) -> Result<(), BenchError> {
@@ -199,7 +194,7 @@ async fn answer(mut send: SendStream, mut recv: RecvStream, bytes: u64) -> Resul
     let piece = Bytes::from(vec![0x5a; PIECE_BYTES]);
     let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
     while left > 0 {
-        // Two at a time: what a parent that has the bytes writes at once.
+        // Two pieces in one write, like a parent that has the bytes.
         let first = piece.slice(..left.min(PIECE_BYTES));
         left -= first.len();
         let second = piece.slice(..left.min(PIECE_BYTES));
@@ -218,7 +213,7 @@ async fn ask(connection: Connection, bytes: u64) -> Result<(), BenchError> {
     let mut chunks: [Bytes; 16] = Default::default();
     let mut got = 0_u64;
     loop {
-        let reading = tokio::time::timeout(PATIENCE, recv.read_chunks(&mut chunks));
+        let reading = tokio::time::timeout(STEP_TIMEOUT, recv.read_chunks(&mut chunks));
         match reading.await.map_err(broken)?.map_err(broken)? {
             Some(count) => {
                 got += chunks[..count]
@@ -234,15 +229,15 @@ async fn ask(connection: Connection, bytes: u64) -> Result<(), BenchError> {
 
 fn tls(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, BenchError> {
     let config = Identity::new(secret)?.server()?;
-    let (address, serving) = server(move |tell| async move {
+    let (address, serving) = server(move |address| async move {
         let listener = TcpListener::bind(loopback()).await?;
-        let _gone = tell.send(listener.local_addr()?);
+        let _gone = address.send(listener.local_addr()?);
         let (stream, _peer) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let mut stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
         let piece = vec![0x5a; PIECE_BYTES];
         let mut go = [0; 2];
-        // Until the other side closes.
+        // Ends when the client closes the connection.
         while stream.read_exact(&mut go).await.is_ok() {
             let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
             while left > 0 {
@@ -283,79 +278,73 @@ fn tls(secret: &Secret, bytes: u64, samples: usize) -> Result<Vec<Transfer>, Ben
         })
         .await
     });
-    let found = runtime.block_on(asking).map_err(broken)?;
+    let transfers = runtime.block_on(asking).map_err(broken)?;
     serving.join().map_err(|_panic| closed())??;
-    found
+    transfers
 }
 
-/// Connections that nobody uses, one side of them. They live as long as this does; its transport is
-/// the one that nodes use.
-#[derive(Debug)]
+/// One side of idle connections, over the transport of nodes. Dropping it closes them.
 pub struct Idle {
     transport: Transport,
     connections: Vec<Connection>,
 }
 
 impl Idle {
-    /// The side that listens, as a parent does, on a loopback port. Must be called within a runtime.
+    /// The listening side, like a parent, on a loopback port. Must be called within a runtime.
     ///
     /// # Errors
     /// See [`BenchError`].
     pub fn listen(secret: &Secret) -> Result<Self, BenchError> {
-        Ok(Self {
-            transport: Transport::bind(&KernelNetwork, loopback(), secret, "server", true)?,
-            connections: Vec::new(),
-        })
+        Self::bind(secret, "server", true)
     }
 
-    /// The side that connects, as a child does. Must be called within a runtime.
+    /// The connecting side, like a child. Must be called within a runtime.
     ///
     /// # Errors
     /// See [`BenchError`].
     pub fn connector(secret: &Secret) -> Result<Self, BenchError> {
+        Self::bind(secret, "client", false)
+    }
+
+    fn bind(secret: &Secret, name: &str, serve: bool) -> Result<Self, BenchError> {
         Ok(Self {
-            transport: Transport::bind(&KernelNetwork, loopback(), secret, "client", false)?,
+            transport: Transport::bind(&KernelNetwork, loopback(), secret, name, serve)?,
             connections: Vec::new(),
         })
     }
 
-    /// Where it is bound.
+    /// The bound address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.transport.local_addr
     }
 
-    /// Accepts `count` more connections.
+    /// Accepts `count` further connections.
     ///
     /// # Errors
     /// See [`BenchError`]; a minute without a connection.
     pub async fn accept(&mut self, count: usize) -> Result<(), BenchError> {
         for _ in 0..count {
-            let accepting = tokio::time::timeout(PATIENCE, self.transport.endpoint.accept());
+            let accepting = tokio::time::timeout(STEP_TIMEOUT, self.transport.endpoint.accept());
             let incoming = accepting.await.map_err(broken)?.ok_or_else(closed)?;
             self.connections.push(incoming.await.map_err(broken)?);
         }
         Ok(())
     }
 
-    /// Makes `count` more connections to `address`, one after another.
+    /// Makes `count` further connections to `address`, one after another.
     ///
     /// # Errors
     /// See [`BenchError`].
     pub async fn connect(&mut self, address: SocketAddr, count: usize) -> Result<(), BenchError> {
         for _ in 0..count {
-            let connecting = self.transport.endpoint.connect_with(
-                self.transport.client.clone(),
-                address,
-                Identity::NAME,
-            );
-            let connection = connecting.map_err(broken)?.await.map_err(broken)?;
+            let connection = connect(&self.transport, address).await?;
             self.connections.push(connection);
         }
         Ok(())
     }
 
-    /// How many connections are alive.
+    /// The number of live connections.
     #[must_use]
     pub fn alive(&self) -> usize {
         self.connections
@@ -370,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_wires_move_what_they_say() {
+    fn both_wires_transfer_all_bytes() {
         for wire in [Wire::Quic, Wire::Tls] {
             let found = bulk(wire, (1 << 20) + 1, 2).unwrap();
             assert_eq!(found.len(), 2, "{wire:?}");
@@ -382,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_connections_stay() {
+    async fn idle_connections_stay_alive() {
         let secret = Secret::generate().unwrap();
         let mut server = Idle::listen(&secret).unwrap();
         let mut client = Idle::connector(&secret).unwrap();

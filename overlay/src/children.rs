@@ -1,7 +1,7 @@
-//! The children that are connected to this node.
+//! The connected children of this node.
 
 use crate::membership::Membership;
-use crate::readers::Full;
+use crate::readers::LimitReached;
 use crate::transport::close;
 use crate::wire::message::NodeId;
 use parking_lot::Mutex;
@@ -13,15 +13,15 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Child {
     connection: Connection,
-    /// In which trees it hangs from this node.
+    /// The trees in which it is a child of this node.
     trees: BTreeSet<usize>,
 }
 
-/// See the module.
+/// The connected children.
 #[derive(Debug)]
 pub(crate) struct Children {
     membership: Arc<Membership>,
-    /// Children by the list, and a bounded number of others. Held for look-ups only.
+    /// Listed children, and a bounded number of others. Held for look-ups only.
     connected: Mutex<HashMap<NodeId, Child>>,
 }
 
@@ -33,21 +33,22 @@ impl Children {
         }
     }
 
-    /// Takes in a child in `tree`; gives the connection that its new one replaces.
+    /// Adds a child in `tree`. Returns the connection that `connection` replaces.
     pub(crate) fn add(
         &self,
         id: &NodeId,
         tree: usize,
         connection: &Connection,
-    ) -> Result<Option<Connection>, Full> {
+    ) -> Result<Option<Connection>, LimitReached> {
         let mut children = self.connected.lock();
         if let Some(child) = children.get_mut(id) {
+            // The same connection in another tree.
             if child.connection.stable_id() == connection.stable_id() {
                 child.trees.insert(tree);
                 return Ok(None);
             }
         } else if !self.membership.is_own_child(tree, id) && children.len() >= self.count_max() {
-            return Err(Full);
+            return Err(LimitReached);
         }
         let child = Child {
             connection: connection.clone(),
@@ -56,29 +57,26 @@ impl Children {
         Ok(children.insert(id.clone(), child).map(|old| old.connection))
     }
 
-    /// How many children a node may have before it takes in only its own: enough for those of its
-    /// children that die, and at a root, which is everybody's last resort, for many more.
+    /// The number of children beyond which only listed ones are accepted. It leaves room for the children of
+    /// children that died. A root, the last resort of every node, has room for many more.
     fn count_max(&self) -> usize {
+        let forest = self.membership.forest();
         let is_root = self
             .membership
             .rank()
-            .is_some_and(|own| self.membership.forest().is_root(own));
+            .is_some_and(|own| forest.is_root(own));
         let floor = if is_root { 512 } else { 32 };
-        self.membership
-            .forest()
-            .arity()
-            .saturating_mul(8)
-            .max(floor)
+        forest.arity().saturating_mul(8).max(floor)
     }
 
-    /// Whether `id` hangs from this node in `tree`, over `connection`.
+    /// Whether `id` is a child in `tree` over `connection`.
     pub(crate) fn contains(&self, id: &NodeId, tree: usize, connection: &Connection) -> bool {
         self.connected.lock().get(id).is_some_and(|child| {
             child.connection.stable_id() == connection.stable_id() && child.trees.contains(&tree)
         })
     }
 
-    /// Forgets a child's connection, unless another has taken its place.
+    /// Removes a child, unless another connection has replaced `connection`.
     pub(crate) fn remove(&self, id: &NodeId, connection: &Connection) {
         let mut children = self.connected.lock();
         if children
@@ -89,7 +87,7 @@ impl Children {
         }
     }
 
-    /// The connected children in `tree`.
+    /// Returns the connected children in `tree`.
     pub(crate) fn in_tree(&self, tree: usize) -> Vec<(NodeId, Connection)> {
         self.connected
             .lock()
@@ -99,7 +97,7 @@ impl Children {
             .collect()
     }
 
-    /// Closes the connections of all children.
+    /// Closes the connections of all children, so that they look for another parent.
     pub(crate) fn release(&self) {
         for child in self.connected.lock().values() {
             let reason = b"cut off from every root";

@@ -1,17 +1,18 @@
-//! Questions to the whole tree: every node's report, and clearing everywhere.
+//! Requests to the whole cluster: every node's report, and clearing everywhere.
 //!
-//! A question climbs to the root of one tree and comes down again, along the connections that there
-//! are; answers stream back the way it went, each under the name of its node, and are passed on as
-//! they come. So nobody gathers the cluster but whoever asked, and whoever does not answer is found by
-//! subtraction: no list of the dead travels. A node that cannot reach the root of any tree asks its
-//! own subtree, and names the rest as missing. Where one tree does not reach all, the next is asked.
+//! A request goes up to the root of one tree and from there down to all nodes, along the existing connections.
+//! Answers stream back the same way, each under the name of its node, and are forwarded as they arrive. So only
+//! the node that asked holds all answers. Nodes that did not answer are found by subtraction; no list of dead
+//! nodes travels. A node that cannot reach the root of any tree asks its own subtree and reports the rest as
+//! missing. If one tree does not reach all nodes, the next one is asked.
 
 pub(crate) mod warm;
 
+use crate::exchange::open_stream;
 use crate::model::{Failure, FailureKind, ItemPath};
 use crate::shared::Shared;
-use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::message::{self, Cleared, NodeId, Question, Reported};
+use crate::transport::stream::{FrameWriter, StreamError};
+use crate::wire::message::{self, Cleared, NodeId, Reported};
 use crate::wire::{FrameKind, NAME_BYTES_MAX, REPORT_BYTES_MAX, Request, WireError};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -24,73 +25,47 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Answers on their way through a node.
+/// Answers queued in a node on their way.
 const ANSWERS_QUEUED: usize = 64;
-/// The most time that a peer may ask this node to spend.
+/// Longest time that a peer may ask this node to spend.
 const BUDGET_MAX: Duration = Duration::from_secs(300);
-/// Most nodes that answer without being in the list.
+/// Most guests that answer.
 const GUESTS_MAX: usize = 4096;
-/// So long a child may take until it has reported itself, which costs it nothing: nobody watches
-/// children for life, and a dead one would hold up everybody until its connection idles out.
-const FIRST_REPORT: Duration = Duration::from_secs(3);
-/// Each level keeps a 1/16 of its time for handing on what has come.
+/// How long a child may take for its own report, which costs it nothing. Children are not watched for life, and
+/// without this a dead one would delay all answers until its connection idles out.
+const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Each level reserves 1/16 of its time for forwarding the answers.
 const LEVEL_SHARE: u32 = 16;
-/// How many times as long as a request a clear may take: it waits for requests that are under way.
-const CLEAR_TIMES: f64 = 1.5;
+/// The time for a clear, as a multiple of the request timeout, because a clear waits for requests in flight.
+const CLEAR_TIMEOUT_FACTOR: f64 = 1.5;
 
-/// All nodes' reports.
+/// The reports of all nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterReports {
-    /// What the nodes that answered reported, in rank order.
+    /// Reports of the nodes that answered, in rank order.
     pub reports: Vec<Bytes>,
-    /// Names of the nodes that did not, in rank order.
+    /// Names of the nodes that did not answer, in rank order.
     pub missing: Vec<String>,
 }
 
-/// How clearing everywhere went.
+/// The outcome of clearing everywhere.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterClear {
-    /// How many nodes have cleared.
+    /// Number of nodes that have cleared.
     pub cleared: usize,
-    /// How many of them had anything to clear.
+    /// Number of these that had anything to clear.
     pub effective: usize,
-    /// Names of the nodes that could not, and why.
+    /// Names of the nodes that could not clear, and the reasons.
     pub failed: Vec<(String, Failure)>,
-    /// Names of the nodes that did not answer; they may or may not have cleared.
+    /// Names of the nodes that did not answer. They may or may not have cleared.
     pub missing: Vec<String>,
 }
 
-/// What is asked of every node.
+/// An operation for every node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
     Reports,
     Clear(ItemPath),
-}
-
-impl Operation {
-    fn up(&self, tree: usize, budget_ms: u32) -> Request {
-        let tree = number(tree);
-        match self.clone() {
-            Self::Reports => Request::ClusterReports { tree, budget_ms },
-            Self::Clear(path) => Request::ClusterClear {
-                tree,
-                path,
-                budget_ms,
-            },
-        }
-    }
-
-    fn down(&self, tree: usize, budget_ms: u32) -> Request {
-        let tree = number(tree);
-        match self.clone() {
-            Self::Reports => Request::ReportsBelow { tree, budget_ms },
-            Self::Clear(path) => Request::ClearBelow {
-                tree,
-                path,
-                budget_ms,
-            },
-        }
-    }
 }
 
 /// One node's answer.
@@ -106,17 +81,24 @@ enum ReplyBody {
     Cleared(Result<bool, Failure>),
 }
 
-/// Asks every node for its report.
+/// Requests the report of every node.
 pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
     let trees = shared.membership.trees();
-    let patience = shared.request_timeout / u32::from(number(trees)).max(1);
+    let timeout = shared.request_timeout / u32::from(tree_number(trees)).max(1);
     let mut replies = BTreeMap::new();
-    let first = reachable(shared);
-    // A tree that is broken above this node answers for a part of the cluster only.
+    let first = reachable_tree(shared);
+    // A tree that is broken above this node reaches a part of the cluster only.
     for tree in std::iter::once(first).chain((0..trees).filter(|tree| *tree != first)) {
-        for (node, reply) in collect(shared, &Operation::Reports, tree, patience).await {
+        let operation = Operation::Reports;
+        let broadcast = Broadcast {
+            shared,
+            operation,
+            tree,
+        };
+        for (node, reply) in broadcast.collect(timeout).await {
             replies.entry(node).or_insert(reply);
         }
+        // Guests are not in the list, so their number is unknown.
         let listed = |node: &&NodeId| matches!(node, NodeId::Member(_));
         if replies.keys().filter(listed).count() >= shared.membership.members().len() {
             break;
@@ -132,34 +114,33 @@ pub(crate) async fn reports(shared: &Arc<Shared>) -> ClusterReports {
     result
 }
 
-/// Has every node do `operation`, a clear, along one tree after another.
-pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> ClusterClear {
+/// Has every node clear `path`, along one tree after another.
+pub(crate) async fn clear(shared: &Arc<Shared>, path: ItemPath) -> ClusterClear {
     let mut outcomes: BTreeMap<NodeId, ReplyBody> = BTreeMap::new();
     let trees = shared.membership.trees();
-    let patience = clear_timeout(shared) / u32::from(number(trees)).max(1);
+    let timeout = clear_timeout(shared) / u32::from(tree_number(trees)).max(1);
     for tree in 0..trees {
-        let gone = shared
-            .upstream
-            .hold(tree)
-            .is_some_and(|hold| hold.is_stranded());
-        if gone && tree != reachable(shared) {
+        let link = shared.upstream.parent_link(tree);
+        let stranded = link.is_some_and(|link| link.is_stranded());
+        if stranded && tree != reachable_tree(shared) {
             continue;
         }
-        for (node, reply) in collect(shared, &operation, tree, patience).await {
+        let operation = Operation::Clear(path.clone());
+        let broadcast = Broadcast {
+            shared,
+            operation,
+            tree,
+        };
+        for (node, reply) in broadcast.collect(timeout).await {
             match outcomes.entry(node) {
-                Entry::Vacant(vacant) => {
-                    vacant.insert(reply);
-                }
-                Entry::Occupied(mut known) => {
-                    // A failure in any tree counts, because that node has not cleared everything. An effect
-                    // in the first tree counts too, because the later trees then find nothing left to
-                    // clear.
-                    match (known.get(), &reply) {
-                        (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
-                        (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),
-                        _ => {}
-                    }
-                }
+                Entry::Vacant(vacant) => drop(vacant.insert(reply)),
+                // A failure in any tree counts, because that node has not cleared everything. An effect in the
+                // first tree counts too, because the later trees then find nothing left to clear.
+                Entry::Occupied(mut known) => match (known.get(), &reply) {
+                    (ReplyBody::Cleared(Ok(true)), ReplyBody::Cleared(Ok(_))) => {}
+                    (ReplyBody::Cleared(Ok(_)), _) => drop(known.insert(reply)),
+                    _ => {}
+                },
             }
         }
     }
@@ -177,98 +158,33 @@ pub(crate) async fn clear(shared: &Arc<Shared>, operation: Operation) -> Cluster
     result
 }
 
-/// The tree to ask along: the first whose root can be reached.
-fn reachable(shared: &Shared) -> usize {
-    let reached = |tree: &usize| {
-        let hold = shared.upstream.hold(*tree);
-        hold.is_none_or(|hold| hold.is_connected())
+/// The first tree whose root can be reached.
+fn reachable_tree(shared: &Shared) -> usize {
+    let reachable = |tree: &usize| {
+        let link = shared.upstream.parent_link(*tree);
+        link.is_none_or(|link| link.is_connected())
     };
-    (0..shared.membership.trees()).find(reached).unwrap_or(0)
+    (0..shared.membership.trees()).find(reachable).unwrap_or(0)
 }
 
-/// The name and the reply of every member in rank order, then of the guests that replied.
+/// Returns the name and the reply of every member in rank order, then of the guests that replied.
 fn by_node(
     shared: &Shared,
     mut replies: BTreeMap<NodeId, ReplyBody>,
 ) -> Vec<(String, Option<ReplyBody>)> {
     let mut nodes = Vec::with_capacity(shared.membership.members().len());
-    for (rank, member) in shared.membership.members().iter().enumerate() {
-        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+    for (rank, member) in (0..).zip(shared.membership.members()) {
         let reply = replies.remove(&NodeId::Member(rank));
         nodes.push((member.name.clone(), reply));
     }
-    let guests = replies.into_iter();
+    for (guest, reply) in replies {
+        nodes.push((shared.membership.name_of(&guest).to_owned(), Some(reply)));
+    }
     nodes
-        .extend(guests.map(|(id, reply)| (shared.membership.name_of(&id).to_owned(), Some(reply))));
-    nodes
-}
-
-/// Every node's answer, as far as they come within `patience`.
-async fn collect(
-    shared: &Arc<Shared>,
-    operation: &Operation,
-    tree: usize,
-    patience: Duration,
-) -> BTreeMap<NodeId, ReplyBody> {
-    let deadline = Instant::now() + patience;
-    let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
-    let mut collected = BTreeMap::new();
-    let asking = async {
-        // A parent that takes questions and answers none leaves time for this node's own subtree.
-        let up_by = deadline - patience / 4;
-        let asked = whole(shared, (operation, tree), (up_by, deadline), &out);
-        // What has not come by then is missing.
-        let _elapsed = timeout_at(deadline, asked).await;
-        drop(out);
-    };
-    let collecting = async {
-        while let Some(Reply { node, body }) = replies.recv().await {
-            collected.entry(node).or_insert(body);
-        }
-    };
-    tokio::join!(asking, collecting);
-    if let Entry::Vacant(vacant) = collected.entry(shared.membership.id()) {
-        // A dead tree does not keep a node from answering for itself.
-        let until = Instant::now() + patience / 4;
-        let body = own(shared, operation, until).await;
-        vacant.insert(finished(shared, operation, body, until).await);
-    }
-    collected
-}
-
-/// This node's own answer, as far as its children depend on it. It is given up at `until`.
-async fn own(shared: &Shared, operation: &Operation, until: Instant) -> ReplyBody {
-    match operation {
-        Operation::Reports => ReplyBody::Report(shared.service.report()),
-        Operation::Clear(path) => {
-            let clearing = shared.service.clear(path.clone());
-            let cleared = timeout_at(until, clearing).await;
-            ReplyBody::Cleared(cleared.unwrap_or_else(|_elapsed| Err(too_slow(path))))
-        }
-    }
-}
-
-/// The answer `body` once this node has done all that belongs to it, or its failure at `until`.
-async fn finished(
-    shared: &Shared,
-    operation: &Operation,
-    body: ReplyBody,
-    until: Instant,
-) -> ReplyBody {
-    match (operation, &body) {
-        (Operation::Clear(path), ReplyBody::Cleared(Ok(_))) => {
-            let withdrawing = shared.service.withdraw(path.clone());
-            match timeout_at(until, withdrawing).await {
-                Ok(()) => body,
-                Err(_elapsed) => ReplyBody::Cleared(Err(too_slow(path))),
-            }
-        }
-        _ => body,
-    }
 }
 
 fn clear_timeout(shared: &Shared) -> Duration {
-    shared.request_timeout.mul_f64(CLEAR_TIMES)
+    shared.request_timeout.mul_f64(CLEAR_TIMEOUT_FACTOR)
 }
 
 fn too_slow(path: &ItemPath) -> Failure {
@@ -276,210 +192,261 @@ fn too_slow(path: &ItemPath) -> Failure {
     Failure::new(FailureKind::Unavailable, detail)
 }
 
-/// Asks the whole tree through the parent, until `up_by`; where there is no parent to ask, or it
-/// does not answer, this node's subtree, until `deadline`.
-async fn whole(
-    shared: &Arc<Shared>,
-    (operation, tree): (&Operation, usize),
-    (up_by, deadline): (Instant, Instant),
-    out: &mpsc::Sender<Reply>,
-) {
-    let now = Instant::now();
-    let soon = now + up_by.saturating_duration_since(now) / 4;
-    if let Some(parent) = shared.upstream.peer(tree, soon).await {
-        let request = operation.up(tree, budget_ms(up_by));
-        let neighbour = Neighbour {
-            connection: &parent.connection,
-            below: None,
-            tree,
-        };
-        // The parent is watched for life while it is asked.
-        let _asking = parent.asking();
-        match timeout_at(up_by, ask(shared, &neighbour, request, out)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => {
-                tracing::warn!(parent = %parent.label, %error, "no answer for the cluster");
-            }
-            Err(_elapsed) => {
-                tracing::warn!(parent = %parent.label, "no answer for the cluster in time");
-            }
-        }
-    }
-    below(shared, (operation, tree), deadline, out).await;
-}
-
-/// This node first, as far as its children depend on it, then all its children at once.
-async fn below(
-    shared: &Arc<Shared>,
-    (operation, tree): (&Operation, usize),
-    deadline: Instant,
-    out: &mpsc::Sender<Reply>,
-) {
-    // At most half of the time: a node that hangs must not keep its children from being asked.
-    let now = Instant::now();
-    let left = deadline.saturating_duration_since(now);
-    let body = own(shared, operation, now + left / 2).await;
-    let answering = async {
-        let until = deadline - left / LEVEL_SHARE;
-        let body = finished(shared, operation, body, until).await;
-        let node = shared.membership.id();
-        // An asker that is gone needs no answer.
-        drop(out.send(Reply { node, body }).await);
-    };
-    let request = &operation.down(tree, budget_ms(deadline));
-    let children = shared.children.in_tree(tree);
-    let mut asking: FuturesUnordered<_> = children
-        .iter()
-        .map(async |(id, connection)| {
-            let neighbour = Neighbour {
-                connection,
-                below: Some(id),
-                tree,
-            };
-            if let Err(error) = ask(shared, &neighbour, request.clone(), out).await {
-                let child = shared.membership.name_of(id);
-                tracing::debug!(child, %error, "a child did not answer for its subtree");
-            }
-        })
-        .collect();
-    let children = async { while asking.next().await.is_some() {} };
-    tokio::join!(answering, children);
-}
-
-/// Whom to ask, and for whom it may answer.
-struct Neighbour<'a> {
-    connection: &'a Connection,
-    /// For this node and those below it; `None`: for all.
-    below: Option<&'a NodeId>,
+/// One operation along one tree.
+struct Broadcast<'a> {
+    shared: &'a Arc<Shared>,
+    operation: Operation,
     tree: usize,
 }
 
-/// Asks one neighbour and passes on its answers.
-async fn ask(
-    shared: &Shared,
-    neighbour: &Neighbour<'_>,
-    request: Request,
-    out: &mpsc::Sender<Reply>,
-) -> Result<(), StreamError> {
-    let patience = match request {
-        Request::ClusterClear { .. } | Request::ClearBelow { .. } => clear_timeout(shared),
-        _ => shared.request_timeout,
-    };
-    let opening = neighbour.connection.open_bi();
-    let (send, recv) = opening.await.map_err(StreamError::Lost)?;
-    let mut reader = FrameReader::new(recv, patience);
-    let mut writer = FrameWriter::new(send, patience);
-    let question = Question {
-        attempt: 0,
-        request,
-    };
-    writer.message(FrameKind::Request, &question).await?;
-    writer.finish();
-    let mut first = match question.request {
-        Request::ReportsBelow { .. } => Some(FIRST_REPORT),
-        _ => None,
-    };
-    // One answer a node, guests among them, and the end.
-    for _ in 0..=2 * shared.membership.members().len() + GUESTS_MAX {
-        let frame = match first.take() {
-            Some(first) => timeout(first, reader.frame())
-                .await
-                .map_err(|_elapsed| StreamError::Silent(first))?,
-            None => reader.frame().await,
+impl Broadcast<'_> {
+    /// Returns the answers of all nodes that come within `timeout`.
+    async fn collect(&self, timeout: Duration) -> BTreeMap<NodeId, ReplyBody> {
+        let deadline = Instant::now() + timeout;
+        let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
+        let mut collected = BTreeMap::new();
+        let asking = async {
+            // A parent that answers nothing leaves a quarter of the time to this node's own subtree.
+            let asking = self.ask_all(deadline - timeout / 4, deadline, &out);
+            // Answers that have not come by then are missing.
+            let _elapsed = timeout_at(deadline, asking).await;
+            drop(out);
         };
-        let (kind, body) = frame?.ok_or(StreamError::Truncated)?;
-        let Some(reply) = decode(kind, &body)? else {
-            return reader.finish();
+        let collecting = async {
+            while let Some(Reply { node, body }) = replies.recv().await {
+                collected.entry(node).or_insert(body);
+            }
         };
-        if let Some(top) = neighbour.below
-            && !shared
-                .membership
-                .is_within(neighbour.tree, &reply.node, top)
-        {
-            return Err(WireError::Impossible("an answer for a node elsewhere").into());
+        tokio::join!(asking, collecting);
+        if let Entry::Vacant(vacant) = collected.entry(self.shared.membership.id()) {
+            // A dead tree does not keep a node from answering for itself.
+            let until = Instant::now() + timeout / 4;
+            let body = self.carry_out(until).await;
+            vacant.insert(self.complete(body, until).await);
         }
-        if out.send(reply).await.is_err() {
-            return Err(StreamError::Cancelled);
+        collected
+    }
+
+    /// Carries out the part of the operation that the children depend on. Gives up at `until`.
+    async fn carry_out(&self, until: Instant) -> ReplyBody {
+        let service = &self.shared.service;
+        match &self.operation {
+            Operation::Reports => ReplyBody::Report(service.report()),
+            Operation::Clear(path) => {
+                let cleared = timeout_at(until, service.clear(path.clone())).await;
+                ReplyBody::Cleared(cleared.unwrap_or_else(|_elapsed| Err(too_slow(path))))
+            }
         }
     }
-    Err(WireError::Impossible("more answers than nodes").into())
+
+    /// Carries out the rest of the operation. Returns `body`, or a failure at `until`.
+    async fn complete(&self, body: ReplyBody, until: Instant) -> ReplyBody {
+        let (Operation::Clear(path), ReplyBody::Cleared(Ok(_))) = (&self.operation, &body) else {
+            return body;
+        };
+        let withdrawing = self.shared.service.withdraw(path.clone());
+        match timeout_at(until, withdrawing).await {
+            Ok(()) => body,
+            Err(_elapsed) => ReplyBody::Cleared(Err(too_slow(path))),
+        }
+    }
+
+    /// Asks all nodes through the parent, until `parent_deadline`. Without a parent, or if it does not answer,
+    /// asks this node's subtree, until `deadline`.
+    async fn ask_all(
+        &self,
+        parent_deadline: Instant,
+        deadline: Instant,
+        out: &mpsc::Sender<Reply>,
+    ) {
+        let now = Instant::now();
+        let soon = now + parent_deadline.saturating_duration_since(now) / 4;
+        if let Some(parent) = self.shared.upstream.parent(self.tree, soon).await {
+            let (tree, budget_ms) = (tree_number(self.tree), budget_ms(parent_deadline));
+            let request = match self.operation.clone() {
+                Operation::Reports => Request::ClusterReports { tree, budget_ms },
+                Operation::Clear(path) => Request::ClusterClear {
+                    tree,
+                    path,
+                    budget_ms,
+                },
+            };
+            // Counts as a request in flight, so that the parent is watched for life.
+            let _in_flight = parent.begin_request();
+            let asking = self.ask(&parent.connection, None, &request, out);
+            match timeout_at(parent_deadline, asking).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => {
+                    tracing::warn!(parent = %parent.label, %error, "no answer for the cluster");
+                }
+                Err(_elapsed) => {
+                    tracing::warn!(parent = %parent.label, "no answer for the cluster in time");
+                }
+            }
+        }
+        self.ask_subtree(deadline, out).await;
+    }
+
+    /// Carries out the operation here first, and then asks all children at once.
+    async fn ask_subtree(&self, deadline: Instant, out: &mpsc::Sender<Reply>) {
+        let membership = &self.shared.membership;
+        // At most half of the time: a node that hangs must not keep its children from being asked.
+        let now = Instant::now();
+        let left = deadline.saturating_duration_since(now);
+        let body = self.carry_out(now + left / 2).await;
+        let answering = async {
+            let body = self.complete(body, deadline - left / LEVEL_SHARE).await;
+            let node = membership.id();
+            // A requester that is gone needs no answer.
+            drop(out.send(Reply { node, body }).await);
+        };
+        let (tree, budget_ms) = (tree_number(self.tree), budget_ms(deadline));
+        let request = match self.operation.clone() {
+            Operation::Reports => Request::ReportsBelow { tree, budget_ms },
+            Operation::Clear(path) => Request::ClearBelow {
+                tree,
+                path,
+                budget_ms,
+            },
+        };
+        let children = self.shared.children.in_tree(self.tree);
+        let mut asking: FuturesUnordered<_> = children
+            .iter()
+            .map(async |(id, connection)| {
+                let asked = self.ask(connection, Some(id), &request, out).await;
+                if let Err(error) = asked {
+                    let child = membership.name_of(id);
+                    tracing::debug!(child, %error, "a child did not answer for its subtree");
+                }
+            })
+            .collect();
+        let children = async { while asking.next().await.is_some() {} };
+        tokio::join!(answering, children);
+    }
+
+    /// Sends `request` over `connection` and forwards the answers: those of `child` and its subtree only or, from
+    /// the parent (`None`), of all nodes.
+    async fn ask(
+        &self,
+        connection: &Connection,
+        child: Option<&NodeId>,
+        request: &Request,
+        out: &mpsc::Sender<Reply>,
+    ) -> Result<(), StreamError> {
+        let membership = &self.shared.membership;
+        let answer_timeout = match &self.operation {
+            Operation::Clear(_) => clear_timeout(self.shared),
+            Operation::Reports => self.shared.request_timeout,
+        };
+        let body = message::encode_question(0, request)?;
+        let (mut reader, writer) = open_stream(connection, body, answer_timeout).await?;
+        writer.finish();
+        let reports_below = matches!(request, Request::ReportsBelow { .. });
+        let mut first_timeout = reports_below.then_some(FIRST_REPORT_TIMEOUT);
+        // One answer for each node and guest, and the end.
+        for _ in 0..=2 * membership.members().len() + GUESTS_MAX {
+            let (kind, body) = match first_timeout.take() {
+                Some(first) => timeout(first, reader.frame())
+                    .await
+                    .map_err(|_elapsed| StreamError::Silent(first))??,
+                None => reader.frame().await?,
+            };
+            let Some(reply) = decode(kind, &body)? else {
+                return reader.finish();
+            };
+            // A child may answer for its own subtree only.
+            if let Some(top) = child
+                && !membership.is_within(self.tree, &reply.node, top)
+            {
+                return Err(WireError::Impossible("an answer for a node elsewhere").into());
+            }
+            if out.send(reply).await.is_err() {
+                return Err(StreamError::Cancelled);
+            }
+        }
+        Err(WireError::Impossible("more answers than nodes").into())
+    }
 }
 
-/// The answer in a frame; `None` for the end.
-fn decode(kind: FrameKind, body: &[u8]) -> Result<Option<Reply>, StreamError> {
-    let reply = match kind {
+/// Decodes one answer; `None` for the end.
+fn decode(kind: FrameKind, body: &[u8]) -> Result<Option<Reply>, WireError> {
+    let (node, body) = match kind {
         FrameKind::Report => {
             let Reported { node, report } = message::decode("report", body)?;
-            let body = ReplyBody::Report(report);
-            Reply { node, body }
+            (node, ReplyBody::Report(report))
         }
         FrameKind::Cleared => {
             let Cleared { node, result } = message::decode("acknowledgement", body)?;
-            let body = ReplyBody::Cleared(result);
-            Reply { node, body }
+            (node, ReplyBody::Cleared(result))
         }
         FrameKind::Done => return Ok(None),
-        got => {
-            let wanted = "answers of nodes";
-            return Err(WireError::Unexpected { got, wanted }.into());
-        }
+        got => return Err(WireError::unexpected(got, "answers of nodes")),
     };
-    match &reply.node {
+    match &node {
         NodeId::Guest(name) if name.len() > NAME_BYTES_MAX => {
-            Err(WireError::Impossible("a name that no node can have").into())
+            Err(WireError::Impossible("a name that no node can have"))
         }
-        _ => Ok(Some(reply)),
+        _ => Ok(Some(Reply { node, body })),
     }
 }
 
-/// Answers a neighbour's question to the tree.
+/// Answers a peer's request to the whole cluster or to this node's subtree.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     request: Request,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    let (operation, tree, up, budget) = match request {
-        Request::ClusterReports { tree, budget_ms } => (Operation::Reports, tree, true, budget_ms),
-        Request::ReportsBelow { tree, budget_ms } => (Operation::Reports, tree, false, budget_ms),
+    let whole_cluster = matches!(
+        request,
+        Request::ClusterReports { .. } | Request::ClusterClear { .. }
+    );
+    let (operation, tree, budget_ms) = match request {
+        Request::ClusterReports { tree, budget_ms } | Request::ReportsBelow { tree, budget_ms } => {
+            (Operation::Reports, tree, budget_ms)
+        }
         Request::ClusterClear {
             tree,
             path,
             budget_ms,
-        } => (Operation::Clear(path), tree, true, budget_ms),
-        Request::ClearBelow {
+        }
+        | Request::ClearBelow {
             tree,
             path,
             budget_ms,
-        } => (Operation::Clear(path), tree, false, budget_ms),
+        } => (Operation::Clear(path), tree, budget_ms),
         _ => return Err(WireError::Impossible("not a question to the tree").into()),
     };
-    let what = (&operation, usize::from(tree));
-    let budget = Duration::from_millis(u64::from(budget)).min(BUDGET_MAX);
+    let broadcast = Broadcast {
+        shared,
+        operation,
+        tree: usize::from(tree),
+    };
+    let budget = Duration::from_millis(u64::from(budget_ms)).min(BUDGET_MAX);
+    // The rest of the budget is for the way back.
     let deadline = Instant::now() + budget - budget / LEVEL_SHARE;
     let (out, mut replies) = mpsc::channel(ANSWERS_QUEUED);
     let asking = async {
-        let asked = async {
-            if up {
-                whole(shared, what, (deadline, deadline), &out).await;
-            } else {
-                below(shared, what, deadline, &out).await;
+        let asking = async {
+            match whole_cluster {
+                true => broadcast.ask_all(deadline, deadline, &out).await,
+                false => broadcast.ask_subtree(deadline, &out).await,
             }
         };
-        // What has not come by then is missing at whoever asked.
-        let _elapsed = timeout_at(deadline, asked).await;
+        // Answers that have not come by then are missing at the requester.
+        let _elapsed = timeout_at(deadline, asking).await;
         drop(out);
         Ok(())
     };
-    let passing = async {
+    let forwarding = async {
         while let Some(reply) = replies.recv().await {
-            pass(writer, reply).await?;
+            forward(writer, reply).await?;
         }
         writer.frame(FrameKind::Done, Bytes::new()).await.map(drop)
     };
-    tokio::try_join!(asking, passing).map(drop)
+    tokio::try_join!(asking, forwarding).map(drop)
 }
 
-async fn pass(writer: &mut FrameWriter, Reply { node, body }: Reply) -> Result<(), StreamError> {
+async fn forward(writer: &mut FrameWriter, Reply { node, body }: Reply) -> Result<(), StreamError> {
     match body {
         ReplyBody::Report(report) if report.len() > REPORT_BYTES_MAX => {
             tracing::warn!(?node, bytes = report.len(), "a report is too long to send");
@@ -496,10 +463,12 @@ async fn pass(writer: &mut FrameWriter, Reply { node, body }: Reply) -> Result<(
     Ok(())
 }
 
-fn number(tree: usize) -> u8 {
+/// Encodes the number of a tree, or of trees.
+fn tree_number(tree: usize) -> u8 {
     u8::try_from(tree).unwrap_or(u8::MAX)
 }
 
+/// The time until `deadline`, as it travels.
 fn budget_ms(deadline: Instant) -> u32 {
     let left = deadline.saturating_duration_since(Instant::now());
     u32::try_from(left.as_millis()).unwrap_or(u32::MAX)

@@ -1,55 +1,40 @@
-//! What this node has asked and answered, as metrics.
+//! Counters and latencies of this node's traffic.
 
 use crate::wire::message::Request;
 use copperfs_metrics::{Counter, Histogram, Registry, Unit};
 
-/// A snapshot of [`crate::Overlay::counters`]. Bytes are frames as they travel, headers included.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// A node's traffic with other nodes. Bytes count whole frames, headers included.
+#[derive(Debug, Default)]
 pub struct Counters {
     /// Requests sent to the parent.
-    pub upstream_requests: u64,
+    pub upstream_requests: Counter,
     /// Bytes of answers from the parent.
-    pub upstream_bytes_received: u64,
+    pub upstream_bytes_received: Counter,
     /// Requests of children that were answered.
-    pub downstream_requests: u64,
+    pub downstream_requests: Counter,
     /// Bytes of answers to children.
-    pub downstream_bytes_sent: u64,
-    /// Blocks from others whose hash was right.
-    pub blocks_verified: u64,
-    /// Blocks from others whose hash was wrong.
-    pub wrong_blocks: u64,
-    /// Requests and reads that went on over another connection after theirs was lost.
-    pub replays: u64,
-    /// Items asked of their homes.
-    pub items_asked: u64,
+    pub downstream_bytes_sent: Counter,
+    /// Received blocks whose hash was right.
+    pub blocks_verified: Counter,
+    /// Received blocks whose hash was wrong.
+    pub wrong_blocks: Counter,
+    /// Requests that were repeated after their connection was lost.
+    pub replays: Counter,
+    /// Items requested from their homes.
+    pub items_asked: Counter,
     /// Bytes of the homes' answers.
-    pub item_bytes_received: u64,
-    /// Items that others have asked of this node, and that were answered.
-    pub items_answered: u64,
+    pub item_bytes_received: Counter,
+    /// Items that other nodes have requested, and that were answered.
+    pub items_answered: Counter,
     /// Bytes of these answers.
-    pub item_bytes_sent: u64,
+    pub item_bytes_sent: Counter,
+    /// Times until an answer of the parent begins, by [`OPERATIONS`].
+    parent_latencies: [Histogram; OPERATIONS.len()],
+    /// Times until an answer of a home begins.
+    pub(crate) home_latency: Histogram,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Meters {
-    pub(crate) upstream_requests: Counter,
-    pub(crate) upstream_bytes_received: Counter,
-    pub(crate) downstream_requests: Counter,
-    pub(crate) downstream_bytes_sent: Counter,
-    pub(crate) blocks_verified: Counter,
-    pub(crate) wrong_blocks: Counter,
-    pub(crate) replays: Counter,
-    pub(crate) items_asked: Counter,
-    pub(crate) item_bytes_received: Counter,
-    pub(crate) items_answered: Counter,
-    pub(crate) item_bytes_sent: Counter,
-    /// Times to the beginning of an answer of the parent, by [`OPERATIONS`].
-    parent: [Histogram; OPERATIONS.len()],
-    /// Times to the answer of a home.
-    pub(crate) home: Histogram,
-}
-
-/// Questions to a parent whose latency is measured.
+/// Requests to a parent whose latency is measured.
 const OPERATIONS: [&str; 7] = [
     "list",
     "stat",
@@ -60,8 +45,8 @@ const OPERATIONS: [&str; 7] = [
     "usage",
 ];
 
-impl Meters {
-    /// Declares all of them in `registry`.
+impl Counters {
+    /// Declares all counters in `registry`.
     pub(crate) fn declare(&self, registry: &Registry) {
         use Unit::{Bytes, Count};
         let upstream = registry.scope("upstream");
@@ -94,15 +79,15 @@ impl Meters {
         let latency = registry.scope("latency_seconds");
         let help = "Time from a question to a tier to the beginning of its answer.";
         let parent = latency.label("tier", "parent");
-        for (name, histogram) in OPERATIONS.iter().zip(&self.parent) {
+        for (name, histogram) in OPERATIONS.iter().zip(&self.parent_latencies) {
             parent.label("op", name).histogram("", help, histogram);
         }
         let home = latency.label("tier", "home").label("op", "item");
-        home.histogram("", help, &self.home);
+        home.histogram("", help, &self.home_latency);
     }
 
-    /// The latencies of the parent's answers to questions like `request`; `None` if they are not measured.
-    pub(crate) fn parent(&self, request: &Request) -> Option<&Histogram> {
+    /// The parent's latencies for requests of the same kind as `request`; `None` if they are not measured.
+    pub(crate) fn parent_latency(&self, request: &Request) -> Option<&Histogram> {
         let operation = match request {
             Request::List { .. } => 0,
             Request::Stat { .. } => 1,
@@ -113,22 +98,6 @@ impl Meters {
             Request::Usage { .. } => 6,
             _ => return None,
         };
-        Some(&self.parent[operation])
-    }
-
-    pub(crate) fn snapshot(&self) -> Counters {
-        Counters {
-            upstream_requests: self.upstream_requests.get(),
-            upstream_bytes_received: self.upstream_bytes_received.get(),
-            downstream_requests: self.downstream_requests.get(),
-            downstream_bytes_sent: self.downstream_bytes_sent.get(),
-            blocks_verified: self.blocks_verified.get(),
-            wrong_blocks: self.wrong_blocks.get(),
-            replays: self.replays.get(),
-            items_asked: self.items_asked.get(),
-            item_bytes_received: self.item_bytes_received.get(),
-            items_answered: self.items_answered.get(),
-            item_bytes_sent: self.item_bytes_sent.get(),
-        }
+        Some(&self.parent_latencies[operation])
     }
 }

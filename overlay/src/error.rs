@@ -1,29 +1,36 @@
-//! Why a node cannot take its place.
+//! Why a node cannot start.
 
 use crate::identity::IdentityError;
+use crate::membership::MembershipError;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a node could not take its place.
+/// Why a node could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum OverlayError {
-    /// The configuration makes no sense.
-    #[error("{0}")]
-    Config(String),
+    /// The member list, the roots and this node's identity do not fit together.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// A timeout is 0.
+    #[error("a time-out of 0 leaves no time for any answer")]
+    ZeroTimeout,
+    /// The caller's service is missing.
+    #[error("the overlay made no service")]
+    NoService,
     /// The address cannot be bound.
     #[error("cannot listen on {address} (UDP): {source}. {}", listen_hint(.source))]
     Listen {
-        /// Which address.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// No certificate could be made.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The TLS library refuses its configuration.
+    /// The QUIC library refuses its configuration.
     #[error("cannot set up TLS: {0}")]
-    Tls(String),
+    Quic(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 fn listen_hint(error: &io::Error) -> &'static str {

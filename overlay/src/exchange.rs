@@ -1,73 +1,128 @@
-//! One question and its answer on a stream: what all askers do alike.
+//! One request and its answer on a stream: the part that all requesters have in common.
 
 use crate::model::{ContentHash, Failure, RangeAnswer};
-use crate::transport::stream::{FrameReader, StreamError};
-use crate::wire::{FrameHeader, FrameKind, WireError, message};
+use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::wire::{FrameKind, WireError, message};
 use bytes::{Bytes, BytesMut};
+use quinn::Connection;
+use std::time::Duration;
 
-/// An answer of `due` bytes that begins with `header`, verified, or the failure in its place. Memory is
-/// taken once the first of them have come, for as many as were asked for.
-pub(crate) async fn take(
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AnswerError {
+    /// The stream broke. The answer may be had over another connection.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The other side has answered with a failure.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+}
+
+impl From<WireError> for AnswerError {
+    fn from(error: WireError) -> Self {
+        Self::Stream(error.into())
+    }
+}
+
+/// Opens a stream, which begins with the encoded request `body`. `timeout` limits each read and write.
+pub(crate) async fn open_stream(
+    connection: &Connection,
+    body: Bytes,
+    timeout: Duration,
+) -> Result<(FrameReader, FrameWriter), StreamError> {
+    let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
+    let mut writer = FrameWriter::new(send, timeout);
+    writer.frame(FrameKind::Request, body).await?;
+    Ok((FrameReader::new(recv, timeout), writer))
+}
+
+/// Reads the frame of kind `got` that came where `wanted` was due. Returns the failure that it holds, or a
+/// breach of the protocol.
+pub(crate) async fn read_failure(
     reader: &mut FrameReader,
-    mut header: FrameHeader,
-    due: u64,
-) -> Result<Result<RangeAnswer, Failure>, StreamError> {
-    let due = usize::try_from(due).unwrap_or(usize::MAX);
+    got: FrameKind,
+    wanted: &'static str,
+) -> AnswerError {
+    if got != FrameKind::Failure {
+        return WireError::unexpected(got, wanted).into();
+    }
+    let decoded = match reader.body().await {
+        Ok(body) => message::decode::<Failure>("failure", &body),
+        Err(error) => return error.into(),
+    };
+    match decoded {
+        // `Failure::new` cuts the peer's text to its limit.
+        Ok(failure) => Failure::new(failure.kind, failure.detail).into(),
+        Err(error) => error.into(),
+    }
+}
+
+/// Returns the body of the next frame, which must be of `kind`.
+pub(crate) async fn expect_body(
+    reader: &mut FrameReader,
+    kind: FrameKind,
+    wanted: &'static str,
+) -> Result<Bytes, AnswerError> {
+    match reader.header().await?.kind {
+        got if got == kind => Ok(reader.body().await?),
+        got => Err(read_failure(reader, got, wanted).await),
+    }
+}
+
+/// Reads the hash that ends a block or a range.
+pub(crate) async fn read_hash(reader: &mut FrameReader) -> Result<ContentHash, StreamError> {
+    let hash = <[u8; 32]>::try_from(&reader.body().await?[..])
+        .map_err(|_other_length| WireError::Malformed { what: "hash" })?;
+    Ok(ContentHash(hash))
+}
+
+/// Reads an answer of `len` bytes and verifies its hash.
+pub(crate) async fn read_verified(
+    reader: &mut FrameReader,
+    len: u64,
+) -> Result<RangeAnswer, AnswerError> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    // An answer that comes as one piece is not copied.
     let mut whole = Bytes::new();
     let mut joined = BytesMut::new();
     loop {
-        let got = whole.len() + joined.len();
+        let header = reader.header().await?;
+        let received = whole.len() + joined.len();
         match header.kind {
             FrameKind::Data => {
-                let mut more = usize::try_from(header.len).unwrap_or(usize::MAX);
-                if more == 0 || more > due - got {
+                let more = reader.body_left();
+                if more == 0 || more > len - received {
                     return Err(WireError::Impossible("data that does not fit its range").into());
                 }
-                while more > 0 {
-                    let piece = reader.piece(more).await?.ok_or(StreamError::Truncated)?;
-                    more = more.saturating_sub(piece.len());
-                    if piece.len() == due {
+                while reader.body_left() > 0 {
+                    let piece = reader.body_piece().await?;
+                    if piece.len() == len {
                         whole = piece;
-                    } else {
-                        if joined.is_empty() {
-                            joined.reserve(due);
-                        }
-                        joined.extend_from_slice(&piece);
+                        continue;
                     }
+                    // The requester bounded `len`, and the peer has begun to send.
+                    if joined.is_empty() {
+                        joined.reserve(len);
+                    }
+                    joined.extend_from_slice(&piece);
                 }
             }
-            FrameKind::End if got == due => {
-                let body = reader.body(header).await?;
-                let hash = <[u8; 32]>::try_from(&body[..])
-                    .map_err(|_other_length| WireError::Malformed { what: "hash" })?;
+            FrameKind::End if received == len => {
+                let hash = read_hash(reader).await?;
                 if whole.is_empty() {
                     whole = joined.freeze();
                 }
-                if *blake3::hash(&whole).as_bytes() != hash {
+                if *blake3::hash(&whole).as_bytes() != hash.0 {
                     return Err(WireError::WrongHash.into());
                 }
+                // Bytes after the hash would not be verified.
                 reader.finish()?;
-                let (bytes, hash) = (whole, ContentHash(hash));
-                return Ok(Ok(RangeAnswer { bytes, hash }));
+                return Ok(RangeAnswer { bytes: whole, hash });
             }
             FrameKind::End => {
                 return Err(WireError::Impossible("a range that ends before its last byte").into());
             }
-            FrameKind::Failure => {
-                let body = reader.body(header).await?;
-                return Ok(Err(trimmed(message::decode("failure", &body)?)));
-            }
-            got => return Err(unexpected(got, "data or end")),
+            got => return Err(read_failure(reader, got, "data or end").await),
         }
-        header = reader.header().await?.ok_or(StreamError::Truncated)?;
     }
-}
-
-pub(crate) fn unexpected(got: FrameKind, wanted: &'static str) -> StreamError {
-    WireError::Unexpected { got, wanted }.into()
-}
-
-/// A failure from a peer, its text cut to what is kept.
-pub(crate) fn trimmed(failure: Failure) -> Failure {
-    Failure::new(failure.kind, failure.detail)
 }

@@ -1,170 +1,167 @@
-//! Items from their homes: bytes that one node keeps for all others.
+//! The client for homes of items: content that one node caches for all others.
 //!
-//! A declared dataset's items have one home each. Who reads an item asks its home straight, over a
-//! connection of its own that is made when it is needed ([`Homes`]), and not by way of a tree. What a
-//! dataset is, which node is whose home, and what reading the origin costs, is the business of whoever
-//! asks and of the [`Service`](crate::Service) that answers; this module moves the bytes, bounded, and
-//! checks them where they arrive.
+//! Each item of a declared dataset has one home. A node that reads an item requests it from its home
+//! directly, over a connection that is made on demand, and not through a tree. The caller and the
+//! [`Service`](crate::Service) that answers know datasets, which node is which item's home, and the cost of
+//! reading the origin. This module moves the bytes, bounded, and verifies them on arrival.
 
-mod pool;
+mod connections;
 
-use crate::exchange::{take, trimmed, unexpected};
+use crate::exchange::{AnswerError, expect_body, open_stream, read_verified};
 use crate::model::{Failure, FailureKind, ItemAnswer, ItemRequest, RangeAnswer};
 use crate::peer::{Dialer, Peer};
-use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::transport::stream::StreamError;
 use crate::wire::{FrameKind, Head, Request, WireError, message};
 use bytes::Bytes;
-use pool::Pool;
+use connections::Connections;
+use parking_lot::Mutex;
 use quinn::ConnectionError;
+use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-pub use pool::HomesBounds;
+/// Default for [`HomesBounds::connections_max`]: enough for a cluster of this size. quinn takes 39 KiB for an
+/// idle connection, so all of them take 10 MiB.
+const CONNECTIONS_MAX: usize = 256;
+/// Default for [`HomesBounds::idle`]: longer than a job computes between two reads.
+const IDLE: Duration = Duration::from_secs(60);
 
-/// This node's way to the homes of items. Clones share its connections.
-#[derive(Clone, Debug)]
-pub struct Homes {
-    pool: Arc<Pool>,
+/// Limits of a node's connections to homes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HomesBounds {
+    /// Most connections, at least 1. When all are in use, the longest idle one is closed for a new one.
+    pub connections_max: usize,
+    /// A connection without requests for this long is closed.
+    pub idle: Duration,
 }
 
-impl Homes {
-    /// Not yet open: every question fails.
-    pub(crate) fn new(bounds: HomesBounds) -> Self {
-        let pool = Arc::new(Pool::new(bounds));
-        Self { pool }
-    }
-
-    /// From now on connections are made.
-    pub(crate) fn open(&self, dialer: Arc<Dialer>) {
-        self.pool.open(dialer);
-    }
-
-    /// Closes all connections, for good.
-    pub(crate) fn stop(&self) {
-        self.pool.stop();
-    }
-
-    /// Closes connections that nobody uses; runs until it is dropped.
-    pub(crate) async fn sweep(self) {
-        self.pool.sweep().await;
-    }
-
-    /// The homes to which this node has a connection now.
-    #[must_use]
-    pub fn connected(&self) -> usize {
-        self.pool.connected()
-    }
-
-    /// Asks the member at `rank`, over a connection that is made when there is none. Asking oneself is
-    /// the caller's business. Dropping the future cancels what the home does for it.
-    ///
-    /// # Errors
-    /// `Unavailable` when the home cannot be reached, within about a second also when it is gone
-    /// without a word, and at once for a while thereafter; `Corrupt` when its answer cannot be true;
-    /// what the home failed with.
-    pub async fn item(&self, rank: usize, request: ItemRequest) -> Result<ItemAnswer, Failure> {
-        let unsound = |error: &dyn std::fmt::Display| {
-            let detail = format!(
-                "{}: an item that cannot be asked for: {error}",
-                request.path
-            );
-            Failure::new(FailureKind::Io, detail)
-        };
-        if let Some(fault) = request.fault() {
-            return Err(unsound(&fault));
-        }
-        let question = Request::Item(request.clone());
-        let body = message::encode_question(0, &question).map_err(|error| unsound(&error))?;
-        let mut restarted = false;
-        loop {
-            let home = self.pool.home(rank).await?;
-            match home.ask(&question, request.len, body.clone()).await {
-                Ok(answer) => return answer,
-                // It has begun anew since this connection was made, and is there.
-                Err(StreamError::Lost(ConnectionError::Reset)) if !restarted => {
-                    restarted = true;
-                    self.pool.lost(&home);
-                }
-                Err(error) => return Err(self.pool.failed(&home, &error)),
-            }
+impl Default for HomesBounds {
+    fn default() -> Self {
+        Self {
+            connections_max: CONNECTIONS_MAX,
+            idle: IDLE,
         }
     }
 }
 
-/// A home, connected, and what one question to it needs.
+/// A node's client for homes of items. Clones share its connections.
+#[derive(Clone)]
+pub struct Homes(Arc<HomesInner>);
+
+struct HomesInner {
+    bounds: HomesBounds,
+    /// Held for look-ups only.
+    connections: Mutex<Connections>,
+}
+
+/// A connected home.
 struct Home {
     peer: Arc<Peer>,
     dialer: Arc<Dialer>,
 }
 
-impl Home {
-    /// One question, and its answer if the home gives one.
-    async fn ask(
-        &self,
-        question: &Request,
-        len: u64,
-        body: Bytes,
-    ) -> Result<Result<ItemAnswer, Failure>, StreamError> {
-        let _asking = self.peer.asking();
-        let mut silent = self.peer.silent();
-        let exchange = self.exchange(question, len, body);
-        tokio::select! {
-            biased;
-            answer = exchange => answer,
-            Ok(_) = silent.wait_for(|silent| *silent) => {
-                Err(StreamError::Lost(ConnectionError::TimedOut))
+impl Homes {
+    /// A client that fails all requests until [`Homes::open`].
+    pub(crate) fn new(bounds: HomesBounds) -> Self {
+        Self(Arc::new(HomesInner {
+            bounds,
+            connections: Mutex::default(),
+        }))
+    }
+
+    /// Requests an item from the member at `rank`, which must not be this node. Makes a connection if there
+    /// is none. Dropping the future cancels the request at the home.
+    ///
+    /// # Errors
+    /// `Unavailable` if the home cannot be reached: within about a second if it died without notice, and at
+    /// once for a while after that. `Corrupt` if its answer cannot be true. Any failure of the home.
+    pub async fn item(&self, rank: usize, request: ItemRequest) -> Result<ItemAnswer, Failure> {
+        let unsound = |error: &dyn fmt::Display| {
+            let path = &request.path;
+            let detail = format!("{path}: an item that cannot be asked for: {error}");
+            Failure::new(FailureKind::Io, detail)
+        };
+        if let Some(fault) = request.fault() {
+            return Err(unsound(&fault));
+        }
+        let message = Request::Item(request.clone());
+        let body = message::encode_question(0, &message).map_err(|error| unsound(&error))?;
+        let mut restarted = false;
+        loop {
+            let home = self.connection(rank).await?;
+            let in_flight = home.peer.begin_request();
+            let mut silent = in_flight.peer().silent();
+            let exchange = home.exchange(&message, request.len, body.clone());
+            // An answer that is complete counts even if the home fell silent after it: biased.
+            let outcome = tokio::select! {
+                biased;
+                outcome = exchange => outcome,
+                Ok(_) = silent.wait_for(|silent| *silent) => {
+                    Err(StreamError::Lost(ConnectionError::TimedOut).into())
+                }
+            };
+            match outcome {
+                Ok(answer) => return Ok(answer),
+                // The home has restarted since the connection was made: it is there, so one retry is worth it.
+                Err(AnswerError::Stream(StreamError::Lost(ConnectionError::Reset)))
+                    if !restarted =>
+                {
+                    restarted = true;
+                    self.forget(&home);
+                }
+                Err(AnswerError::Failure(failure)) => return Err(failure),
+                Err(AnswerError::Stream(error)) => return Err(self.failed(&home, &error)),
             }
         }
     }
+}
 
+impl Home {
+    /// Sends one request, whose encoding is `body`, and reads its answer of `len` bytes.
     async fn exchange(
         &self,
-        question: &Request,
+        request: &Request,
         len: u64,
         body: Bytes,
-    ) -> Result<Result<ItemAnswer, Failure>, StreamError> {
-        let (meters, patience) = (self.dialer.meters(), self.dialer.request_timeout());
+    ) -> Result<ItemAnswer, AnswerError> {
+        let (counters, timeout) = (&self.dialer.counters, self.dialer.request_timeout);
         let begun = Instant::now();
-        let opening = self.peer.connection.open_bi();
-        let (send, recv) = opening.await.map_err(StreamError::Lost)?;
-        meters.items_asked.increment();
-        let meter = meters.item_bytes_received.clone();
-        let mut reader = FrameReader::new(recv, patience).metered(meter);
-        let mut writer = FrameWriter::new(send, patience);
-        writer.frame(FrameKind::Request, body).await?;
+        let (mut reader, writer) = open_stream(&self.peer.connection, body, timeout).await?;
         writer.finish();
-        let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
-        meters.home.observe(begun.elapsed());
-        match kind {
-            FrameKind::Head => {}
-            FrameKind::Failure => return Ok(Err(trimmed(message::decode("failure", &body)?))),
-            got => return Err(unexpected(got, "head")),
-        }
-        let head: Head = message::decode("head", &body)?;
-        head.check(question)?;
-        let (cached, charged, admitted) = match head {
+        counters.items_asked.increment();
+        reader.set_meter(counters.item_bytes_received.clone());
+        reader.peek().await?;
+        counters.home_latency.observe(begun.elapsed());
+        let head = expect_body(&mut reader, FrameKind::Head, "head").await?;
+        let head: Head = message::decode("head", &head)?;
+        head.check(request)?;
+        match head {
             Head::Item {
                 cached,
                 charged,
                 admitted,
-            } => (cached, charged, admitted),
+            } => {
+                let RangeAnswer { bytes, hash } = read_verified(&mut reader, len).await?;
+                counters.blocks_verified.increment();
+                Ok(ItemAnswer::Bytes {
+                    bytes,
+                    hash,
+                    cached,
+                    charged,
+                    admitted,
+                })
+            }
             Head::Unpaid { cost } => {
                 reader.finish()?;
-                return Ok(Ok(ItemAnswer::Unpaid { cost }));
+                Ok(ItemAnswer::Unpaid { cost })
             }
-            _ => return Err(WireError::Impossible("an answer to another question").into()),
-        };
-        let header = reader.header().await?.ok_or(StreamError::Truncated)?;
-        let taken = take(&mut reader, header, len).await?;
-        Ok(taken.map(|RangeAnswer { bytes, hash }| {
-            meters.blocks_verified.increment();
-            ItemAnswer::Bytes {
-                bytes,
-                hash,
-                cached,
-                charged,
-                admitted,
-            }
-        }))
+            _ => Err(WireError::Impossible("an answer to another question").into()),
+        }
+    }
+}
+
+impl fmt::Debug for Homes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Homes({} connected)", self.connected())
     }
 }

@@ -1,9 +1,9 @@
-//! Who belongs to a job: the secret, and what is derived from it.
+//! A job's secret, and the certificates derived from it.
 //!
-//! A job has one secret of 32 random bytes, in a file that the launcher hands to every node. From
-//! it every node derives the same certificate authority and mints a leaf for itself at start, so
-//! that mutual TLS needs no server that hands out certificates and no file but the secret. Whoever
-//! holds the secret is a member; nobody else gets a byte. Nothing here is ever logged.
+//! A job has one secret of 32 random bytes, in a file that the launcher gives to every node. From it every node
+//! derives the same certificate authority, and issues itself a leaf certificate at start. So mutual TLS needs no
+//! certificate server, and no file but the secret. Only holders of the secret belong to the job. Nothing here is
+//! ever logged.
 
 mod tls;
 
@@ -25,14 +25,14 @@ pub enum SecretError {
     /// The file could not be opened, read or written.
     #[error("cannot {action} the job secret {}: {source}", path.display())]
     Io {
-        /// What was tried: read, create.
+        /// The attempt: read, create.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// Others than its owner may read or write the file.
+    /// Other users may read or write the file.
     #[error(
         "the job secret {path} is open to other users (mode {mode:04o}): whoever reads it can read \
          everything that this job serves. Run `chmod 600 {path}`, or make a new secret if somebody \
@@ -40,7 +40,7 @@ pub enum SecretError {
         path = path.display()
     )]
     Exposed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -52,7 +52,7 @@ pub enum SecretError {
         path.display()
     )]
     NotOwned {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its owner.
         owner: u32,
@@ -66,14 +66,14 @@ pub enum SecretError {
         path.display()
     )]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What it holds instead; never its content.
+        /// A description of its content, never the content itself.
         found: &'static str,
     },
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("the system has no random bytes for a job secret: {0}")]
-    Random(String),
+    Random(#[from] getrandom::Error),
 }
 
 impl Secret {
@@ -85,7 +85,7 @@ impl Secret {
     /// `Random`.
     pub fn generate() -> Result<Self, SecretError> {
         let mut bytes = [0; Self::BYTES];
-        getrandom::fill(&mut bytes).map_err(|error| SecretError::Random(error.to_string()))?;
+        getrandom::fill(&mut bytes)?;
         Ok(Self(bytes))
     }
 
@@ -99,13 +99,13 @@ impl Secret {
         Ok(secret)
     }
 
-    /// The secret of `job` of `user`, as every node that has the site's key makes it. Another job,
-    /// another user or another key make another one, and none of them tells anything of the key.
+    /// Derives the secret of `job` of `user` from the site's key. Every node with the key derives the same secret.
+    /// Other jobs, users or keys have other secrets, and no secret reveals anything about the key.
     #[must_use]
     pub fn of_job(site_key: &[u8], job: &str, user: u32) -> Self {
         const CONTEXT: &str = "copperfs 2026-11-21 secret of a job from the key of a site";
         let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
-        // Lengths in front: no two inputs run together into one.
+        // Each part follows its length, so that different inputs have different encodings.
         for part in [site_key, &user.to_le_bytes(), job.as_bytes()] {
             let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
             hasher.update(&length.to_le_bytes()).update(part);
@@ -113,11 +113,11 @@ impl Secret {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Writes the secret to `path`, which must not exist, readable by its owner only; given to the user
-    /// and the group `owner` before it holds anything.
+    /// Writes the secret to `path`, which must not exist, readable by its owner only. The file is given to the user
+    /// and the group `owner` before it has any content.
     ///
     /// # Errors
-    /// `Io`; nothing is left behind then.
+    /// `Io`; the file is removed then.
     pub fn write_for(
         &self,
         path: &Path,
@@ -142,7 +142,8 @@ impl Secret {
             file.sync_all()
         };
         write().map_err(|error| {
-            let _best_effort = std::fs::remove_file(path);
+            // The first error is the one to report.
+            let _removed = std::fs::remove_file(path);
             failed(error)
         })
     }
@@ -150,7 +151,7 @@ impl Secret {
     /// Reads the secret at `path`.
     ///
     /// # Errors
-    /// `Io`; `Exposed` and `NotOwned` when others could have read or written it; `Malformed`.
+    /// `Io`; `Exposed` and `NotOwned` if other users could have read or written it; `Malformed`.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
         let failed = |source| SecretError::Io {
             action: "read",
@@ -160,10 +161,9 @@ impl Secret {
         let file = File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() {
-            let found = "no regular file";
             return Err(SecretError::Malformed {
                 path: path.into(),
-                found,
+                found: "no regular file",
             });
         }
         if metadata.mode() & 0o077 != 0 {
@@ -181,6 +181,7 @@ impl Secret {
                 user,
             });
         }
+        // Longer than any secret, so that a longer file is recognised.
         let mut text = Vec::with_capacity(80);
         file.take(80).read_to_end(&mut text).map_err(failed)?;
         Self::from_hex(&text).map_err(|found| SecretError::Malformed {
@@ -190,16 +191,10 @@ impl Secret {
     }
 
     fn to_hex(&self) -> String {
-        use fmt::Write as _;
-        let mut text = String::with_capacity(2 * Self::BYTES + 1);
-        for byte in self.0 {
-            // Writing to a string does not fail.
-            let _infallible = write!(text, "{byte:02x}");
-        }
-        text.push('\n');
-        text
+        format!("{}\n", blake3::Hash::from_bytes(self.0).to_hex())
     }
 
+    /// Parses the content of a file. The error describes another content.
     fn from_hex(text: &[u8]) -> Result<Self, &'static str> {
         let digits = text.strip_suffix(b"\n").unwrap_or(text);
         match digits.len() {
@@ -208,18 +203,14 @@ impl Secret {
             len if len > 2 * Self::BYTES => return Err("more than that"),
             _ => {}
         }
-        let mut bytes = [0; Self::BYTES];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let digit = |at: usize| char::from(pair[at]).to_digit(16);
-            let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-                return Err("other characters");
-            };
-            *byte = u8::try_from(high * 16 + low).unwrap_or(0);
+        // A secret has as many bytes as a hash of BLAKE3.
+        match blake3::Hash::from_hex(digits) {
+            Ok(bytes) => Ok(Self(*bytes.as_bytes())),
+            Err(_other_characters) => Err("other characters"),
         }
-        Ok(Self(bytes))
     }
 
-    /// A key for one purpose: BLAKE3's key derivation with `context` over the secret and `salt`.
+    /// Derives a key for one purpose: BLAKE3's key derivation with `context` over the secret and `salt`.
     pub(crate) fn derive(&self, context: &str, salt: &[u8]) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(context);
         hasher.update(&self.0).update(salt);
@@ -227,7 +218,7 @@ impl Secret {
     }
 }
 
-/// Says nothing about the secret.
+/// Reveals nothing about the secret.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
@@ -261,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_of_a_job_is_the_same_wherever_the_key_is() {
+    fn the_secret_of_a_job_follows_from_the_key() {
         let key = [7; 32];
         let secret = Secret::of_job(&key, "77", 1000);
         assert_eq!(secret, Secret::of_job(&key, "77", 1000));
@@ -272,12 +263,12 @@ mod tests {
             Secret::of_job(&[7; 33], "7", 1000),
         ];
         assert!(others.iter().all(|other| *other != secret));
-        // As every later version must make it too: nodes of one job may be updated one by one.
+        // Later versions must derive the same: nodes of one job may be updated one by one.
         assert!(secret.to_hex().starts_with(KNOWN), "{}", secret.to_hex());
     }
 
     #[test]
-    fn a_secret_that_cannot_be_given_away_is_not_left_behind() {
+    fn a_secret_that_cannot_be_given_to_its_owner_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let secret = Secret::generate().unwrap();

@@ -1,14 +1,12 @@
-//! The tree that copperfs nodes form.
+//! The trees of copperfs nodes.
 //!
-//! Purpose: move listings, attributes and verified blocks from a parent to its children over QUIC,
-//! with mutual TLS derived from one job secret. This crate knows nothing of FUSE, of caches or of
-//! storage: whatever a node can answer it gets from an implementation of [`Files`], and what a node
-//! asks of others it asks through [`Upstream`], which is a [`Files`] too.
+//! Moves listings, attributes and verified blocks from parents to their children over QUIC, with mutual TLS derived from
+//! one job secret. Knows neither FUSE nor caches nor storage: a node answers from an implementation of [`Files`], and
+//! sends its requests to other nodes through [`Upstream`], which is a [`Files`] too.
 //!
-//! Invariants: no frame, queue or retry is unbounded; a peer without a certificate of this job gets
-//! no byte; nothing that a peer sends can panic this crate.
+//! Invariants: every frame, queue and retry is bounded; a peer without a certificate of this job gets no byte; no input
+//! from a peer can cause a panic in this crate.
 
-pub mod ascent;
 pub mod bench;
 mod children;
 mod cluster;
@@ -17,11 +15,12 @@ pub mod error;
 mod exchange;
 pub mod homes;
 pub mod identity;
+pub mod level_timeouts;
 pub mod loopback;
 pub mod membership;
 pub mod model;
 pub mod overlay;
-pub mod patience;
+pub mod parent_selector;
 mod peer;
 mod plan;
 mod readers;
@@ -42,7 +41,7 @@ pub use counters::Counters;
 pub use error::OverlayError;
 pub use homes::{Homes, HomesBounds};
 pub use identity::{Secret, SecretError};
-pub use membership::{Member, Membership, NodeIdentity};
+pub use membership::{HelloError, Member, Membership, MembershipError, NodeIdentity};
 pub use model::{
     Attributes, BLOCK_BYTES, BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BlockPart, BundleFile,
     BundleItem, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
@@ -54,9 +53,9 @@ pub use model::{
 };
 pub use overlay::{Overlay, OverlayConfig};
 pub use peer::Liveness;
-pub use plan::{Laggard, Plan, PlanReader, Tally, WarmProgress};
+pub use plan::{Plan, PlanReader, SlowestNode, Tally, WarmProgress};
 pub use service::Service;
-pub use steering::{LatestReceiver, LatestSender, NotSent, Steering, latest};
+pub use steering::{LatestReceiver, LatestSender, Steering, SteeringSendError, latest};
 pub use tls::{TlsError, TlsListener, TlsStream, tls_connect};
 pub use upstream::{LinkReport, LinkStatus, Orphan, Upstream};
 pub use wire::STEERING_BYTES_MAX;

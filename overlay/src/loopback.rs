@@ -1,9 +1,8 @@
-//! Ports of this machine's loopback address, for nodes and servers that are started a moment later.
+//! Ports of the loopback address, for nodes and servers that start a moment later.
 //!
-//! A port that the kernel chooses (port 0) may be taken again between the moment it is found and the
-//! moment its user binds it: every socket that binds port 0 gets one of the same range. And a TCP client
-//! that tries a port of that range may be connected with itself. A [`Port`] lies outside that range, and is
-//! reserved among all that use this module.
+//! A port that the kernel chooses (port 0) may be taken by another socket before its user binds it, because the
+//! kernel chooses all such ports from one range. And a TCP client that tries a port of that range may be connected
+//! to itself. A [`Port`] is outside that range, and reserved among all users of this module.
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
@@ -13,16 +12,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of 127.0.0.1 that is free, and that nobody else gets from this module while it is held.
+/// A free port of 127.0.0.1. No other caller gets it from this module while it is held.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
-    /// Holds the same port of the other protocol, which stands for this one: so that its user can bind it.
+    /// The same port of the other protocol. It stands for the port, whose user can still bind it.
     _reservation: Socket,
 }
 
 impl Port {
-    /// Finds a UDP port.
+    /// Reserves a UDP port.
     ///
     /// # Errors
     /// No random number, no descriptor, or no port is free.
@@ -30,7 +29,7 @@ impl Port {
         Self::find(Type::DGRAM, Type::STREAM)
     }
 
-    /// Finds a TCP port.
+    /// Reserves a TCP port.
     ///
     /// # Errors
     /// As [`Port::udp`].
@@ -38,7 +37,7 @@ impl Port {
         Self::find(Type::STREAM, Type::DGRAM)
     }
 
-    /// Where its user listens.
+    /// The address on which its user listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -51,7 +50,7 @@ impl Port {
         for step in 0..COUNT {
             let port = FIRST + (start + step) % COUNT;
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            // First the reservation: who has it is alone with the wanted port.
+            // The reservation comes first: its holder is the only one to try the wanted port.
             let bound = bind(other, address).and_then(|reservation| {
                 drop(bind(wanted, address)?);
                 Ok(reservation)
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_is_passed_over() {
+    fn a_port_in_use_is_skipped() {
         let held: Vec<UdpSocket> = (FIRST..FIRST + 100)
             .filter_map(|port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok())
             .collect();
@@ -111,9 +110,9 @@ mod tests {
             .iter()
             .map(|socket| socket.local_addr().unwrap().port())
             .collect();
-        let found: Vec<Port> = (0..300).map(|_| Port::udp().unwrap()).collect();
+        let ports: Vec<Port> = (0..300).map(|_| Port::udp().unwrap()).collect();
         assert!(
-            found
+            ports
                 .iter()
                 .all(|port| !taken.contains(&port.address().port()))
         );

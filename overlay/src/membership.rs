@@ -1,7 +1,7 @@
-//! Who is in the cluster, and where this node sits: the member list, its forest, its placement.
+//! The cluster and this node's position in it: the member list, its forest, its placement.
 //!
-//! Every node makes the same membership from the same list, so nobody has to ask where a neighbour is. A
-//! node that is not in the list (a guest) hangs below a member that its name picks, and has no
+//! Every node computes the same membership from the same list, so no node has to ask where its neighbours are.
+//! A node that is not in the list, a *guest*, joins below a member that its name selects, and has no
 //! children. Pure.
 
 use crate::wire::NAME_BYTES_MAX;
@@ -9,7 +9,7 @@ use crate::wire::message::{Hello, NodeId};
 use copperfs_topology::{Forest, Placement, digest};
 use std::collections::HashSet;
 
-/// Longest member list.
+/// Most members of a list.
 const MEMBERS_MAX: usize = 1 << 20;
 
 /// One node of the member list.
@@ -17,20 +17,20 @@ const MEMBERS_MAX: usize = 1 << 20;
 pub struct Member {
     /// Its name, unique in the list, at most 255 bytes.
     pub name: String,
-    /// Where it listens: `host:port`. Looked up at every attempt to connect.
+    /// `host:port` on which it listens. Resolved at every attempt to connect.
     pub address: String,
 }
 
-/// Where a node sits.
+/// A node's position in the member list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NodeIdentity {
-    /// At this place in the member list.
+    /// The member with this rank.
     Member(usize),
-    /// Nowhere in it, under this name: it joins a running tree.
+    /// Not listed: a guest with this name, which joins a running tree.
     Guest(String),
 }
 
-/// See the module.
+/// The member list and everything that follows from it; see the module.
 #[derive(Clone, Debug)]
 pub struct Membership {
     members: Vec<Member>,
@@ -40,46 +40,138 @@ pub struct Membership {
     fingerprint: [u8; 16],
 }
 
+/// A name that no node can have.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a member's name has 1 to 255 bytes: {0:?}")]
+pub struct InvalidName(String);
+
+/// Why a member list, its roots and an identity make no [`Membership`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MembershipError {
+    /// The list is too long.
+    #[error("more than {MEMBERS_MAX} members")]
+    TooManyMembers,
+    /// No forest has this shape.
+    #[error(
+        "no trees of arity {arity} below {roots} roots over {members} members: there must be 1 to 64 \
+         different roots, all of them members, and an arity of at least 1"
+    )]
+    NoForest {
+        /// Length of the list.
+        members: usize,
+        /// Most children of a node.
+        arity: usize,
+        /// Number of roots.
+        roots: usize,
+    },
+    /// A name is too short or too long.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// Two members have this name.
+    #[error("member {0} is listed twice")]
+    Duplicate(String),
+    /// This node's rank is not in the list.
+    #[error("rank {rank} is not in the list of {members} members (ranks begin at 0)")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// Length of the list.
+        members: usize,
+    },
+    /// A guest has the name of a member.
+    #[error("{0} is in the member list, and need not join")]
+    GuestIsMember(String),
+}
+
+/// Why a node refuses a hello. `own` is the name of the node that refuses.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts name all fields")]
+pub enum HelloError {
+    /// A reader of items is this node itself.
+    #[error("{0} reads from itself over no connection")]
+    Itself(String),
+    /// This node is not an ancestor of the peer.
+    #[error(
+        "{own} is not above {name:?} in tree {tree}, and takes in nobody who might be above itself"
+    )]
+    NotAbove { own: String, name: String, tree: u8 },
+    /// The peer's list has another length, or its trees another arity.
+    #[error(
+        "{own} has {members} members and arity {arity}, {name:?} has {its_members} and {its_arity}: give \
+         all nodes the same host list and arity"
+    )]
+    OtherShape {
+        own: String,
+        members: usize,
+        arity: usize,
+        name: String,
+        its_members: u32,
+        its_arity: u32,
+    },
+    /// The peer's list has other names, another order or other roots.
+    #[error(
+        "{own} and {name:?} have lists of {members} members that differ in names, order or roots: give all \
+         nodes the same list and roots"
+    )]
+    OtherList {
+        own: String,
+        name: String,
+        members: usize,
+    },
+    /// The peer's rank belongs to another name.
+    #[error("rank {rank} is not {name:?} in the host list of {own}: give all nodes the same list")]
+    OtherRank {
+        rank: u32,
+        name: String,
+        own: String,
+    },
+    /// The peer's name is too short or too long.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// A guest has the name of a member.
+    #[error("{0} is a member and cannot join as a guest")]
+    GuestIsMember(String),
+}
+
 impl Membership {
     /// The membership of `members` in trees of `arity` below `roots` (ranks), seen from `identity`.
     ///
     /// # Errors
-    /// What makes no sense, for people.
+    /// See [`MembershipError`].
     pub fn new(
         members: Vec<Member>,
         arity: usize,
         roots: Vec<usize>,
         identity: NodeIdentity,
-    ) -> Result<Self, String> {
-        if members.len() > MEMBERS_MAX {
-            return Err(format!("more than {MEMBERS_MAX} members"));
+    ) -> Result<Self, MembershipError> {
+        let len = members.len();
+        if len > MEMBERS_MAX {
+            return Err(MembershipError::TooManyMembers);
         }
-        let count = roots.len();
-        let Some(forest) = Forest::new(members.len(), arity, roots) else {
-            return Err(format!(
-                "no trees of arity {arity} below {count} roots over {} members: there must be 1 to \
-                 64 different roots, all of them members, and an arity of at least 1",
-                members.len()
-            ));
+        let no_forest = MembershipError::NoForest {
+            members: len,
+            arity,
+            roots: roots.len(),
         };
+        let forest = Forest::new(len, arity, roots).ok_or(no_forest)?;
         let mut names = HashSet::new();
         for Member { name, .. } in &members {
             check_name(name)?;
             if !names.insert(name.as_str()) {
-                return Err(format!("member {name} is listed twice"));
+                return Err(MembershipError::Duplicate(name.clone()));
             }
         }
         match &identity {
-            NodeIdentity::Member(rank) if *rank >= members.len() => {
-                return Err(format!(
-                    "rank {rank} is not in the list of {} members (ranks begin at 0)",
-                    members.len()
-                ));
+            NodeIdentity::Member(rank) if *rank >= len => {
+                return Err(MembershipError::NoSuchRank {
+                    rank: *rank,
+                    members: len,
+                });
             }
             NodeIdentity::Guest(name) => {
                 check_name(name)?;
                 if names.contains(name.as_str()) {
-                    return Err(format!("{name} is in the member list, and need not join"));
+                    return Err(MembershipError::GuestIsMember(name.clone()));
                 }
             }
             NodeIdentity::Member(_) => {}
@@ -108,19 +200,19 @@ impl Membership {
         &self.forest
     }
 
-    /// Which root answers for what.
+    /// The root of every item.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// How many trees there are.
+    /// The number of trees.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.forest.roots().len()
     }
 
-    /// This node's place in the list; `None` for a guest.
+    /// This node's rank; `None` for a guest.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
         match self.identity {
@@ -138,7 +230,7 @@ impl Membership {
         }
     }
 
-    /// This node, as answers to the whole tree name it.
+    /// This node's identity on the wire.
     #[must_use]
     pub fn id(&self) -> NodeId {
         match &self.identity {
@@ -147,7 +239,7 @@ impl Membership {
         }
     }
 
-    /// What identifies the list and its roots: equal on nodes that compute the same forest.
+    /// A hash of the list and its roots. It is equal on nodes that compute the same forest.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 16] {
         self.fingerprint
@@ -159,13 +251,13 @@ impl Membership {
         self.rank().is_some() && self.forest.roots().get(tree).copied() == self.rank()
     }
 
-    /// Whom this node may hang from in `tree`: its ancestors, the parent first.
+    /// The ranks of this node's ancestors in `tree`, the parent first.
     #[must_use]
     pub fn ancestors(&self, tree: usize) -> Vec<usize> {
         self.ancestors_of(tree, &self.id())
     }
 
-    /// Whether `node` may hang from, or be answered for by, `top` in `tree`.
+    /// Whether `node` is `top` or one of its descendants in `tree`.
     #[must_use]
     pub fn is_within(&self, tree: usize, node: &NodeId, top: &NodeId) -> bool {
         match top {
@@ -175,7 +267,7 @@ impl Membership {
         }
     }
 
-    /// What this node says to a member that it would hang from in `tree`.
+    /// The hello of this node as a child in `tree`.
     #[must_use]
     pub fn hello(&self, tree: usize) -> Hello {
         Hello {
@@ -185,7 +277,7 @@ impl Membership {
         }
     }
 
-    /// What this node says to a member that it would read items from.
+    /// The hello of this node as a reader of items.
     #[must_use]
     pub fn hello_as_reader(&self) -> Hello {
         Hello {
@@ -199,74 +291,71 @@ impl Membership {
         }
     }
 
-    /// Whether whoever says `hello` may hang from this node, or, a reader, ask it; gives who it is.
+    /// Returns the node that sent `hello`, if it may be a child or a reader of this node.
     ///
     /// # Errors
-    /// Why not, for people on the other side.
-    pub fn check(&self, hello: &Hello) -> Result<NodeId, String> {
+    /// The reason of the refusal. Its text is sent to the peer.
+    pub fn check(&self, hello: &Hello) -> Result<NodeId, HelloError> {
         let id = self.identify(hello)?;
-        let own = self.name();
+        let own = self.name().to_owned();
         if hello.reader {
-            // Who hangs where is nothing to a reader: it may be above this node, and is asked nothing.
+            // A reader may be anywhere in the trees, because it gets no requests from this node.
             return match id == self.id() {
                 false => Ok(id),
-                true => Err(format!("{own} reads from itself over no connection")),
+                true => Err(HelloError::Itself(own)),
             };
         }
         let above = self.ancestors_of(usize::from(hello.tree), &id);
         match self.rank() {
             Some(rank) if above.contains(&rank) => Ok(id),
-            _ => Err(format!(
-                "{own} is not above {:?} in tree {}, and takes in nobody who might be above itself",
-                hello.name, hello.tree
-            )),
+            _ => Err(HelloError::NotAbove {
+                own,
+                name: hello.name.clone(),
+                tree: hello.tree,
+            }),
         }
     }
 
-    /// Who says `hello`, if it has this node's list.
-    fn identify(&self, hello: &Hello) -> Result<NodeId, String> {
-        let own = self.name();
+    /// Returns the node that sent `hello`, if it has the same list as this node.
+    fn identify(&self, hello: &Hello) -> Result<NodeId, HelloError> {
+        let (own, name) = (self.name().to_owned(), hello.name.clone());
         let (len, arity) = (self.members.len(), self.forest.arity());
         if hello.members != number(len) || hello.arity != number(arity) {
-            return Err(format!(
-                "{own} has {len} members and arity {arity}, {:?} has {} and {}: give all nodes the \
-                 same host list and arity",
-                hello.name, hello.members, hello.arity
-            ));
+            return Err(HelloError::OtherShape {
+                own,
+                members: len,
+                arity,
+                name,
+                its_members: hello.members,
+                its_arity: hello.arity,
+            });
         }
         if hello.list != self.fingerprint {
-            return Err(format!(
-                "{own} and {:?} have lists of {len} members that differ in names, order or roots: \
-                 give all nodes the same list and roots",
-                hello.name
-            ));
+            return Err(HelloError::OtherList {
+                own,
+                name,
+                members: len,
+            });
         }
         match hello.rank {
             Some(rank) => {
                 let named = self.members.get(index(rank));
                 if named.is_none_or(|member| member.name != hello.name) {
-                    return Err(format!(
-                        "rank {rank} is not {:?} in the host list of {own}: give all nodes the same \
-                         list",
-                        hello.name
-                    ));
+                    return Err(HelloError::OtherRank { rank, name, own });
                 }
                 Ok(NodeId::Member(rank))
             }
             None => {
                 check_name(&hello.name)?;
                 if self.members.iter().any(|member| member.name == hello.name) {
-                    return Err(format!(
-                        "{} is a member and cannot join as a guest",
-                        hello.name
-                    ));
+                    return Err(HelloError::GuestIsMember(name));
                 }
-                Ok(NodeId::Guest(hello.name.clone()))
+                Ok(NodeId::Guest(name))
             }
         }
     }
 
-    /// Whether `node` is a child of this node in `tree` by the list: one that always has a place.
+    /// Whether `node` is a listed child of this node in `tree`.
     #[must_use]
     pub fn is_own_child(&self, tree: usize, node: &NodeId) -> bool {
         matches!(node, NodeId::Member(_))
@@ -287,6 +376,7 @@ impl Membership {
             NodeId::Member(rank) => self.forest.ancestors(tree, index(*rank)),
             NodeId::Guest(name) => {
                 let host = host_of(name, self.members.len());
+                // A guest has one ancestor more than its host: the host itself.
                 let mut above = vec![host];
                 above.extend(self.forest.ancestors(tree, host));
                 above
@@ -295,7 +385,7 @@ impl Membership {
     }
 }
 
-/// The member that a guest called `name` hangs from first.
+/// The rank of the member that is the first ancestor of a guest called `name`.
 fn host_of(name: &str, members: usize) -> usize {
     let members = u64::try_from(members.max(1)).unwrap_or(u64::MAX);
     usize::try_from(digest(name.as_bytes()) % members).unwrap_or(0)
@@ -304,6 +394,7 @@ fn host_of(name: &str, members: usize) -> usize {
 fn fingerprint(members: &[Member], forest: &Forest) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
     for Member { name, .. } in members {
+        // The length separates the names.
         hasher.update(&number(name.len()).to_le_bytes());
         hasher.update(name.as_bytes());
     }
@@ -315,14 +406,14 @@ fn fingerprint(members: &[Member], forest: &Forest) -> [u8; 16] {
     fingerprint
 }
 
-fn check_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(format!("a member's name has 1 to 255 bytes: {name:?}"));
+fn check_name(name: &str) -> Result<(), InvalidName> {
+    match name.len() {
+        1..=NAME_BYTES_MAX => Ok(()),
+        _ => Err(InvalidName(name.to_owned())),
     }
-    Ok(())
 }
 
-/// Ranks travel as `u32`; lists are far shorter.
+/// Encodes a rank or a count; lists are far shorter than 2^32.
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -349,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ancestors_take_a_node_in() {
+    fn only_ancestors_accept_a_node() {
         let leaf = membership(NodeIdentity::Member(6));
         for (rank, tree, welcome) in [
             (2, 0, true),
@@ -377,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_hangs_below_the_member_that_its_name_picks() {
+    fn a_guest_joins_below_the_member_that_its_name_selects() {
         let guest = membership(NodeIdentity::Guest("late".into()));
         let host = guest.ancestors(0)[0];
         let above = membership(NodeIdentity::Member(host));
@@ -395,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_differ_are_refused() {
+    fn nodes_with_another_list_are_refused() {
         let above = membership(NodeIdentity::Member(0));
         let other_roots =
             Membership::new(members(7), 2, vec![0, 4], NodeIdentity::Member(1)).unwrap();
@@ -403,6 +494,7 @@ mod tests {
             above
                 .check(&other_roots.hello(0))
                 .unwrap_err()
+                .to_string()
                 .contains("roots")
         );
         let mut renamed = members(7);

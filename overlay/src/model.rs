@@ -1,7 +1,7 @@
-//! The vocabulary: what nodes ask each other, and what they answer.
+//! The data model: requests between nodes, and their answers.
 //!
-//! Plain values, and [`Files`], the trait of everything that answers questions about the namespace. No I/O, no
-//! clock. The serde forms of these types are part of the wire format (`docs/wire.md`).
+//! Plain values, and [`Files`], the trait of all sources for the namespace. No I/O, no clock. The serde forms of these
+//! types are part of the wire format (`docs/wire.md`).
 
 mod dataset_item;
 mod files;
@@ -10,7 +10,7 @@ mod item;
 mod version;
 
 pub use copperfs_topology::{BLOCK_BYTES, InvalidPath, ItemPath, STRIPE_BLOCKS};
-pub(crate) use dataset_item::no_home;
+pub(crate) use dataset_item::not_a_home;
 pub use dataset_item::{ITEM_BYTES_MAX, ItemAnswer, ItemRequest};
 pub use files::{
     BUNDLE_FILE_BYTES_MAX, BUNDLE_FILES_MAX, BundleFile, BundleItem, BundleRequest, BundleStream,

@@ -1,31 +1,31 @@
-//! A node's place among the others, alive: its listening end, its holds in the trees, its children.
+//! A running node: its endpoint, its links to parents, its children.
 //!
-//! [`Overlay::start`] puts the parts together; what they do is in [`crate::upstream`], `server` and
-//! `cluster`. Every task belongs to the [`Overlay`] and ends with it.
+//! [`Overlay::start`] wires the parts together: [`crate::upstream`], `server` and `cluster`. Every task belongs
+//! to the [`Overlay`] and ends with it.
 
-use crate::ascent::Patience;
 use crate::cluster::warm::WarmOutcome;
-use crate::cluster::{self, ClusterClear, ClusterReports, Operation};
-use crate::counters::{Counters, Meters};
+use crate::cluster::{self, ClusterClear, ClusterReports};
+use crate::counters::Counters;
 use crate::error::OverlayError;
 use crate::homes::{Homes, HomesBounds};
 use crate::identity::Secret;
 use crate::membership::{Member, Membership, NodeIdentity};
 use crate::model::{Files, ItemPath};
-use crate::peer::{Dialer, Liveness, Manners};
+use crate::parent_selector::FailoverTimes;
+use crate::peer::{Dialer, Liveness};
 use crate::plan::WarmProgress;
-use crate::server::{self, FromAncestors};
+use crate::server::{self, AncestorRequests};
 use crate::service::Service;
 use crate::shared::Shared;
 use crate::transport::{KernelNetwork, Network, Transport, close};
-use crate::upstream::climb::Climber;
-use crate::upstream::{LinkReport, Orphan, Upstream};
+use crate::upstream::{LinkReport, Orphan, Upstream, UpstreamConfig};
 use crate::wire::message::NodeId;
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_topology::digest;
 use parking_lot::Mutex;
 use quinn::VarInt;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,48 +33,46 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How long a node is cut off before its children are concerned.
+/// How long a node is cut off before it releases its children.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
-/// How often a node that is cut off sends its children to look for somebody better.
+/// Interval at which a node that is cut off releases its children.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long [`Overlay::shutdown`] waits for the last packets.
-const SHUTDOWN_PATIENCE: Duration = Duration::from_millis(500);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Where a node stands and how it behaves. All nodes have the same `members`, `arity`, `roots` and
-/// `secret`.
-#[derive(Clone, Debug)]
+/// The configuration of a node. All nodes have the same `members`, `arity`, `roots` and `secret`.
+#[derive(Clone)]
 pub struct OverlayConfig {
     /// The ordered member list.
     pub members: Vec<Member>,
-    /// This node's place in it.
+    /// This node's position in it.
     pub identity: NodeIdentity,
     /// Most children of a node in one tree, at least 1.
     pub arity: usize,
     /// The roots, by rank: one tree for each.
     pub roots: Vec<usize>,
-    /// Address to bind, for listening and connecting; its IP picks the network. Port 0: any.
+    /// Address to bind, for listening and connecting. Its IP selects the network. Port 0: any.
     pub listen: SocketAddr,
     /// The job's secret.
     pub secret: Secret,
     /// How long a request waits for a connection and for each next byte of its answer.
     pub request_timeout: Duration,
-    /// How long one attempt to connect to an ancestor may take.
+    /// Limits one attempt to connect to an ancestor.
     pub connect_timeout: Duration,
     /// When an ancestor counts as dead.
     pub liveness: Liveness,
-    /// How patient this node is with ancestors that are away.
-    pub patience: Patience,
-    /// What to do when no root can be reached.
+    /// When this node moves from one ancestor to another.
+    pub failover: FailoverTimes,
+    /// The policy while no root can be reached.
     pub orphan: Orphan,
-    /// How many connections to homes of items this node keeps.
+    /// Limits of the connections to homes of items.
     pub homes: HomesBounds,
-    /// Where datagrams travel.
+    /// The network that carries datagrams.
     pub network: Arc<dyn Network>,
 }
 
 impl OverlayConfig {
-    /// A node of `members` at `identity` with one root, the first, arity 4, and the default time-outs, on
-    /// loopback.
+    /// A node on loopback with arity 4, the default timeouts, and the first member as the only root.
     #[must_use]
     pub fn new(members: Vec<Member>, identity: NodeIdentity, secret: Secret) -> Self {
         Self {
@@ -87,7 +85,7 @@ impl OverlayConfig {
             request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(2),
             liveness: Liveness::default(),
-            patience: Patience::default(),
+            failover: FailoverTimes::default(),
             orphan: Orphan::default(),
             homes: HomesBounds::default(),
             network: Arc::new(KernelNetwork),
@@ -95,106 +93,102 @@ impl OverlayConfig {
     }
 }
 
-/// While this node is cut off: its children may not be, and wait here in vain. Those who find nobody
-/// else come back.
-async fn release(shared: Arc<Shared>) {
+/// Closes the connections of children while this node is cut off, because another ancestor may serve them. A
+/// child that finds none comes back.
+async fn release_children(shared: Arc<Shared>) {
     loop {
         shared.upstream.cut_off().await;
         // A root that only restarts is back by then.
-        let again = tokio::time::timeout(RELEASE_AFTER, shared.upstream.restored());
-        if again.await.is_err() {
+        let restored = tokio::time::timeout(RELEASE_AFTER, shared.upstream.restored());
+        if restored.await.is_err() {
             shared.children.release();
             tokio::time::sleep(RELEASE_INTERVAL).await;
         }
     }
 }
 
-/// A running node of the tree. Dropping it closes its connections and ends its tasks;
-/// [`Overlay::shutdown`] also waits until neighbours have been told.
-#[derive(Debug)]
+/// A running node. Dropping it closes its connections and ends its tasks; [`Overlay::shutdown`] also waits until
+/// its peers have been told.
 pub struct Overlay {
     shared: Arc<Shared>,
     transport: Option<Transport>,
-    /// The accept loop and the link to the parent.
+    /// The accept loop, the links to parents, and their helpers.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Overlay {
-    /// Takes this node's place in the trees. Returns once it listens; ancestors are connected to in
-    /// the background ([`Upstream::first_connected`]). A list of one node needs no network. Must be
-    /// called within a tokio runtime with I/O and time, which then runs the node's tasks.
+    /// Starts this node. Returns once it listens; connections to ancestors are made in the background
+    /// ([`Upstream::first_connected`]). A list of one node needs no network. Must be called within a tokio runtime
+    /// with I/O and time, which then runs the node's tasks.
     ///
-    /// `storage` is what this node asks as a root, and, with [`Orphan::Origin`], when it is cut off;
-    /// `service` is called once, with the stub towards the others, before anything is served.
+    /// `storage` is read if this node is a root or, with [`Orphan::Origin`], cut off. `service` is called once,
+    /// with the client for the other nodes, before any request is served.
     ///
     /// # Errors
-    /// `Config`, `Listen`; faults of the cryptographic library.
+    /// See [`OverlayError`].
     pub fn start(
         config: OverlayConfig,
         storage: Option<Arc<dyn Files>>,
         service: impl FnOnce(Upstream) -> Arc<dyn Service>,
     ) -> Result<Self, OverlayError> {
         if config.request_timeout.is_zero() || config.connect_timeout.is_zero() {
-            let text = "a time-out of 0 leaves no time for any answer";
-            return Err(OverlayError::Config(text.into()));
+            return Err(OverlayError::ZeroTimeout);
         }
         let membership =
-            Membership::new(config.members, config.arity, config.roots, config.identity)
-                .map(Arc::new)
-                .map_err(OverlayError::Config)?;
-        let alone = membership.rank().is_some() && membership.members().len() == 1;
-        // Any member may take in a guest, and one that has lost its parent.
-        let serves = membership.rank().is_some() && !alone;
-        let transport = if alone {
-            None
-        } else {
-            let (network, name) = (&*config.network, membership.name());
-            Some(Transport::bind(
-                network,
-                config.listen,
-                &config.secret,
-                name,
-                serves,
-            )?)
+            Membership::new(config.members, config.arity, config.roots, config.identity)?;
+        let membership = Arc::new(membership);
+        let is_member = membership.rank().is_some();
+        let alone = is_member && membership.members().len() == 1;
+        // Any member may get guests, and children that have lost their parents.
+        let serves = is_member && !alone;
+        let transport = match alone {
+            true => None,
+            false => {
+                let (network, name) = (&*config.network, membership.name());
+                let (listen, secret) = (config.listen, &config.secret);
+                Some(Transport::bind(network, listen, secret, name, serves)?)
+            }
         };
-        let meters = Arc::new(Meters::default());
+        let counters = Arc::new(Counters::default());
         let upstream = Upstream::new(
             Arc::clone(&membership),
             storage,
-            (config.orphan, config.request_timeout, config.liveness),
+            UpstreamConfig {
+                orphan: config.orphan,
+                request_timeout: config.request_timeout,
+                liveness: config.liveness,
+            },
             Homes::new(config.homes),
-            Arc::clone(&meters),
+            counters,
         );
-        let patience = (config.request_timeout, config.liveness);
         let service = service(upstream.clone());
-        let shared = Arc::new(Shared::new(membership, patience, service, upstream, meters));
+        let shared = Shared::new(membership, config.request_timeout, service, upstream);
+        let shared = Arc::new(shared);
         let mut tasks = JoinSet::new();
         if let Some(transport) = &transport {
             if serves {
                 let endpoint = transport.endpoint.clone();
                 tasks.spawn(server::accept(Arc::clone(&shared), endpoint));
-                tasks.spawn(release(Arc::clone(&shared)));
+                tasks.spawn(release_children(Arc::clone(&shared)));
             }
-            let manners = Manners {
+            let dialer = Arc::new(Dialer {
                 membership: Arc::clone(&shared.membership),
-                liveness: shared.liveness,
+                liveness: config.liveness,
                 connect_timeout: config.connect_timeout,
-                request_timeout: shared.request_timeout,
-                meters: Arc::clone(&shared.meters),
-                incoming: Arc::new(FromAncestors(Arc::clone(&shared))),
-            };
-            let dialer = Arc::new(Dialer::new(manners, transport, config.network));
-            shared.upstream.homes().open(Arc::clone(&dialer));
-            tasks.spawn(shared.upstream.homes().clone().sweep());
+                request_timeout: config.request_timeout,
+                counters: Arc::clone(shared.upstream.counters()),
+                incoming: Arc::new(AncestorRequests(Arc::clone(&shared))),
+                transport: transport.clone(),
+                network: config.network,
+                ancestors: Mutex::default(),
+            });
+            let homes = shared.upstream.homes();
+            homes.open(Arc::clone(&dialer));
+            tasks.spawn(homes.clone().sweep());
             let seed = digest(shared.membership.name().as_bytes());
-            for (hold, tree) in shared.upstream.holds().zip(0_u64..) {
-                let climber = Climber {
-                    hold: Arc::clone(hold),
-                    dialer: Arc::clone(&dialer),
-                    patience: config.patience,
-                    seed: seed.wrapping_add(tree),
-                };
-                tasks.spawn(climber.run());
+            for (tree, link) in (0_u64..).zip(shared.upstream.parent_links()) {
+                let (link, dialer) = (Arc::clone(link), Arc::clone(&dialer));
+                tasks.spawn(link.maintain(dialer, config.failover, seed.wrapping_add(tree)));
             }
         }
         Ok(Self {
@@ -204,19 +198,19 @@ impl Overlay {
         })
     }
 
-    /// The stub towards the others.
+    /// The client for the other nodes.
     #[must_use]
     pub fn upstream(&self) -> &Upstream {
         &self.shared.upstream
     }
 
-    /// The way to the homes of items.
+    /// The client for the homes of items.
     #[must_use]
     pub fn homes(&self) -> &Homes {
         self.shared.upstream.homes()
     }
 
-    /// Who is in the cluster.
+    /// The cluster and this node's position in it.
     #[must_use]
     pub fn membership(&self) -> &Membership {
         &self.shared.membership
@@ -232,7 +226,7 @@ impl Overlay {
 
     /// Declares the counters of this node's traffic in `registry`.
     pub fn declare(&self, registry: &Registry) {
-        self.shared.meters.declare(registry);
+        self.counters().declare(registry);
         let healing = registry.scope("healing");
         let moves = |count: fn(&LinkReport) -> u64| {
             let upstream = self.upstream().clone();
@@ -246,45 +240,36 @@ impl Overlay {
         healing.computed("returns", Kind::Counter, Unit::Count, help, returns);
     }
 
-    /// How many requests and bytes went up and down.
+    /// The counters of this node's traffic.
     #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.shared.meters.snapshot()
+    pub fn counters(&self) -> &Counters {
+        self.upstream().counters()
     }
 
-    /// The names of the children that are connected now in `tree`, members in rank order first.
+    /// The names of the connected children in `tree`, members in rank order first.
     #[must_use]
     pub fn children(&self, tree: usize) -> Vec<String> {
-        let mut children: Vec<NodeId> = self
-            .shared
-            .children
-            .in_tree(tree)
-            .into_iter()
-            .map(|(id, _)| id)
-            .collect();
+        let children = self.shared.children.in_tree(tree).into_iter();
+        let mut children: Vec<NodeId> = children.map(|(id, _)| id).collect();
         children.sort_unstable();
-        let membership = &self.shared.membership;
-        children
-            .iter()
-            .map(|id| membership.name_of(id).to_owned())
-            .collect()
+        let membership = self.membership();
+        let names = children.iter().map(|id| membership.name_of(id).to_owned());
+        names.collect()
     }
 
-    /// The reports of all nodes, in rank order; nodes that did not answer within the request
-    /// time-out are named.
+    /// Returns the reports of all nodes, and the names of those that did not answer within the request timeout.
     pub async fn cluster_reports(&self) -> ClusterReports {
         cluster::reports(&self.shared).await
     }
 
-    /// Clears `path` on all nodes: tree after tree, each from its root down, every node before its
-    /// children. What lies in a tree comes down that tree only, so no node fills itself again from one
-    /// that has not cleared yet.
+    /// Clears `path` on all nodes: tree after tree, each from its root down, every node before its children. The
+    /// items of a tree come down that tree only, so no node refills its caches from one that has not cleared yet.
     pub async fn clear_cluster(&self, path: ItemPath) -> ClusterClear {
-        cluster::clear(&self.shared, Operation::Clear(path)).await
+        cluster::clear(&self.shared, path).await
     }
 
-    /// Has every node carry out the plan whose pages come over `pages`, which is closed behind the
-    /// last, and says over `progress` how far they are. Dropping the future stops all of them.
+    /// Has every node carry out the plan whose pages come over `pages`, which is closed after the last page.
+    /// Reports the progress over `progress`. Dropping the future stops all nodes.
     pub async fn warm_cluster(
         &self,
         pages: mpsc::Receiver<Bytes>,
@@ -293,18 +278,18 @@ impl Overlay {
         cluster::warm::warm(&self.shared, pages, progress).await
     }
 
-    /// Leaves the tree: requests in progress fail, neighbours are told. Ends within a second,
-    /// whatever they do.
+    /// Leaves the cluster: requests in progress fail, peers are told. Ends within a second, whatever they do.
     pub async fn shutdown(&self) {
         self.stop();
         if let Some(transport) = &self.transport {
             let idle = transport.endpoint.wait_idle();
-            // Neighbours that cannot be told notice by themselves.
-            let _elapsed = tokio::time::timeout(SHUTDOWN_PATIENCE, idle).await;
+            // Peers that cannot be told notice by themselves.
+            let _elapsed = tokio::time::timeout(SHUTDOWN_TIMEOUT, idle).await;
         }
     }
 
     fn stop(&self) {
+        // First, so that failures of requests in progress are not sent as answers.
         self.shared.leaving.store(true, Ordering::Release);
         self.shared.upstream.stop();
         self.shared.upstream.homes().stop();
@@ -320,5 +305,11 @@ impl Overlay {
 impl Drop for Overlay {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+impl fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Overlay({})", self.membership().name())
     }
 }

@@ -1,91 +1,85 @@
-//! A plan as it lies on a node: its pages in order, opaque, read by several at their own pace.
+//! A plan in memory: its pages in order, opaque, read by several readers at their own pace.
 
 mod progress;
 
 use crate::wire::WireError;
 use bytes::Bytes;
-use parking_lot::Mutex;
-use std::sync::Arc;
 use tokio::sync::watch;
 
-pub(crate) use progress::{Board, News};
-pub use progress::{Laggard, Tally, WarmProgress};
+pub(crate) use progress::{ProgressBoard, WarmUpdate};
+pub use progress::{SlowestNode, Tally, WarmProgress};
 
-/// Plans that lie on a node at a time; further ones are broken off at once.
+/// Plans in a node's memory at a time; further ones are broken off at once.
 pub(crate) const PLANS_MAX: usize = 8;
-/// Most bytes of a plan, packed. One that is longer is refused.
+/// Most bytes of a plan, packed. A longer one is refused.
 const PLAN_BYTES_MAX: usize = 128 << 20;
 
-/// A plan on a node, as far as it has come. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Plan(Arc<PlanInner>);
+/// A plan on a node, as far as it has arrived. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Plan(watch::Sender<PlanState>);
 
-#[derive(Debug)]
-struct PlanInner {
-    /// The pages and their bytes. Held for look-ups only.
-    pages: Mutex<(Vec<Bytes>, usize)>,
-    /// How many pages there are, and whether those are all.
-    extent: watch::Sender<(usize, bool)>,
-}
-
-impl Default for Plan {
-    fn default() -> Self {
-        Self(Arc::new(PlanInner {
-            pages: Mutex::default(),
-            extent: watch::Sender::new((0, false)),
-        }))
-    }
+#[derive(Debug, Default)]
+struct PlanState {
+    pages: Vec<Bytes>,
+    /// Bytes of all pages.
+    bytes: usize,
+    /// No further pages follow.
+    complete: bool,
 }
 
 impl Plan {
     /// Adds a page.
     pub(crate) fn push(&self, page: Bytes) -> Result<(), WireError> {
-        let count = {
-            let mut pages = self.0.pages.lock();
-            pages.1 += page.len();
-            if pages.1 > PLAN_BYTES_MAX {
-                let (got, max) = (pages.1 as u64, PLAN_BYTES_MAX as u64);
-                let what = "bytes of a plan";
-                return Err(WireError::TooMany { what, got, max });
+        let mut bytes = 0;
+        self.0.send_modify(|state| {
+            state.bytes += page.len();
+            bytes = state.bytes;
+            if bytes <= PLAN_BYTES_MAX {
+                state.pages.push(page);
             }
-            pages.0.push(page);
-            pages.0.len()
-        };
-        self.0.extent.send_replace((count, false));
-        Ok(())
+        });
+        match bytes <= PLAN_BYTES_MAX {
+            true => Ok(()),
+            false => Err(WireError::TooMany {
+                what: "bytes of a plan",
+                got: bytes as u64,
+                max: PLAN_BYTES_MAX as u64,
+            }),
+        }
     }
 
+    /// Marks the plan as complete.
     pub(crate) fn end(&self) {
-        self.0.extent.send_modify(|extent| extent.1 = true);
+        self.0.send_modify(|state| state.complete = true);
     }
 
+    /// Returns a reader that begins at the first page.
     pub(crate) fn reader(&self) -> PlanReader {
         PlanReader {
-            extent: self.0.extent.subscribe(),
-            plan: self.clone(),
+            state: self.0.subscribe(),
+            _plan: self.clone(),
             next: 0,
         }
     }
 }
 
-/// One reader's place in a plan.
+/// A reader's position in a plan.
 #[derive(Debug)]
 pub struct PlanReader {
-    plan: Plan,
-    extent: watch::Receiver<(usize, bool)>,
+    state: watch::Receiver<PlanState>,
+    /// Keeps the channel open: without it, a plan that is broken off would look complete.
+    _plan: Plan,
     next: usize,
 }
 
 impl PlanReader {
-    /// The next page, once it has come; `None` behind the last. May be cancelled.
+    /// Returns the next page, once it has arrived; `None` after the last. Cancel safe.
     pub async fn page(&mut self) -> Option<Bytes> {
         let next = self.next;
-        let come = self
-            .extent
-            .wait_for(|(count, ended)| *count > next || *ended);
-        // The sender lives as long as `self.plan`.
-        drop(come.await.ok()?);
-        let page = self.plan.0.pages.lock().0.get(next).cloned()?;
+        let arrived = self
+            .state
+            .wait_for(|state| state.pages.len() > next || state.complete);
+        let page = arrived.await.ok()?.pages.get(next).cloned()?;
         self.next += 1;
         Some(page)
     }
@@ -97,10 +91,10 @@ mod tests {
     use futures_util::FutureExt;
 
     #[tokio::test]
-    async fn each_reader_has_a_place_of_its_own() {
+    async fn each_reader_has_its_own_position() {
         let plan = Plan::default();
         let mut early = plan.reader();
-        assert!(early.page().now_or_never().is_none(), "nothing has come");
+        assert!(early.page().now_or_never().is_none(), "no page has arrived");
         for page in [&b"1"[..], b"2"] {
             plan.push(Bytes::copy_from_slice(page)).unwrap();
         }
@@ -117,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_has_a_bound() {
+    fn a_plan_is_bounded() {
         let plan = Plan::default();
         let page = Bytes::from(vec![0; 32 << 20]);
         let pushed = (0..5).map(|_| plan.push(page.clone()));

@@ -1,4 +1,4 @@
-//! Who reads items from this node, and how much at a time.
+//! The readers of items that are connected to this node, and the memory for their answers.
 
 use crate::model::ITEM_BYTES_MAX;
 use crate::wire::message::NodeId;
@@ -8,39 +8,36 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connected readers: a cluster of so many nodes, all of which read from all homes. An idle connection
-/// takes 39 KiB, so that all of them together take 160 MiB; further readers are refused, and ask
-/// elsewhere.
+/// Most connected readers: every node of a cluster of this size may read from every home. An idle connection
+/// takes 39 KiB, so all of them take 160 MiB. Further readers are refused, and read elsewhere.
 const READERS_MAX: usize = 4096;
-/// Bytes of items that are on their way to readers, or are waited for: more than any network takes at a
-/// time. Questions for more wait.
+/// Bytes of items that are in flight to readers or waited for, which is more than any network takes at a time.
+/// Further requests wait.
 const BYTES_MAX: u64 = 64 << 20;
-/// The part of it that one reader may take, so that one which does not take what it asked for leaves
-/// the others room.
+/// The part of it for one reader, so that a reader that does not take its answers leaves room for others.
 const READER_BYTES_MAX: u64 = 16 << 20;
-/// What room is counted in.
+/// The unit in which room is counted.
 const UNIT_BYTES: u64 = 1 << 10;
 
-/// A node that this one has no room for.
+/// The limit on connected peers is reached.
 #[derive(Debug)]
-pub(crate) struct Full;
+pub(crate) struct LimitReached;
 
-/// Room for bytes.
+/// Room for the bytes of answers.
 #[derive(Debug)]
-pub(crate) struct Rooms {
-    /// Of items that are here already.
-    here: Arc<Semaphore>,
-    /// As much again for those that must come from the origin first, so that no slow origin keeps what
-    /// is here waiting.
-    coming: Arc<Semaphore>,
+pub(crate) struct RoomForItems {
+    cached: Arc<Semaphore>,
+    /// Room for items that must be read from the origin first. It is separate, so that no slow origin delays
+    /// cached items.
+    uncached: Arc<Semaphore>,
 }
 
-impl Rooms {
+impl RoomForItems {
     fn new(bytes: u64) -> Self {
         let units = usize::try_from(bytes / UNIT_BYTES).unwrap_or(usize::MAX);
         Self {
-            here: Arc::new(Semaphore::new(units)),
-            coming: Arc::new(Semaphore::new(units)),
+            cached: Arc::new(Semaphore::new(units)),
+            uncached: Arc::new(Semaphore::new(units)),
         }
     }
 
@@ -49,52 +46,52 @@ impl Rooms {
         Self::new(READER_BYTES_MAX)
     }
 
-    async fn take(&self, units: u32, here: bool) -> Option<OwnedSemaphorePermit> {
-        let room = if here { &self.here } else { &self.coming };
+    async fn acquire(&self, units: u32, cached: bool) -> Option<OwnedSemaphorePermit> {
+        let room = if cached { &self.cached } else { &self.uncached };
         // The semaphores are never closed.
         Arc::clone(room).acquire_many_owned(units).await.ok()
     }
 }
 
-/// See the module.
+/// The connected readers, and the room that they share.
 #[derive(Debug)]
 pub(crate) struct Readers {
-    rooms: Rooms,
-    /// One for each node; held for look-ups only.
+    room: RoomForItems,
+    /// At most one connection for each node. Held for look-ups only.
     connected: Mutex<HashMap<NodeId, Connection>>,
 }
 
 impl Default for Readers {
     fn default() -> Self {
         Self {
-            rooms: Rooms::new(BYTES_MAX),
+            room: RoomForItems::new(BYTES_MAX),
             connected: Mutex::default(),
         }
     }
 }
 
-/// Room for one answer; given back when dropped.
+/// Room for one answer, released on drop.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct ItemPermit {
     _own: Option<OwnedSemaphorePermit>,
-    _of_all: Option<OwnedSemaphorePermit>,
+    _shared: Option<OwnedSemaphorePermit>,
 }
 
 impl Readers {
-    /// Takes in a reader; gives the connection that its new one replaces.
+    /// Adds a reader. Returns the connection that `connection` replaces.
     pub(crate) fn add(
         &self,
         id: &NodeId,
         connection: &Connection,
-    ) -> Result<Option<Connection>, Full> {
+    ) -> Result<Option<Connection>, LimitReached> {
         let mut connected = self.connected.lock();
         if connected.len() >= READERS_MAX && !connected.contains_key(id) {
-            return Err(Full);
+            return Err(LimitReached);
         }
         Ok(connected.insert(id.clone(), connection.clone()))
     }
 
-    /// Forgets a reader's connection, unless another has taken its place.
+    /// Removes a reader, unless another connection has replaced `connection`.
     pub(crate) fn remove(&self, id: &NodeId, connection: &Connection) {
         let mut connected = self.connected.lock();
         if connected
@@ -105,15 +102,15 @@ impl Readers {
         }
     }
 
-    /// Waits for room for an answer of `len` bytes (a checked request's) to a reader with `own` rooms;
-    /// `here`: that needs no origin.
-    pub(crate) async fn room(&self, own: &Rooms, len: u64, here: bool) -> Room {
+    /// Waits for room for an answer of `len` bytes to a reader with the room `own`. `cached`: the answer needs
+    /// no origin.
+    pub(crate) async fn acquire(&self, own: &RoomForItems, len: u64, cached: bool) -> ItemPermit {
         let units = len.min(ITEM_BYTES_MAX).div_ceil(UNIT_BYTES);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        // One's own first: who waits there holds nothing of others.
-        Room {
-            _own: own.take(units, here).await,
-            _of_all: self.rooms.take(units, here).await,
+        // The reader's own room comes first, so that a waiting reader holds no shared room.
+        ItemPermit {
+            _own: own.acquire(units, cached).await,
+            _shared: self.room.acquire(units, cached).await,
         }
     }
 }
@@ -124,22 +121,25 @@ mod tests {
     use futures_util::FutureExt;
 
     #[test]
-    fn room_is_bounded_and_what_is_here_does_not_wait_for_what_is_coming() {
+    fn room_is_bounded_and_cached_items_do_not_wait_for_uncached_ones() {
         let readers = Readers::default();
-        let owns: Vec<_> = (0..5).map(|_| Rooms::of_reader()).collect();
-        let ask = |reader: usize, here| {
-            let asked = readers.room(&owns[reader], ITEM_BYTES_MAX, here);
-            asked.now_or_never()
+        let owns: Vec<_> = (0..5).map(|_| RoomForItems::of_reader()).collect();
+        let ask = |reader: usize, cached| {
+            let acquiring = readers.acquire(&owns[reader], ITEM_BYTES_MAX, cached);
+            acquiring.now_or_never()
         };
         let mut held: Vec<_> = (0..16).map(|i| ask(i / 4, false).unwrap()).collect();
-        // Four readers have taken all that there is for what is coming, each all of its own.
+        // Four readers hold all room for uncached items, each all of its own.
         assert!(ask(0, false).is_none());
         assert!(ask(4, false).is_none());
         let of_first: Vec<_> = (0..4).map(|_| ask(0, true).unwrap()).collect();
         assert!(ask(0, true).is_none());
         assert!(ask(4, true).is_some());
         drop(held.pop());
-        assert!(ask(0, false).is_none(), "others' room is not its own");
+        assert!(
+            ask(0, false).is_none(),
+            "a reader's own room is not extended by that of others"
+        );
         assert!(ask(4, false).is_some());
         drop(of_first);
         assert!(ask(0, true).is_some());

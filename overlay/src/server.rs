@@ -1,15 +1,16 @@
-//! The listening side: lets this node's children in, and nobody else.
+//! The server side of a node: accepts its children and readers, and refuses all others.
 //!
-//! TLS has proven that a peer belongs to the job before a line here sees it; the hello proves that
-//! this node is above it by the same arithmetic. Connections that have not said hello are few
-//! ([`door`]); each child has one connection, and quinn bounds its streams. What a stream
-//! asks is answered in [`stream`].
+//! TLS has proven that a peer belongs to the job before any code here sees it. The hello then proves that this
+//! node is an ancestor of the peer by the same arithmetic. Connections without a hello are limited
+//! ([`admission`]). Each child has one connection, and quinn bounds its streams. [`stream`] answers each
+//! stream.
 
-mod door;
+mod admission;
 mod stream;
 
+use crate::membership::HelloError;
 use crate::peer::{IncomingStreams, explain};
-use crate::readers::{Full, Rooms};
+use crate::readers::{LimitReached, RoomForItems};
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::transport::{STREAMS_OF_CHILD, close, more_streams};
@@ -18,36 +19,37 @@ use crate::wire::{FrameKind, Hello};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use door::{Door, Place, Verdict};
-use stream::{Asker, Floor};
+use admission::{Admission, Decision, PendingConnection};
+use stream::{RequestSlots, Requester};
 
-/// How long a peer may take for its handshake, and again for its hello.
-const INTRODUCTION: Duration = Duration::from_secs(5);
+/// Limits a peer's handshake, and its hello after that.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Accepts connections until it is dropped.
 pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
-    let door = Arc::new(Door::default());
+    let admission = Arc::new(Admission::default());
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            // Finished tasks first, so that their results do not pile up.
             biased;
             Some(_done) = connections.join_next() => {}
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 let peer = incoming.remote_address();
-                match door.knock(peer.ip(), incoming.remote_address_validated()) {
-                    Verdict::Enter(place) => {
-                        connections.spawn(welcome(Arc::clone(&shared), incoming, place));
+                match admission.decide(peer.ip(), incoming.remote_address_validated()) {
+                    Decision::Accept(pending) => {
+                        connections.spawn(handle_connection(Arc::clone(&shared), incoming, pending));
                     }
-                    // Cannot fail: quinn can send a Retry to any address that is not proven.
-                    Verdict::Prove => drop(incoming.retry()),
-                    Verdict::Refuse => {
+                    // Cannot fail: quinn can send a Retry to any address that is not validated.
+                    Decision::Validate => drop(incoming.retry()),
+                    Decision::Refuse => {
                         shared.refusals.log(peer, "too many connections without a hello");
                         incoming.refuse();
                     }
@@ -57,39 +59,43 @@ pub(crate) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     }
 }
 
-/// One connection, from its first packet to its end.
-async fn welcome(shared: Arc<Shared>, incoming: Incoming, mut place: Place) {
-    let peer = incoming.remote_address();
-    let connection = match timeout(INTRODUCTION, incoming).await {
+/// Handles one connection, from its first packet to its end.
+async fn handle_connection(
+    shared: Arc<Shared>,
+    incoming: Incoming,
+    mut pending: PendingConnection,
+) {
+    let remote = incoming.remote_address();
+    let connection = match timeout(HELLO_TIMEOUT, incoming).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return gone(&shared, peer, &error),
-        Err(_elapsed) => return shared.refusals.log(peer, "no handshake in time"),
+        Ok(Err(error)) => return log_lost(&shared, remote, &error),
+        Err(_elapsed) => return shared.refusals.log(remote, "no handshake in time"),
     };
-    place.prove();
-    let hello = match timeout(INTRODUCTION, hear(&shared, &connection)).await {
-        Ok(Ok(child)) => Ok(child),
-        Ok(Err(Unwelcome::Stream(StreamError::Lost(error)))) => return gone(&shared, peer, &error),
-        Ok(Err(Unwelcome::Stream(error))) => {
-            Err((close::PROTOCOL, format!("a hello was due: {error}")))
-        }
-        Ok(Err(Unwelcome::Stranger(reason))) => Err((close::REFUSED, reason)),
-        Err(_elapsed) => Err((close::PROTOCOL, "no hello in time".into())),
-    };
-    match hello {
+    pending.validated();
+    let outcome = timeout(HELLO_TIMEOUT, receive_hello(&shared, &connection)).await;
+    let error = match outcome.unwrap_or(Err(IntroductionError::Timeout)) {
         Ok((id, tree)) => {
-            drop(place);
-            serve(shared, (id, tree), connection).await;
+            // The slot is for connections before their hello.
+            drop(pending);
+            return serve_peer(shared, id, tree, connection).await;
         }
-        Err((code, reason)) => {
-            connection.close(code.into(), reason.as_bytes());
-            shared.refusals.log(peer, &reason);
+        Err(error) => error,
+    };
+    let code = match &error {
+        IntroductionError::Stream(StreamError::Lost(error)) => {
+            return log_lost(&shared, remote, error);
         }
-    }
+        IntroductionError::Timeout | IntroductionError::Stream(_) => close::PROTOCOL,
+        IntroductionError::NoCertificate | IntroductionError::Refused(_) => close::REFUSED,
+    };
+    let reason = error.to_string();
+    connection.close(code.into(), reason.as_bytes());
+    shared.refusals.log(remote, &reason);
 }
 
-/// A peer whose connection ended before its hello. A child that begins several handshakes drops all
-/// but the first; everything else is worth a line.
-fn gone(shared: &Shared, peer: SocketAddr, error: &ConnectionError) {
+/// Logs a connection that ended before its hello. A child that begins several handshakes drops all but the
+/// first, which is no reason for a warning.
+fn log_lost(shared: &Shared, peer: SocketAddr, error: &ConnectionError) {
     match error {
         ConnectionError::ApplicationClosed(_) | ConnectionError::LocallyClosed => {
             tracing::debug!(%peer, %error, "a peer left before its hello");
@@ -98,87 +104,98 @@ fn gone(shared: &Shared, peer: SocketAddr, error: &ConnectionError) {
     }
 }
 
-enum Unwelcome {
-    Stream(StreamError),
-    Stranger(String),
+/// Why a connection did not get past its hello.
+#[derive(Debug, thiserror::Error)]
+enum IntroductionError {
+    #[error("no hello in time")]
+    Timeout,
+    #[error("a hello was due: {0}")]
+    Stream(#[from] StreamError),
+    #[error("no certificate")]
+    NoCertificate,
+    #[error(transparent)]
+    Refused(#[from] AdmitError),
 }
 
-impl From<StreamError> for Unwelcome {
-    fn from(error: StreamError) -> Self {
-        Self::Stream(error)
-    }
+/// Why a child or reader is not admitted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AdmitError {
+    #[error(transparent)]
+    Hello(#[from] HelloError),
+    #[error("{own} has as many {peers} as it can take")]
+    Full { own: String, peers: &'static str },
 }
 
-/// Hears the first hello and answers it; gives who says it, and for which tree: a reader's for none.
-async fn hear(
-    shared: &Arc<Shared>,
+/// Receives the first hello and answers it. Returns the peer, and the tree in which it is a child; a reader of
+/// items is a child in none.
+async fn receive_hello(
+    shared: &Shared,
     connection: &Connection,
-) -> Result<(NodeId, Option<usize>), Unwelcome> {
+) -> Result<(NodeId, Option<usize>), IntroductionError> {
     if connection.peer_identity().is_none() {
-        return Err(Unwelcome::Stranger("no certificate".into()));
+        return Err(IntroductionError::NoCertificate);
     }
     let (send, recv) = connection.accept_bi().await.map_err(StreamError::Lost)?;
-    let mut reader = FrameReader::new(recv, INTRODUCTION);
+    let mut reader = FrameReader::new(recv, HELLO_TIMEOUT);
     let hello: Hello = reader.expect(FrameKind::Hello, "hello").await?;
-    let id = admit(shared, &hello, connection).map_err(Unwelcome::Stranger)?;
-    let mut writer = FrameWriter::new(send, INTRODUCTION);
-    greeting(shared, usize::from(hello.tree), &mut writer).await?;
+    let id = admit(shared, &hello, connection)?;
+    let mut writer = FrameWriter::new(send, HELLO_TIMEOUT);
+    let tree = usize::from(hello.tree);
+    send_welcome(shared, tree, &mut writer).await?;
     writer.finish();
-    let tree = (!hello.reader).then_some(usize::from(hello.tree));
-    Ok((id, tree))
+    Ok((id, (!hello.reader).then_some(tree)))
 }
 
-/// Takes in whoever says `hello` over `connection`, or says why not.
+/// Registers the peer that sent `hello` over `connection`.
 pub(crate) fn admit(
     shared: &Shared,
     hello: &Hello,
     connection: &Connection,
-) -> Result<NodeId, String> {
+) -> Result<NodeId, AdmitError> {
     let id = shared.membership.check(hello)?;
-    let added = match hello.reader {
-        true => shared.readers.add(&id, connection),
-        false => shared
-            .children
-            .add(&id, usize::from(hello.tree), connection),
+    let (added, peers) = match hello.reader {
+        true => (shared.readers.add(&id, connection), "readers"),
+        false => {
+            let tree = usize::from(hello.tree);
+            (shared.children.add(&id, tree, connection), "children")
+        }
     };
     match added {
-        Ok(Some(older)) => older.close(close::REPLACED.into(), b"connected anew"),
-        Ok(None) => {}
-        Err(Full) => {
-            let of_what = if hello.reader { "readers" } else { "children" };
-            return Err(format!(
-                "{} has as many {of_what} as it can take",
-                shared.membership.name()
-            ));
+        Ok(replaced) => {
+            if let Some(older) = replaced {
+                older.close(close::REPLACED.into(), b"connected anew");
+            }
+            Ok(id)
         }
+        Err(LimitReached) => Err(AdmitError::Full {
+            own: shared.membership.name().to_owned(),
+            peers,
+        }),
     }
-    Ok(id)
 }
 
-/// Welcomes a child in `tree`, and says whether this node is of use there.
-pub(crate) async fn greeting(
+/// Accepts a child in `tree`, and tells it whether this node has a parent there or is the root.
+pub(crate) async fn send_welcome(
     shared: &Shared,
     tree: usize,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    let settled = shared
-        .upstream
-        .hold(tree)
-        .is_none_or(|hold| hold.is_connected());
-    let body = Bytes::copy_from_slice(&[u8::from(settled)]);
+    let link = shared.upstream.parent_link(tree);
+    let attached = link.is_none_or(|link| link.is_connected());
+    let body = Bytes::copy_from_slice(&[u8::from(attached)]);
     writer.frame(FrameKind::Welcome, body).await.map(drop)
 }
 
-/// Takes a child or reader out of its list when its connection ends, however that comes about.
-struct Registered {
+/// A registered child or reader. Dropping it removes the peer from its list.
+struct Registration {
     shared: Arc<Shared>,
     id: NodeId,
-    /// In which tree it first hung from this node; a reader: none.
+    /// The tree of the first hello; `None` for a reader.
     tree: Option<usize>,
     connection: Connection,
 }
 
-impl Drop for Registered {
+impl Drop for Registration {
     fn drop(&mut self) {
         match self.tree {
             Some(_) => self.shared.children.remove(&self.id, &self.connection),
@@ -187,83 +204,71 @@ impl Drop for Registered {
     }
 }
 
-/// Answers the streams of a child, or of a reader (no tree), until its connection ends.
-async fn serve(shared: Arc<Shared>, (id, tree): (NodeId, Option<usize>), connection: Connection) {
+/// Serves a child, or a reader of items if `tree` is `None`, until its connection ends.
+async fn serve_peer(shared: Arc<Shared>, id: NodeId, tree: Option<usize>, connection: Connection) {
     let peer = shared.membership.name_of(&id).to_owned();
     let address = connection.remote_address();
-    let asker = match tree {
+    let requester = match tree {
         Some(tree) => {
             tracing::info!(child = %peer, tree, %address, "child connected");
-            Asker::Child(id.clone(), connection.clone())
+            Requester::Child(id.clone(), connection.clone())
         }
         None => {
             tracing::debug!(%peer, %address, "a reader of items connected");
-            Asker::Reader(id.clone(), Rooms::of_reader())
+            Requester::Reader(id.clone(), RoomForItems::of_reader())
         }
     };
-    let floor = Floor::new(asker);
-    let registered = Registered {
+    let registration = Registration {
         shared: Arc::clone(&shared),
         id,
         tree,
         connection,
     };
+    let error = serve_streams(shared, &registration.connection, requester).await;
+    let reason = explain(address, &error);
+    match tree {
+        Some(_) => tracing::info!(child = %peer, reason, "child gone"),
+        None => tracing::debug!(%peer, reason, "a reader of items gone"),
+    }
+}
+
+/// Answers the streams of one connection. Returns the reason of its end.
+async fn serve_streams(
+    shared: Arc<Shared>,
+    connection: &Connection,
+    requester: Requester,
+) -> ConnectionError {
+    let slots = Arc::new(RequestSlots::new(requester));
     let mut streams = JoinSet::new();
     let mut allowed = STREAMS_OF_CHILD;
     loop {
         tokio::select! {
             biased;
             Some(_done) = streams.join_next() => {}
-            incoming = registered.connection.accept_bi() => match incoming {
+            incoming = connection.accept_bi() => match incoming {
                 Ok((send, recv)) => {
-                    let answer = stream::answer(Arc::clone(&shared), floor.clone(), send, recv);
-                    streams.spawn(answer);
+                    let (shared, slots) = (Arc::clone(&shared), Arc::clone(&slots));
+                    streams.spawn(stream::answer(shared, slots, send, recv));
+                    // An ancestor may never open enough streams for this.
                     if let Some(more) = more_streams(allowed, streams.len()) {
-                        registered.connection.set_max_concurrent_bi_streams(more.into());
+                        connection.set_max_concurrent_bi_streams(more.into());
                         allowed = more;
                     }
                 }
-                Err(error) => {
-                    let reason = explain(address, &error);
-                    match tree {
-                        Some(_) => tracing::info!(child = %peer, reason, "child gone"),
-                        None => tracing::debug!(%peer, reason, "a reader of items gone"),
-                    }
-                    return;
-                }
+                Err(error) => return error,
             },
         }
     }
 }
 
-/// Answers what ancestors ask this node: about what lies below it.
-pub(crate) struct FromAncestors(pub(crate) Arc<Shared>);
+/// Answers the requests of ancestors about this node's subtree.
+pub(crate) struct AncestorRequests(pub(crate) Arc<Shared>);
 
-impl fmt::Debug for FromAncestors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FromAncestors")
-    }
-}
-
-impl IncomingStreams for FromAncestors {
+impl IncomingStreams for AncestorRequests {
     fn answer_all(&self, connection: Connection) -> BoxFuture<'static, ()> {
         let shared = Arc::clone(&self.0);
         Box::pin(async move {
-            let floor = Floor::new(Asker::Parent);
-            let mut streams = JoinSet::new();
-            loop {
-                tokio::select! {
-                    biased;
-                    Some(_done) = streams.join_next() => {}
-                    incoming = connection.accept_bi() => match incoming {
-                        Ok((send, recv)) => {
-                            let shared = Arc::clone(&shared);
-                            streams.spawn(stream::answer(shared, floor.clone(), send, recv));
-                        }
-                        Err(_closed) => return,
-                    },
-                }
-            }
+            let _closed = serve_streams(shared, &connection, Requester::Ancestor).await;
         })
     }
 }

@@ -1,16 +1,14 @@
-//! What the parts of a running node share.
+//! The state that the parts of a running node share.
 
 use crate::children::Children;
-use crate::counters::Meters;
+use crate::counters::Counters;
 use crate::membership::Membership;
-use crate::peer::Liveness;
 use crate::plan::PLANS_MAX;
 use crate::readers::Readers;
 use crate::refusals::Refusals;
 use crate::service::Service;
-use crate::steering::{COMMANDS_AT_ONCE, Steered};
+use crate::steering::{COMMANDS_MAX, SteeringStreams};
 use crate::upstream::Upstream;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -20,55 +18,44 @@ use tokio::sync::Semaphore;
 pub(crate) struct Shared {
     pub(crate) membership: Arc<Membership>,
     pub(crate) request_timeout: Duration,
-    pub(crate) liveness: Liveness,
     pub(crate) service: Arc<dyn Service>,
     pub(crate) upstream: Upstream,
-    pub(crate) meters: Arc<Meters>,
     pub(crate) refusals: Refusals,
-    /// Places for plans that lie on this node.
+    /// Permits for plans in memory.
     pub(crate) plans: Semaphore,
-    /// This node is going: what fails from now on says nothing about what was asked.
+    /// This node is shutting down: from now on a failure tells nothing about the request.
     pub(crate) leaving: AtomicBool,
-    /// Who reads items from this node.
     pub(crate) readers: Readers,
-    /// Streams of steering from children.
-    pub(crate) steered: Steered,
-    /// Turns of children's commands.
+    pub(crate) steering: SteeringStreams,
+    /// Permits for commands of children.
     pub(crate) commands: Semaphore,
     pub(crate) children: Children,
 }
 
 impl Shared {
+    /// The counters of this node's traffic.
+    pub(crate) fn counters(&self) -> &Counters {
+        self.upstream.counters()
+    }
+
     pub(crate) fn new(
         membership: Arc<Membership>,
-        (request_timeout, liveness): (Duration, Liveness),
+        request_timeout: Duration,
         service: Arc<dyn Service>,
         upstream: Upstream,
-        meters: Arc<Meters>,
     ) -> Self {
-        let children = Children::new(Arc::clone(&membership));
         Self {
+            children: Children::new(Arc::clone(&membership)),
             membership,
             request_timeout,
-            liveness,
             service,
             upstream,
-            meters,
             refusals: Refusals::default(),
             plans: Semaphore::new(PLANS_MAX),
             leaving: AtomicBool::new(false),
             readers: Readers::default(),
-            steered: Steered::default(),
-            commands: Semaphore::new(COMMANDS_AT_ONCE),
-            children,
+            steering: SteeringStreams::default(),
+            commands: Semaphore::new(COMMANDS_MAX),
         }
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("node", &self.membership.id())
-            .finish_non_exhaustive()
     }
 }

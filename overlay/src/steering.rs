@@ -1,17 +1,15 @@
-//! Steering: frames that go up and down the trees while nodes live, and commands that climb.
+//! Steering: reports that go up the trees, decisions that come down, and commands that go up.
 //!
-//! Each node keeps one stream to the ancestor from which it hangs in a tree. Up it says what it has to
-//! report, down it hears what was decided; whoever is in charge is found by climbing. What the frames
-//! mean is the business of the [`Service`](crate::Service) at both ends, and so is their version.
+//! Each node keeps one stream to its parent in a tree. It sends its reports up and receives decisions on it.
+//! The [`Service`](crate::Service) at both ends defines the frames and their version.
 //!
-//! On each way there is one place for a frame: a newer one takes the place of one that was not taken
-//! yet. So a report or a decision must be whole in itself, and nothing queues up behind a slow peer.
+//! Each direction holds one frame: a newer frame replaces one that was not read yet. So each report and each
+//! decision must be complete in itself, and nothing queues up for a slow peer.
 
-use crate::exchange::unexpected;
 use crate::model::{Failure, FailureKind};
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
-use crate::wire::{FrameKind, STEERING_BYTES_MAX};
+use crate::wire::{FrameKind, STEERING_BYTES_MAX, WireError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -20,41 +18,41 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
-/// How often a side that has nothing to say shows that it lives.
-const TICK: Duration = Duration::from_millis(500);
-/// Commands that one node answers or passes on at a time, its children's; further ones wait unread.
-/// Each may hold 2 MiB.
-pub(crate) const COMMANDS_AT_ONCE: usize = 16;
+/// Interval at which a side that has nothing to send shows that it is alive.
+const KEEP_ALIVE: Duration = Duration::from_millis(500);
+/// Commands of children that one node answers or forwards at a time; further ones wait unread. Each may hold
+/// 2 MiB.
+pub(crate) const COMMANDS_MAX: usize = 16;
 
-/// Both ways of a stream to an ancestor ([`crate::Upstream::steer`]). Dropping either half ends it.
+/// Both directions of a stream to the parent ([`crate::Upstream::steer`]). Dropping either half ends it.
 #[derive(Debug)]
 pub struct Steering {
-    /// Towards the ancestor.
+    /// Frames to the parent.
     pub up: LatestSender,
-    /// From the ancestor; ends when it is lost, or this node moves to another.
+    /// Frames from the parent. Ends when the parent is lost, or this node moves to another one.
     pub down: LatestReceiver,
 }
 
-/// Where frames are put in. Clones put into the same place.
+/// The sending half of one direction. Clones replace each other's frames.
 #[derive(Clone, Debug)]
 pub struct LatestSender(watch::Sender<Option<Bytes>>);
 
-/// Where frames come out.
+/// The receiving half of one direction.
 #[derive(Debug)]
 pub struct LatestReceiver(watch::Receiver<Option<Bytes>>);
 
-/// Why a frame is not sent.
+/// Why a frame was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NotSent {
-    /// Nobody takes frames any more.
+pub enum SteeringSendError {
+    /// The receiving half is gone.
     #[error("the stream has ended")]
     Ended,
-    /// It has none or too many.
+    /// The frame is empty or too long.
     #[error("a frame of {0} bytes: there must be 1 to 1,048,576")]
     Length(usize),
 }
 
-/// One way: a place for one frame.
+/// Makes one direction, which holds one frame.
 #[must_use]
 pub fn latest() -> (LatestSender, LatestReceiver) {
     let (sender, receiver) = watch::channel(None);
@@ -62,15 +60,16 @@ pub fn latest() -> (LatestSender, LatestReceiver) {
 }
 
 impl LatestSender {
-    /// Puts `frame` in, in the place of one that was not taken yet.
+    /// Sends `frame`, which replaces one that was not read yet.
     ///
     /// # Errors
-    /// The stream has ended; a frame of no bytes, or of more than [`STEERING_BYTES_MAX`].
-    pub fn send(&self, frame: Bytes) -> Result<(), NotSent> {
+    /// See [`SteeringSendError`]; a frame has 1 to [`STEERING_BYTES_MAX`] bytes.
+    pub fn send(&self, frame: Bytes) -> Result<(), SteeringSendError> {
         if frame.is_empty() || frame.len() > STEERING_BYTES_MAX {
-            return Err(NotSent::Length(frame.len()));
+            return Err(SteeringSendError::Length(frame.len()));
         }
-        self.0.send(Some(frame)).map_err(|_unsent| NotSent::Ended)
+        let sent = self.0.send(Some(frame));
+        sent.map_err(|_unsent| SteeringSendError::Ended)
     }
 
     /// Resolves when the stream has ended.
@@ -80,28 +79,30 @@ impl LatestSender {
 }
 
 impl LatestReceiver {
-    /// The next frame, the newest that there is; `None` when the stream has ended. May be cancelled.
+    /// Returns the newest frame, once there is one that was not returned before; `None` when the stream has
+    /// ended. Cancel safe.
     pub async fn recv(&mut self) -> Option<Bytes> {
         self.0.changed().await.ok()?;
         self.0.borrow_and_update().clone()
     }
 }
 
-/// Carries frames both ways over an open stream, until it ends, a half is dropped, or something comes
-/// that has no place in it. Something is sent every [`TICK`], so that a reader's patience tells who is
-/// gone from who has nothing to say.
+/// Carries frames both ways over an open stream, until it ends, a half is dropped, or the peer breaks the
+/// protocol. Sends at least one frame every [`KEEP_ALIVE`], so that the reader's timeout tells a dead peer from
+/// one that has nothing to send.
 pub(crate) async fn carry(
     reader: &mut FrameReader,
     writer: &mut FrameWriter,
-    heard: &LatestSender,
-    mut said: LatestReceiver,
+    incoming: &LatestSender,
+    mut outgoing: LatestReceiver,
 ) -> Result<(), StreamError> {
-    let hearing = async {
+    let receiving = async {
         loop {
-            match reader.frame().await? {
+            match reader.frame_or_end().await? {
+                // An empty frame is only a sign of life.
                 Some((FrameKind::Steering, body)) if body.is_empty() => {}
                 Some((FrameKind::Steering, body)) => {
-                    if heard.send(body).is_err() {
+                    if incoming.send(body).is_err() {
                         return Ok(());
                     }
                 }
@@ -110,14 +111,14 @@ pub(crate) async fn carry(
                     tracing::warn!(%failure, "a stream of steering was ended by the other side");
                     return Ok(());
                 }
-                Some((got, _)) => return Err(unexpected(got, "steering")),
+                Some((got, _)) => return Err(WireError::unexpected(got, "steering").into()),
                 None => return Ok(()),
             }
         }
     };
-    let telling = async {
+    let sending = async {
         loop {
-            let frame = match timeout(TICK, said.recv()).await {
+            let frame = match timeout(KEEP_ALIVE, outgoing.recv()).await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(()),
                 Err(_elapsed) => Bytes::new(),
@@ -125,41 +126,50 @@ pub(crate) async fn carry(
             writer.frame(FrameKind::Steering, frame).await?;
         }
     };
+    // Whichever side ends first ends the stream.
     tokio::select! {
-        ended = hearing => ended,
-        ended = telling => ended,
-        () = heard.ended() => Ok(()),
+        ended = receiving => ended,
+        ended = sending => ended,
+        () = incoming.ended() => Ok(()),
     }
 }
 
-/// Who is told when another stream takes a place, and which it is, by child and tree.
-type Places = HashMap<(NodeId, usize), (u64, oneshot::Sender<()>)>;
-
-/// The streams of steering that lead to this node: one for each child and tree.
+/// The steering streams of children: at most one for each child and tree.
 #[derive(Debug, Default)]
-pub(crate) struct Steered {
-    /// Held for look-ups only; at most one entry for each connected child and tree.
-    streams: Mutex<Places>,
+pub(crate) struct SteeringStreams {
+    /// Held for look-ups only.
+    streams: Mutex<HashMap<(NodeId, usize), RegisteredStream>>,
     opened: AtomicU64,
 }
 
-/// The place of one stream among them.
-pub(crate) struct Place<'a> {
-    steered: &'a Steered,
+#[derive(Debug)]
+struct RegisteredStream {
+    number: u64,
+    /// Dropped when another stream replaces this one.
+    _replaced: oneshot::Sender<()>,
+}
+
+/// The registration of one stream, removed on drop.
+pub(crate) struct StreamRegistration<'a> {
+    streams: &'a SteeringStreams,
     key: (NodeId, usize),
     number: u64,
     replaced: oneshot::Receiver<()>,
 }
 
-impl Steered {
-    /// A place for a stream of `child` in `tree`, in that of an older one if there is one.
-    pub(crate) fn enter(&self, child: NodeId, tree: usize) -> Place<'_> {
+impl SteeringStreams {
+    /// Registers a stream of `child` in `tree`, which replaces an older one.
+    pub(crate) fn register(&self, child: NodeId, tree: usize) -> StreamRegistration<'_> {
         let (replace, replaced) = oneshot::channel();
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let key = (child, tree);
-        self.streams.lock().insert(key.clone(), (number, replace));
-        Place {
-            steered: self,
+        let stream = RegisteredStream {
+            number,
+            _replaced: replace,
+        };
+        self.streams.lock().insert(key.clone(), stream);
+        StreamRegistration {
+            streams: self,
             key,
             number,
             replaced,
@@ -167,28 +177,27 @@ impl Steered {
     }
 }
 
-impl Place<'_> {
-    /// Resolves when a newer stream has taken it.
+impl StreamRegistration<'_> {
+    /// Resolves when a newer stream has replaced this one.
     pub(crate) async fn replaced(&mut self) {
-        // The sender goes when a newer one comes.
-        let _gone = (&mut self.replaced).await;
+        // Nothing is ever sent: the sender is dropped.
+        let _dropped = (&mut self.replaced).await;
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for StreamRegistration<'_> {
     fn drop(&mut self) {
-        let mut streams = self.steered.streams.lock();
-        if streams
-            .get(&self.key)
-            .is_some_and(|(number, _)| *number == self.number)
-        {
+        let mut streams = self.streams.streams.lock();
+        // A newer stream may have the key by now.
+        let own = streams.get(&self.key).map(|stream| stream.number) == Some(self.number);
+        if own {
             streams.remove(&self.key);
         }
     }
 }
 
-/// That this node steers nothing.
-pub(crate) fn nobody() -> Failure {
+/// The failure of a node that steers nothing.
+pub(crate) fn no_steering() -> Failure {
     Failure::new(FailureKind::Unsupported, "this node steers nothing")
 }
 
@@ -197,17 +206,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_newer_frame_takes_the_place_of_one_not_taken() {
+    async fn a_newer_frame_replaces_an_unread_one() {
         let (sender, mut receiver) = latest();
         sender.send(Bytes::from_static(b"one")).unwrap();
         sender.send(Bytes::from_static(b"two")).unwrap();
         assert_eq!(receiver.recv().await.unwrap(), "two");
         sender.send(Bytes::from_static(b"last")).unwrap();
-        assert_eq!(sender.send(Bytes::new()), Err(NotSent::Length(0)));
+        assert_eq!(sender.send(Bytes::new()), Err(SteeringSendError::Length(0)));
         let long = Bytes::from(vec![0; STEERING_BYTES_MAX + 1]);
         assert_eq!(
             sender.send(long),
-            Err(NotSent::Length(STEERING_BYTES_MAX + 1))
+            Err(SteeringSendError::Length(STEERING_BYTES_MAX + 1))
         );
         drop(sender);
         assert_eq!(receiver.recv().await.unwrap(), "last");
@@ -215,21 +224,24 @@ mod tests {
         let (sender, receiver) = latest();
         drop(receiver);
         sender.ended().await;
-        assert_eq!(sender.send(Bytes::from_static(b"x")), Err(NotSent::Ended));
+        assert_eq!(
+            sender.send(Bytes::from_static(b"x")),
+            Err(SteeringSendError::Ended)
+        );
     }
 
     #[tokio::test]
-    async fn a_newer_stream_takes_the_place_of_an_older_one() {
-        let steered = Steered::default();
+    async fn a_newer_stream_replaces_an_older_one() {
+        let registry = SteeringStreams::default();
         let id = || NodeId::Member(3);
-        let mut older = steered.enter(id(), 0);
-        let other = steered.enter(id(), 1);
-        let newer = steered.enter(id(), 0);
+        let mut older = registry.register(id(), 0);
+        let other = registry.register(id(), 1);
+        let newer = registry.register(id(), 0);
         older.replaced().await;
         drop(older);
-        assert_eq!(steered.streams.lock().len(), 2);
+        assert_eq!(registry.streams.lock().len(), 2);
         drop(newer);
         drop(other);
-        assert!(steered.streams.lock().is_empty());
+        assert!(registry.streams.lock().is_empty());
     }
 }

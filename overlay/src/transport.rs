@@ -1,9 +1,8 @@
-//! QUIC as measured to be fastest: socket buffers, windows, MTU, keep-alive.
+//! QUIC, tuned by measurement: socket buffers, windows, MTU, keep-alive.
 //!
-//! What is tuned here and why is in the project's benchmarks: windows larger than the socket's
-//! receive buffer collapse throughput, so they are sized from what the kernel granted; a datagram of
-//! more than 64 KiB is lost silently, so segments are capped; quinn's default initial window starves
-//! a fresh connection. Does not know frames or the tree.
+//! The project's benchmarks give the reasons. Windows larger than the socket's receive buffer collapse throughput,
+//! so they are sized from the buffer that the kernel grants. A send of more than 64 KiB is lost silently, so
+//! segments are capped. quinn's default initial window starves a fresh connection. Knows neither frames nor trees.
 
 mod socket;
 pub(crate) mod stream;
@@ -19,91 +18,101 @@ use quinn::{
     TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
-use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Questions that a child, or a reader of items, may have open at first. quinn allocates for all of them, so that there are
-/// more only for one that needs them ([`more_streams`]).
+/// Streams that a child or a reader of items may have open at first. quinn allocates memory for all of them, so a
+/// peer gets more only when it needs them ([`more_streams`]).
 pub(crate) const STREAMS_OF_CHILD: u32 = 64;
-/// Questions that a child may have open at most: so many that hundreds of hanging ones do not stop the
-/// next. 95 KiB of the parent's memory.
+/// Most streams that a child may have open, so that hundreds of hanging requests do not block the next one. They
+/// take 95 KiB of the parent's memory.
 const STREAMS_OF_CHILD_MAX: u32 = 1024;
-/// Questions that a parent may have open: what is asked of the whole tree.
+/// Streams that a parent may have open, for requests to the whole tree.
 const STREAMS_OF_PARENT: u32 = 16;
-/// What the socket buffers are asked to be.
+/// Requested size of the socket buffers.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Bytes that may be on their way on one connection, if the socket buffers hold them.
+/// Most bytes in flight on one connection, if the socket buffers hold them.
 const WINDOW_BYTES_MAX: u64 = 1 << 20;
-/// The least window, whatever the kernel grants.
+/// The smallest window, even if the kernel grants less.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// How many of a child's streams may stall, unread by their consumer, before its connection does.
+/// Streams of a child that may stall, unread by their consumer, before its connection stalls.
 const STALLED_STREAMS: u64 = 16;
-/// The same towards a home, of which a node has many: items are put together in memory as they come,
-/// so that a stream stalls only where this node does.
+/// The same for a connection to a home, of which a node has many. Items are assembled in memory as they arrive, so
+/// that a stream stalls only if this node does.
 const STALLED_STREAMS_OF_READER: u64 = 4;
-/// Bytes from one child that a parent holds unread: questions and reports, never files.
+/// Bytes from one child that a parent holds unread: requests and reports, never files.
 const QUESTIONS_BYTES_MAX: u64 = 1 << 20;
 /// Largest UDP payload that is probed for: a jumbo frame of 9,000 bytes less its headers.
 const DATAGRAM_BYTES_MAX: u16 = 8972;
-/// Packets between neighbours that have nothing to say. Only the child sends them. While requests are
-/// under way it looks for life more often ([`crate::Liveness`]).
+/// Interval of packets on an idle connection. Only the child sends them. While requests are in flight it probes more
+/// often ([`crate::Liveness`]).
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// After so long without a packet a connection without requests is given up.
+/// A connection without packets for this long ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of probes that either side holds: nobody reads them, and older ones make room. quinn sends
-/// none where it would take none.
+/// Bytes of probes that either side holds. They are never read, and newer ones replace older ones. quinn sends no
+/// datagrams to a peer that takes none.
 const PROBES_BYTES_MAX: usize = 256;
-/// What is assumed before the first measurement: a lost first packet is repeated after three of it.
+/// Round trip before the first measurement. A lost first packet is repeated after three times this.
 const INITIAL_RTT: Duration = Duration::from_millis(30);
-/// First packets that wait for a decision. Quinn silently drops further ones, including those of children,
+/// First packets that wait for a decision. quinn silently drops further ones, including those of children,
 /// so the queue must be large enough for a burst from strangers.
 const INCOMING_MAX: usize = 1024;
 /// Bytes received after a first packet and before the decision on it, for each connection and for all.
 const INCOMING_BYTES: u64 = 16 << 10;
 const INCOMING_BYTES_ALL: u64 = 4 << 20;
 
-/// Codes with which a connection is closed (`docs/wire.md`).
+/// Codes that close a connection (`docs/wire.md`).
 pub(crate) mod close {
     /// The node leaves.
     pub(crate) const LEAVING: u32 = 0;
-    /// The peer is not wanted here; the reason says why.
+    /// The peer is refused; the reason tells why.
     pub(crate) const REFUSED: u32 = 1;
     /// The peer broke the protocol.
     pub(crate) const PROTOCOL: u32 = 2;
-    /// The same child has connected anew.
+    /// The same child has connected again.
     pub(crate) const REPLACED: u32 = 3;
-    /// Nothing came for too long, or something wrong.
+    /// The peer was silent for too long, or sent a corrupt block.
     pub(crate) const GIVEN_UP: u32 = 4;
-    /// The node can reach no root: the child may know one that can.
+    /// The node can reach no root. Another ancestor of the child may.
     pub(crate) const CUT_OFF: u32 = 5;
 }
 
-/// Packets that the peer may leave unacknowledged. Between an answer and the next question an
-/// acknowledgement of its own would wake the other side for nothing: a request for a small file costs
-/// a third less when it travels with the next packet. Well below the smallest window in full packets.
+/// Packets that the peer may leave unacknowledged. An acknowledgement of its own, between an answer and the next
+/// request, would wake the other side needlessly: a request for a small file costs a third less if the
+/// acknowledgement travels with the next packet. Well below the smallest window in full packets.
 const ACK_AFTER_PACKETS: u32 = 10;
-/// How long it may take its time.
+/// How long the peer may delay an acknowledgement.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);
 
-/// Where datagrams travel: the kernel's sockets, or a simulated network.
-pub trait Network: Send + Sync + fmt::Debug + 'static {
-    /// A socket bound to `address`, and the receive buffer in bytes that it was granted (as the
-    /// kernel counts: twice what fits).
+/// The part of an address that stands for one host: the whole IPv4 address, or the /64 network in IPv6.
+pub(crate) fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => {
+            let network = address.to_bits() & (u128::MAX << 64);
+            Ipv6Addr::from_bits(network).into()
+        }
+    }
+}
+
+/// A network for datagrams: the kernel's sockets, or a simulation.
+pub trait Network: Send + Sync + 'static {
+    /// Returns a socket bound to `address`, and the size of its receive buffer in bytes as the kernel counts it, which
+    /// is twice its capacity.
     ///
     /// # Errors
     /// The address cannot be bound.
     fn bind(&self, address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, usize)>;
 
-    /// The addresses of `address` (host and port, or IP and port), best first.
+    /// Returns the addresses of `address` (host and port, or IP and port), best first.
     ///
     /// # Errors
-    /// Nobody knows the name.
+    /// The name cannot be resolved.
     fn resolve(&self, address: &str) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 
-    /// The seed of all that is random in an endpoint; `None`: the system's randomness.
+    /// The seed of an endpoint's random numbers; `None`: the system's random numbers.
     fn seed(&self) -> Option<[u8; 32]> {
         None
     }
@@ -125,18 +134,12 @@ impl Network for KernelNetwork {
     }
 }
 
-/// The kernel's UDP sockets, towards those addresses of a host only that lie in one network: a host's
-/// name often leads to a slow one too.
+/// The kernel's UDP sockets, restricted to the addresses of a host in one network. A host's name often has an address
+/// in a slower network too.
 pub struct WithinNetwork<F>(
-    /// Whether an address lies in it.
+    /// Whether an address is in the network.
     pub F,
 );
-
-impl<F> fmt::Debug for WithinNetwork<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WithinNetwork")
-    }
-}
 
 impl<F> Network for WithinNetwork<F>
 where
@@ -156,21 +159,21 @@ where
     }
 }
 
-/// A node's end of all its connections.
-#[derive(Debug)]
+/// A node's endpoint, for all its connections.
+#[derive(Clone, Debug)]
 pub(crate) struct Transport {
     pub(crate) endpoint: Endpoint,
-    /// Towards ancestors.
+    /// For connections to ancestors.
     pub(crate) client: ClientConfig,
-    /// Towards the homes of items.
+    /// For connections to homes of items.
     pub(crate) reader: ClientConfig,
     pub(crate) local_addr: SocketAddr,
 }
 
 impl Transport {
-    /// Binds `listen` and accepts connections of this job there if `serve`. `name` salts the key of
-    /// stateless resets: a node that restarts at the same place tells its old peers at once that
-    /// their connections are gone.
+    /// Binds `listen` and, with `serve`, accepts connections of this job there. `name` salts the key of stateless
+    /// resets, so that a node that restarts at the same address tells its peers at once that their connections are
+    /// gone.
     pub(crate) fn bind(
         network: &dyn Network,
         listen: SocketAddr,
@@ -188,10 +191,13 @@ impl Transport {
         let window = window_bytes(buffer_bytes);
         let server = if serve {
             let tls = QuicServerConfig::try_from(identity.server()?)
-                .map_err(|error| OverlayError::Tls(error.to_string()))?;
+                .map_err(|error| OverlayError::Quic(error.into()))?;
             let mut server = ServerConfig::with_crypto(Arc::new(tls));
+            // Children send requests, and never files.
+            let config = transport_config(window, QUESTIONS_BYTES_MAX, STREAMS_OF_CHILD);
             server
-                .transport_config(Arc::new(server_transport(window)))
+                .transport_config(Arc::new(config))
+                // Nodes do not change addresses, and forged packets must not move a connection.
                 .migration(false)
                 .max_incoming(INCOMING_MAX)
                 .incoming_buffer_size(INCOMING_BYTES)
@@ -201,11 +207,18 @@ impl Transport {
             None
         };
         let tls = QuicClientConfig::try_from(identity.client(&[wire::ALPN])?)
-            .map_err(|error| OverlayError::Tls(error.to_string()))?;
+            .map_err(|error| OverlayError::Quic(error.into()))?;
         let mut client = ClientConfig::new(Arc::new(tls));
-        client.transport_config(Arc::new(client_transport(window)));
         let mut reader = client.clone();
-        reader.transport_config(Arc::new(reader_transport(window)));
+        // An ancestor's answers may wait for their consumers here; those of a home are read as they arrive.
+        for (side, stalled, streams) in [
+            (&mut client, STALLED_STREAMS, STREAMS_OF_PARENT),
+            (&mut reader, STALLED_STREAMS_OF_READER, 0),
+        ] {
+            let mut config = transport_config(window, window * stalled, streams);
+            config.keep_alive_interval(Some(KEEP_ALIVE));
+            side.transport_config(Arc::new(config));
+        }
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(secret, name, local_addr, network.seed())?,
             server,
@@ -231,7 +244,7 @@ fn endpoint_config(
     let salt = format!("{name} {local_addr}");
     let key = secret.derive("copperfs 1 2026-11 stateless reset", salt.as_bytes());
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &key);
-    // A node answers with a reset only for identifiers that it recognises as its own of earlier.
+    // quinn sends a reset only for identifiers that this key has made.
     let [a, b, c, d, e, f, g, h, ..] =
         secret.derive("copperfs 1 2026-11 connection identifiers", salt.as_bytes());
     let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
@@ -240,12 +253,12 @@ fn endpoint_config(
         .rng_seed(seed)
         .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)))
         .max_udp_payload_size(DATAGRAM_BYTES_MAX)
-        .map_err(|error| OverlayError::Tls(error.to_string()))?;
+        .map_err(|error| OverlayError::Quic(error.into()))?;
     Ok(config)
 }
 
-/// Bytes in flight that a receive buffer of `buffer_bytes` takes: the kernel counts its overhead
-/// too, about as much again, and doubles what it says.
+/// Returns the bytes in flight that fit a receive buffer of `buffer_bytes`: a quarter, because the kernel doubles the
+/// size that it reports, and half of the rest is its own overhead.
 fn window_bytes(buffer_bytes: usize) -> u64 {
     let granted = u64::try_from(buffer_bytes).unwrap_or(u64::MAX);
     if granted / 4 < WINDOW_BYTES_MAX {
@@ -258,41 +271,17 @@ fn window_bytes(buffer_bytes: usize) -> u64 {
     (granted / 4).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
 }
 
-/// The streams that a child with `open` ones may have from now on, if those are more than `allowed`.
+/// Returns the number of streams that a peer with `open` streams may have from now on, if it is more than `allowed`.
 pub(crate) fn more_streams(allowed: u32, open: usize) -> Option<u32> {
     let scarce = open >= usize::try_from(allowed / 2).unwrap_or(usize::MAX);
     let more = allowed.saturating_mul(4).min(STREAMS_OF_CHILD_MAX);
     (scarce && more > allowed).then_some(more)
 }
 
-/// Towards children: they ask, and never send files.
-fn server_transport(window: u64) -> TransportConfig {
-    let mut config = transport_config(window, QUESTIONS_BYTES_MAX);
-    config.max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_CHILD));
-    config
-}
-
-/// Towards the parent: its answers may have to wait for their consumers here.
-fn client_transport(window: u64) -> TransportConfig {
-    let mut config = transport_config(window, window * STALLED_STREAMS);
-    config
-        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_OF_PARENT))
-        .keep_alive_interval(Some(KEEP_ALIVE));
-    config
-}
-
-/// Towards a home: it asks nothing, and its answers are taken as they come.
-fn reader_transport(window: u64) -> TransportConfig {
-    let mut config = transport_config(window, window * STALLED_STREAMS_OF_READER);
-    config
-        .max_concurrent_bidi_streams(VarInt::from_u32(0))
-        .keep_alive_interval(Some(KEEP_ALIVE));
-    config
-}
-
-/// What is on its way is bounded by the sender's `window`, sized for the socket; what a consumer
-/// leaves unread, by the receive windows: `window` a stream, `unread_max` a connection.
-fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
+/// The configuration for connections of one direction. The sender's `window`, sized for the socket, bounds the bytes in
+/// flight. The receive windows bound the unread bytes: `window` for a stream, `unread_max` for a connection. The peer may
+/// open `streams` at a time.
+fn transport_config(window: u64, unread_max: u64, streams: u32) -> TransportConfig {
     let mut cubic = CubicConfig::default();
     cubic.initial_window(window);
     let mut mtu = quinn::MtuDiscoveryConfig::default();
@@ -310,6 +299,7 @@ fn transport_config(window: u64, unread_max: u64) -> TransportConfig {
         .send_window(window)
         .stream_receive_window(varint(window.min(unread_max)))
         .receive_window(varint(unread_max))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(Some(PROBES_BYTES_MAX))
         .max_idle_timeout(quinn::IdleTimeout::try_from(IDLE_TIMEOUT).ok());
@@ -321,7 +311,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_given_to_those_who_use_them() {
+    fn addresses_of_one_network_are_one_host() {
+        let host = |text: &str| host_of(text.parse().unwrap());
+        assert_eq!(host("2001:db8::1"), host("2001:db8::ffff:2"));
+        assert_ne!(host("2001:db8::1"), host("2001:db8:0:1::1"));
+        assert_eq!(host("::ffff:10.0.0.1"), host("10.0.0.1"));
+        assert_ne!(host("10.0.0.2"), host("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_peer_gets_more_streams_when_it_uses_them() {
         assert_eq!(more_streams(STREAMS_OF_CHILD, 31), None);
         assert_eq!(more_streams(STREAMS_OF_CHILD, 32), Some(256));
         assert_eq!(more_streams(256, 128), Some(1024));

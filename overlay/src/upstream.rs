@@ -1,46 +1,43 @@
-//! What a node asks of others: [`Files`] over the trees.
+//! The client side of a node: [`Files`] over the trees.
 //!
-//! A question goes to the root that its item's placement names, through the ancestor from which this
-//! node hangs in that root's tree; where the tree cannot be reached, to the item's next root. A node
-//! that is itself the root asks its storage. Connections that are lost cost a question nothing but
-//! time: it is asked again. So an application sees latency where a node died, and no error.
+//! A request goes to the root that its item's placement names, through this node's parent in that root's
+//! tree. If the tree cannot be reached, it goes to the item's next root. A root asks its own storage. A
+//! request whose connection is lost is repeated, so that applications see a delay when a node dies, and no
+//! error.
 //!
-//! Loops cannot close: in one tree questions go to ancestors only, and from tree to tree only
-//! forward in the item's order (its position, the attempt, travels with the question).
+//! No request can loop: within one tree it only goes to ancestors, and from tree to tree only forward in the
+//! item's order of roots. The position in that order, the *attempt*, travels with the request.
 //!
-//! Checks every answer against its question before anybody sees it: what cannot be true is `Corrupt`,
-//! what does not come is `Unavailable`. Blocks are verified here (`read`): an `End` part means that
-//! the bytes before it are those that the origin hashed. Caches nothing.
+//! Every answer is checked against its request before it is returned. An impossible answer is `Corrupt`; a
+//! missing one is `Unavailable`. Blocks are verified in `read`. Nothing is cached here.
 
 mod bundle;
-pub(crate) mod climb;
 mod find;
 mod list;
-mod range;
+pub(crate) mod parent_link;
 mod read;
 mod steering;
 
-use crate::counters::Meters;
-use crate::exchange::{trimmed, unexpected};
+use crate::counters::Counters;
+use crate::exchange::{AnswerError, expect_body, open_stream, read_failure, read_verified};
 use crate::homes::Homes;
+use crate::level_timeouts;
 use crate::membership::Membership;
 use crate::model::{
     Attributes, BundleRequest, BundleStream, ContentHash, Cursor, Entry, Failure, FailureKind,
     Files, FilesystemUsage, ItemPath, Leased, Listed, Listing, ListingDigest, OriginFingerprint,
-    RangeAnswer, RangeRequest, ReadRequest, ReadStream, StatAnswers, Version, XattrList, from_ms,
-    only_answer, shorter,
+    RangeAnswer, RangeRequest, ReadRequest, ReadStream, STRIPE_BLOCKS, StatAnswers, Version,
+    XattrList, from_ms, only_answer, shorter,
 };
-use crate::patience;
-use crate::peer::{Asking, Liveness, Peer};
-use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
+use crate::peer::{InFlight, Liveness, Peer};
+use crate::transport::stream::{FrameReader, StreamError};
 use crate::wire::{
-    FrameHeader, FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX,
-    WireError, message,
+    FrameKind, Head, PageReader, Request, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError, message,
 };
 use bytes::Bytes;
-use climb::{Hold, NoPeer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_all};
+use parent_link::{NoParent, ParentLink, unavailable};
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
@@ -48,119 +45,159 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-pub use climb::{LinkReport, LinkStatus};
+pub use parent_link::{LinkReport, LinkStatus};
 
-/// What a node does when it is cut off from every root of an item.
+/// The policy of a node that can reach no root of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Orphan {
-    /// Questions wait until a root can be reached again, at most the request time-out.
+    /// Requests wait until a root can be reached again, at most the request timeout.
     #[default]
     Wait,
     /// The node reads storage itself, if it can.
     Origin,
-    /// Questions fail at once.
+    /// Requests fail at once.
     Error,
 }
 
-/// A node's stub towards the others. Clones share its connections.
+/// The part of a node's configuration that concerns its requests to other nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpstreamConfig {
+    pub(crate) orphan: Orphan,
+    pub(crate) request_timeout: Duration,
+    pub(crate) liveness: Liveness,
+}
+
+/// A node's client for the other nodes. Clones share its connections.
 #[derive(Clone)]
 pub struct Upstream {
-    inner: Arc<Inner>,
-    /// Where in their items' root orders its questions begin.
+    inner: Arc<UpstreamInner>,
+    /// Position in their items' root orders at which requests begin.
     attempt: u8,
 }
 
-struct Inner {
+struct UpstreamInner {
     membership: Arc<Membership>,
-    /// This node's hold in each tree; `None` where it is the root.
-    holds: Vec<Option<Arc<Hold>>>,
-    /// Turns to ask for bytes by their hash, in each tree.
-    finds: Vec<Semaphore>,
+    trees: Vec<TreeClient>,
     storage: Option<Arc<dyn Files>>,
-    orphan: Orphan,
-    patience: Duration,
-    /// How long a question waits for its answer, by tree.
-    patiences: Vec<Duration>,
-    liveness: Liveness,
+    config: UpstreamConfig,
     homes: Homes,
-    meters: Arc<Meters>,
+    counters: Arc<Counters>,
 }
 
-impl fmt::Debug for Upstream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upstream")
-            .field("holds", &self.inner.holds)
-            .field("attempt", &self.attempt)
-            .finish_non_exhaustive()
+/// The client side of one tree.
+struct TreeClient {
+    /// The link to the parent; `None` if this node is the root.
+    link: Option<Arc<ParentLink>>,
+    /// Permits for requests by hash.
+    find_permits: Semaphore,
+    /// How long a request waits for its answer.
+    request_timeout: Duration,
+}
+
+/// Where a request goes next.
+enum Target {
+    /// This node's own storage.
+    Storage(Arc<dyn Files>),
+    /// The parent in a tree, with the attempt that stands for the tree.
+    Parent(Arc<Peer>, u8),
+}
+
+/// The outcome of a request.
+enum Response<T> {
+    /// No other node is to be asked: the caller reads this node's own storage.
+    Storage(Arc<dyn Files>),
+    Remote(T),
+}
+
+/// An answer that has begun to arrive.
+struct RemoteAnswer {
+    reader: FrameReader,
+    /// Kind of the first frame, which the reader returns next.
+    first: FrameKind,
+    in_flight: InFlight,
+}
+
+impl RemoteAnswer {
+    /// Reads the failure, if the answer is one.
+    async fn refusal(&mut self) -> Option<AnswerError> {
+        if self.first != FrameKind::Failure {
+            return None;
+        }
+        Some(match self.reader.header().await {
+            Ok(header) => read_failure(&mut self.reader, header.kind, "an answer").await,
+            Err(error) => error.into(),
+        })
     }
 }
 
-/// Who is to answer a question.
-enum Way {
-    Storage(Arc<dyn Files>),
-    Peer(Arc<Peer>, u8),
+/// Repetitions of one request.
+#[derive(Default)]
+struct Retries {
+    replays: u32,
+    resets: u32,
+    /// Answers that had a wrong hash. Reset after each verified block.
+    corrupt: u32,
 }
 
-/// The answer to a question, once somebody has begun to give it.
-struct Answer {
-    reader: FrameReader,
-    /// Of its first frame.
-    header: FrameHeader,
-    asking: Asking,
+impl Retries {
+    /// Repetitions over other connections before a request fails.
+    const REPLAYS_MAX: u32 = 32;
+    /// Repetitions after an answer was reset while its connection stayed. A node resets answers when it
+    /// leaves, or when its reader is too slow.
+    const RESETS_MAX: u32 = 4;
+    /// Repetitions after a wrong hash.
+    const CORRUPT_MAX: u32 = 4;
+
+    /// Whether a request whose answer broke off with `error` may be repeated.
+    fn may_replay(&mut self, error: &StreamError) -> bool {
+        match error {
+            StreamError::Lost(_) => true,
+            StreamError::Cancelled => {
+                self.resets += 1;
+                self.resets <= Self::RESETS_MAX
+            }
+            _ => false,
+        }
+    }
 }
 
-/// What became of a question.
-enum Asked {
-    /// It is this node's own storage that answers.
-    Storage(Arc<dyn Files>),
-    Answer(Answer),
-}
-
-/// How often a question is asked again over other connections before it is given up.
-const REPLAYS_MAX: u32 = 32;
-/// How often it is asked again after an answer was reset, by somebody who leaves or has waited too long
-/// for its reader, while the connection goes on.
-const RESETS_MAX: u32 = 4;
-/// How long such a connection is given to end, before it is asked again.
-const SOON: Duration = Duration::from_millis(50);
+/// How long a connection on which an answer was reset may take to end, before the request is repeated.
+const RESET_DELAY: Duration = Duration::from_millis(50);
 
 impl Upstream {
     pub(crate) fn new(
         membership: Arc<Membership>,
         storage: Option<Arc<dyn Files>>,
-        (orphan, patience, liveness): (Orphan, Duration, Liveness),
+        config: UpstreamConfig,
         homes: Homes,
-        meters: Arc<Meters>,
+        counters: Arc<Counters>,
     ) -> Self {
-        let holds = (0..membership.trees())
-            .map(|tree| Hold::new(&membership, tree).map(Arc::new))
-            .collect();
         let forest = membership.forest();
-        let deepest = patience::deepest(forest.len(), forest.arity());
-        let patiences = (0..membership.trees())
-            .map(|tree| membership.ancestors(tree).len())
-            .map(|depth| patience::of_question(patience, depth, deepest))
-            .collect();
-        let turns = |_tree| Semaphore::new(find::FINDS_AT_ONCE);
-        let finds = (0..membership.trees()).map(turns).collect();
+        let deepest = level_timeouts::depth_of_tree(forest.len(), forest.arity());
+        let trees = (0..membership.trees()).map(|tree| {
+            let depth = membership.ancestors(tree).len();
+            TreeClient {
+                link: ParentLink::new(&membership, tree).map(Arc::new),
+                find_permits: Semaphore::new(find::FINDS_MAX),
+                request_timeout: level_timeouts::of_request(config.request_timeout, depth, deepest),
+            }
+        });
+        let trees = trees.collect();
+        let inner = UpstreamInner {
+            membership,
+            trees,
+            storage,
+            config,
+            homes,
+            counters,
+        };
         Self {
-            inner: Arc::new(Inner {
-                membership,
-                holds,
-                finds,
-                storage,
-                orphan,
-                patience,
-                patiences,
-                liveness,
-                homes,
-                meters,
-            }),
+            inner: Arc::new(inner),
             attempt: 0,
         }
     }
 
-    /// The same stub for questions that come from position `attempt` of their items' root orders.
+    /// The same client for requests that begin at position `attempt` of their items' root orders.
     #[must_use]
     pub fn at(&self, attempt: u8) -> Self {
         Self {
@@ -169,226 +206,277 @@ impl Upstream {
         }
     }
 
-    /// Resolves once this node has found its place: hangs from somebody for the first time in every
-    /// tree whose root can be reached, and in one at least, unless it is a root itself. Waits for as
-    /// long as it takes: [`Upstream::links`] says why it takes long.
+    /// Waits until this node has had a parent in every tree whose root can be reached, and in at least one
+    /// tree unless it is a root. Has no time limit; [`Upstream::links`] tells why it takes long.
     pub async fn first_connected(&self) {
-        for hold in self.holds() {
-            hold.first_connected(true).await;
+        for link in self.parent_links() {
+            link.first_connected(true).await;
         }
-        let is_root = self.inner.holds.iter().any(Option::is_none);
-        if is_root || self.holds().any(|hold| hold.was_connected()) {
+        if self.is_root() || self.parent_links().any(|link| link.was_connected()) {
             return;
         }
-        let waiting = self.holds().map(|hold| hold.first_connected(false).boxed());
+        let waiting = self
+            .parent_links()
+            .map(|link| link.first_connected(false).boxed());
         select_all(waiting).await;
     }
 
-    /// Where this node stands in each tree in which it is not the root.
+    /// The state of this node's link in each tree of which it is not the root.
     #[must_use]
     pub fn links(&self) -> Vec<LinkReport> {
-        self.holds().map(|hold| hold.report()).collect()
+        self.parent_links().map(|link| link.report()).collect()
     }
 
-    /// What the root of `tree` serves: its fingerprint of every origin.
+    /// Returns the fingerprint of every origin that the root of `tree` serves.
     ///
     /// # Errors
-    /// `Unavailable` when it cannot be reached.
+    /// `Unavailable` if the root cannot be reached.
     pub async fn origins(&self, tree: usize) -> Result<Vec<OriginFingerprint>, Failure> {
         let number = u8::try_from(tree).unwrap_or(u8::MAX);
         let request = Request::Origins { tree: number };
-        match self.answer_by(&Route::Tree(tree), &request).await? {
-            Answered::Items(_head, origins) => Ok(origins),
-            Answered::Storage(_) => Err(self.inner.unreachable("this node is the root")),
+        match self.request_items(Route::Tree(tree), &request).await? {
+            Response::Remote((_head, origins)) => Ok(origins),
+            Response::Storage(_) => Err(unavailable("this node is the root")),
         }
     }
 
-    /// The way to the homes of items; usable as soon as this node has taken its place.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.inner.counters
+    }
+
+    /// The client for homes of items; usable once this node has started.
     #[must_use]
     pub fn homes(&self) -> &Homes {
         &self.inner.homes
     }
 
-    pub(crate) fn hold(&self, tree: usize) -> Option<&Arc<Hold>> {
-        self.inner.holds.get(tree)?.as_ref()
+    /// The link to the parent in `tree`; `None` if this node is the root.
+    pub(crate) fn parent_link(&self, tree: usize) -> Option<&Arc<ParentLink>> {
+        self.inner.trees.get(tree)?.link.as_ref()
     }
 
-    pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.inner.holds.iter().flatten()
+    pub(crate) fn parent_links(&self) -> impl Iterator<Item = &Arc<ParentLink>> {
+        self.inner
+            .trees
+            .iter()
+            .filter_map(|tree| tree.link.as_ref())
     }
 
-    /// The ancestor from which this node hangs in `tree`, waited for until `deadline`.
-    pub(crate) async fn peer(&self, tree: usize, deadline: Instant) -> Option<Arc<Peer>> {
-        self.hold(tree)?.peer(deadline).await.ok()
+    /// Whether this node is the root of some tree.
+    fn is_root(&self) -> bool {
+        self.inner.trees.iter().any(|tree| tree.link.is_none())
     }
 
-    /// Waits until this node can answer nothing but what it holds: it is cut off from every root, and
-    /// reads no storage itself.
+    /// Returns the parent in `tree`, and waits for one until `deadline`.
+    pub(crate) async fn parent(&self, tree: usize, deadline: Instant) -> Option<Arc<Peer>> {
+        self.parent_link(tree)?.parent(deadline).await.ok()
+    }
+
+    /// Waits until this node can answer from its caches only: it can reach no root, and reads no storage.
     pub(crate) async fn cut_off(&self) {
-        let reads = self.inner.orphan == Orphan::Origin && self.inner.storage.is_some();
-        if reads || self.inner.holds.iter().any(Option::is_none) {
+        let reads_storage =
+            self.inner.config.orphan == Orphan::Origin && self.inner.storage.is_some();
+        if reads_storage || self.is_root() {
             return std::future::pending().await;
         }
-        while !self.holds().all(|hold| hold.is_stranded()) {
-            for hold in self.holds() {
-                hold.stranded().await;
+        // A link may recover while another is waited for, so all are checked again.
+        while !self.parent_links().all(|link| link.is_stranded()) {
+            for link in self.parent_links() {
+                link.stranded().await;
             }
         }
     }
 
-    /// After [`Upstream::cut_off`]: waits until this is no longer so.
+    /// Waits until [`Upstream::cut_off`] does not apply any more.
     pub(crate) async fn restored(&self) {
-        select_all(self.holds().map(|hold| hold.mended().boxed())).await;
+        select_all(self.parent_links().map(|link| link.recovered().boxed())).await;
     }
 
     pub(crate) fn stop(&self) {
-        for hold in self.holds() {
-            hold.stop();
+        for link in self.parent_links() {
+            link.stop();
         }
     }
 
-    /// Who is to be asked by `route` now, waited for until `deadline`.
-    async fn way(&self, route: &Route<'_>, deadline: Instant) -> Result<Way, Failure> {
+    /// Chooses the next target for `route`, and waits for one until `deadline`.
+    async fn target(&self, route: Route<'_>, deadline: Instant) -> Result<Target, Failure> {
         let inner = &self.inner;
         loop {
-            let mut reasons = None;
+            let mut first_failure = None;
             let mut stranded = Vec::new();
-            for attempt in self.attempt..=u8::MAX {
-                let Some(tree) = route.tree(&inner.membership, attempt) else {
-                    break;
-                };
-                let Some(hold) = self.hold(tree) else {
+            for (attempt, tree) in self.trees_of(route) {
+                // Without a link this node is the root, and reads its own storage.
+                let Some(link) = self.parent_link(tree) else {
                     let storage = inner.storage.clone();
                     return storage
-                        .map(Way::Storage)
-                        .ok_or_else(|| inner.unreachable("a root without storage"));
+                        .map(Target::Storage)
+                        .ok_or_else(|| unavailable("a root without storage"));
                 };
-                match hold.peer(deadline).await {
-                    Ok(peer) => return Ok(Way::Peer(peer, attempt)),
-                    Err(NoPeer::Late(reason)) => return Err(inner.unreachable(&reason)),
-                    Err(NoPeer::Stranded(reason)) => {
-                        reasons.get_or_insert(reason);
-                        stranded.push(Arc::clone(hold));
+                match link.parent(deadline).await {
+                    Ok(peer) => return Ok(Target::Parent(peer, attempt)),
+                    Err(NoParent::TimedOut(failure)) => return Err(failure),
+                    Err(NoParent::Stranded(failure)) => {
+                        first_failure.get_or_insert(failure);
+                        stranded.push(link);
                     }
                 }
             }
-            let reason = reasons.unwrap_or_else(|| "no root is left to ask".into());
-            match (inner.orphan, &inner.storage) {
-                (Orphan::Origin, Some(storage)) => return Ok(Way::Storage(Arc::clone(storage))),
-                (Orphan::Error, _) => return Err(inner.unreachable(&reason)),
-                _ if stranded.is_empty() => return Err(inner.unreachable(&reason)),
+            let failure = first_failure.unwrap_or_else(|| unavailable("no root is left to ask"));
+            match (inner.config.orphan, &inner.storage) {
+                (Orphan::Origin, Some(storage)) => return Ok(Target::Storage(Arc::clone(storage))),
+                (Orphan::Error, _) => return Err(failure),
+                _ if stranded.is_empty() => return Err(failure),
                 _ => {}
             }
-            let mended = select_all(stranded.iter().map(|hold| hold.mended().boxed()));
-            if timeout_at(deadline, mended).await.is_err() {
-                return Err(inner.unreachable(&reason));
+            // Every tree of the route is stranded: wait for the first that recovers.
+            let recovered = select_all(stranded.iter().map(|link| link.recovered().boxed()));
+            if timeout_at(deadline, recovered).await.is_err() {
+                return Err(failure);
             }
         }
     }
 
-    /// Asks `request` by `route`; gives the reader of its answer behind the first frame's header. A
-    /// connection that is lost before that costs another try, within the request time-out.
-    async fn ask(&self, route: &Route<'_>, request: &Request) -> Result<Asked, Failure> {
+    /// The attempts that are left to a request by `route`, and the tree that each stands for.
+    fn trees_of(&self, route: Route<'_>) -> impl Iterator<Item = (u8, usize)> {
+        let placement = self.inner.membership.placement();
+        (self.attempt..=u8::MAX).map_while(move |attempt| {
+            let tree = match route {
+                Route::Item(key) => placement.tree(key, attempt),
+                Route::Stripe(path, stripe) => placement.tree_of_stripe(path, stripe, attempt),
+                Route::Tree(tree) => (attempt == 0).then_some(tree),
+            };
+            Some((attempt, tree?))
+        })
+    }
+
+    /// Sends `request` and waits until its answer begins. Sends it again, within the request timeout, if the
+    /// connection is lost before that.
+    async fn request(
+        &self,
+        route: Route<'_>,
+        request: &Request,
+    ) -> Result<Response<RemoteAnswer>, Failure> {
         let inner = &self.inner;
         let unsound = |error: WireError| {
-            Failure::new(
-                FailureKind::Io,
-                format!("a request that cannot be sent: {error}"),
-            )
+            let detail = format!("a request that cannot be sent: {error}");
+            Failure::new(FailureKind::Io, detail)
         };
+        // An invalid request would be refused by the peer, and blamed on it.
         request.check().map_err(unsound)?;
-        let patience = self.patience(route);
-        let deadline = Instant::now() + patience;
-        let mut resets = 0;
+        let first = self.trees_of(route).next();
+        let first = first.and_then(|(_, tree)| inner.trees.get(tree));
+        let timeout = first.map_or(inner.config.request_timeout, |tree| tree.request_timeout);
+        let deadline = Instant::now() + timeout;
+        let mut retries = Retries::default();
         loop {
-            let (peer, attempt) = match self.way(route, deadline).await? {
-                Way::Storage(storage) => return Ok(Asked::Storage(storage)),
-                Way::Peer(peer, attempt) => (peer, attempt),
+            let (peer, attempt) = match self.target(route, deadline).await? {
+                Target::Storage(storage) => return Ok(Response::Storage(storage)),
+                Target::Parent(peer, attempt) => (peer, attempt),
             };
+            // Encoded for each attempt, because the attempt travels with the request.
             let body = message::encode_question(attempt, request).map_err(unsound)?;
             let begun = Instant::now();
-            let asking = timeout_at(deadline, inner.ask_once(&peer, body, patience));
-            match asking.await {
+            let error = match timeout_at(deadline, inner.send(&peer, body, timeout)).await {
                 Ok(Ok(answer)) => {
-                    if let Some(latency) = inner.meters.parent(request) {
+                    if let Some(latency) = inner.counters.parent_latency(request) {
                         latency.observe(begun.elapsed());
                     }
-                    return Ok(Asked::Answer(answer));
+                    return Ok(Response::Remote(answer));
                 }
-                Ok(Err(error)) if again(&error, &mut resets) && Instant::now() < deadline => {
-                    inner.meters.replays.increment();
-                    self.moved(route, &peer, &error, deadline).await;
-                }
-                Ok(Err(error)) => return Err(inner.failure(&peer, &error)),
-                Err(_elapsed) => {
-                    return Err(inner.failure(&peer, &StreamError::Silent(patience)));
-                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => StreamError::Silent(timeout),
+            };
+            if !retries.may_replay(&error) || Instant::now() >= deadline {
+                return Err(stream_failure(&peer, &error));
             }
+            inner.counters.replays.increment();
+            self.wait_for_failover(route, &peer, &error, deadline).await;
         }
     }
 
-    /// How long a question by `route` waits for its answer.
-    fn patience(&self, route: &Route<'_>) -> Duration {
-        let inner = &self.inner;
-        let tree = route.tree(&inner.membership, self.attempt);
-        let patience = tree.and_then(|tree| inner.patiences.get(tree));
-        patience.copied().unwrap_or(inner.patience)
-    }
-
-    /// After `error` from `peer`, whose connection was lost or is about to be: waits until the holds
-    /// know it too.
-    async fn moved(&self, route: &Route<'_>, peer: &Peer, error: &StreamError, deadline: Instant) {
+    /// After `error` from `peer`, whose connection was lost or may be about to end: waits until the links
+    /// of `route` have noticed.
+    async fn wait_for_failover(
+        &self,
+        route: Route<'_>,
+        peer: &Peer,
+        error: &StreamError,
+        deadline: Instant,
+    ) {
         let deadline = match error {
             StreamError::Lost(_) => deadline,
-            // It may stay, and be asked again.
-            _ => deadline.min(Instant::now() + SOON),
+            // The connection may stay, and the request may go there again.
+            _ => deadline.min(Instant::now() + RESET_DELAY),
         };
-        let lost = (self.attempt..=u8::MAX)
-            .map_while(|attempt| route.tree(&self.inner.membership, attempt))
-            .filter_map(|tree| self.hold(tree));
-        for hold in lost {
-            hold.left(peer, deadline).await;
+        let links = self
+            .trees_of(route)
+            .filter_map(|(_, tree)| self.parent_link(tree));
+        for link in links {
+            link.moved_from(peer, deadline).await;
         }
     }
 
-    /// Asks a question that is answered by a head and `T`s, by `route`; again when the answer breaks
-    /// off with its connection.
-    async fn answer_by<T: DeserializeOwned>(
+    /// Prepares the repetition of a request whose answer from `peer` ended with `error`: counts it, and
+    /// waits until another target may be chosen.
+    ///
+    /// # Errors
+    /// The failure to report if a repetition would not help, or there were too many.
+    async fn prepare_retry(
         &self,
-        route: &Route<'_>,
-        request: &Request,
-    ) -> Result<Answered<T>, Failure> {
+        route: Route<'_>,
+        peer: &Peer,
+        error: AnswerError,
+        retries: &mut Retries,
+    ) -> Result<(), Failure> {
         let inner = &self.inner;
-        let (mut replays, mut resets) = (0, 0);
+        let error = match error {
+            AnswerError::Failure(failure) => return Err(failure),
+            AnswerError::Stream(error) => error,
+        };
+        match &error {
+            StreamError::Wire(WireError::WrongHash) if retries.corrupt < Retries::CORRUPT_MAX => {
+                retries.corrupt += 1;
+                inner.counters.wrong_blocks.increment();
+                tracing::warn!(peer = %peer.label, ?route, "a block's hash is wrong; asking again");
+                peer.report_corrupt();
+            }
+            error if retries.replays < Retries::REPLAYS_MAX && retries.may_replay(error) => {
+                retries.replays += 1;
+                inner.counters.replays.increment();
+            }
+            error => return Err(stream_failure(peer, error)),
+        }
+        // A new deadline: the answer had begun, so the request as a whole is making progress.
+        let deadline = Instant::now() + inner.config.request_timeout;
+        self.wait_for_failover(route, peer, &error, deadline).await;
+        Ok(())
+    }
+
+    /// Sends a request whose answer is a head and pages of `T`s, and reads the whole answer. Sends it again
+    /// if the connection is lost meanwhile.
+    async fn request_items<T: DeserializeOwned>(
+        &self,
+        route: Route<'_>,
+        request: &Request,
+    ) -> Result<Response<(Head, Vec<T>)>, Failure> {
+        let mut retries = Retries::default();
         loop {
-            let mut answer = match self.ask(route, request).await? {
-                Asked::Storage(storage) => return Ok(Answered::Storage(storage)),
-                Asked::Answer(answer) => answer,
+            let mut answer = match self.request(route, request).await? {
+                Response::Storage(storage) => return Ok(Response::Storage(storage)),
+                Response::Remote(answer) => answer,
             };
-            match collect::<T>(&mut answer, request).await {
-                Ok(Ok((head, items))) => return Ok(Answered::Items(head, items)),
-                Ok(Err(failure)) => return Err(trimmed(failure)),
-                Err(error) if replays < REPLAYS_MAX && again(&error, &mut resets) => {
-                    replays += 1;
-                    inner.meters.replays.increment();
-                    let deadline = Instant::now() + inner.patience;
-                    let peer = answer.asking.peer();
-                    self.moved(route, peer, &error, deadline).await;
+            match read_items::<T>(&mut answer.reader, request).await {
+                Ok(items) => return Ok(Response::Remote(items)),
+                Err(error) => {
+                    let peer = answer.in_flight.peer();
+                    self.prepare_retry(route, peer, error, &mut retries).await?;
                 }
-                Err(error) => return Err(inner.failure(answer.asking.peer(), &error)),
             }
         }
     }
 
-    async fn answer<T: DeserializeOwned>(
-        &self,
-        key: &ItemPath,
-        request: &Request,
-    ) -> Result<Answered<T>, Failure> {
-        self.answer_by(&Route::Item(key), request).await
-    }
-
-    /// With `denied` there is one name: storage has denied that it has that version.
+    /// Answers [`Files::stat`], in as many requests as needed. With `denied` there is one name, and storage
+    /// has denied that the file has that version.
     async fn stat_batches(
         self,
         parent: ItemPath,
@@ -397,35 +485,29 @@ impl Upstream {
     ) -> Result<Leased<StatAnswers>, Failure> {
         let mut answers = Vec::with_capacity(names.len());
         let mut lease = None;
-        for batch in batches(names) {
+        for names in batches(names) {
             let request = Request::Stat {
                 parent: parent.clone(),
-                names: batch,
+                names: names.clone(),
                 denied,
             };
-            let items = match self.answer(&parent, &request).await? {
-                Answered::Items(head, items) => {
+            match self.request_items(Route::Item(&parent), &request).await? {
+                Response::Storage(storage) => {
+                    let found = storage.stat_unlike(parent.clone(), names, denied).await?;
+                    lease = shorter(lease, found.lease);
+                    answers.extend(found.value);
+                }
+                Response::Remote((head, items)) => {
                     if let Head::Stat { lease_ms, .. } = head {
                         lease = shorter(lease, from_ms(lease_ms));
                     }
-                    items
+                    for item in items {
+                        answers.push(match item {
+                            Ok(attributes) => Ok(check_attributes(attributes)?),
+                            Err(Failure { kind, detail }) => Err(Failure::new(kind, detail)),
+                        });
+                    }
                 }
-                Answered::Storage(storage) => {
-                    let Request::Stat { names, .. } = request else {
-                        continue;
-                    };
-                    let asked = storage.stat_unlike(parent.clone(), names, denied);
-                    let found = asked.await?;
-                    lease = shorter(lease, found.lease);
-                    answers.extend(found.value);
-                    continue;
-                }
-            };
-            for item in items {
-                answers.push(match item {
-                    Ok(attributes) => Ok(self.inner.checked(attributes)?),
-                    Err(failure) => Err(trimmed(failure)),
-                });
             }
         }
         Ok(Leased {
@@ -433,147 +515,135 @@ impl Upstream {
             lease,
         })
     }
-}
 
-/// Whether a question whose answer broke off with `error` may be asked again.
-fn again(error: &StreamError, resets: &mut u32) -> bool {
-    match error {
-        StreamError::Lost(_) => true,
-        StreamError::Cancelled => {
-            *resets += 1;
-            *resets <= RESETS_MAX
+    /// Reads one range, whole, and verifies it.
+    async fn verified_range(self, request: RangeRequest) -> Result<RangeAnswer, Failure> {
+        let path = request.path.clone();
+        let route = Route::Stripe(&path, request.block() / STRIPE_BLOCKS);
+        let message = Request::ReadRange(request.clone());
+        let mut retries = Retries::default();
+        loop {
+            let mut answer = match self.request(route, &message).await? {
+                Response::Storage(storage) => return storage.read_range(request).await,
+                Response::Remote(answer) => answer,
+            };
+            match read_verified(&mut answer.reader, request.len).await {
+                Ok(range) => {
+                    self.inner.counters.blocks_verified.increment();
+                    return Ok(range);
+                }
+                Err(error) => {
+                    let peer = answer.in_flight.peer();
+                    self.prepare_retry(route, peer, error, &mut retries).await?;
+                }
+            }
         }
-        _ => false,
     }
 }
 
-/// By which trees a question goes.
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Upstream(at {})", self.attempt)
+    }
+}
+
+/// The trees that may answer a request, in order.
+#[derive(Clone, Copy, Debug)]
 enum Route<'a> {
-    /// Those of an item, in its root order.
+    /// Those of an item.
     Item(&'a ItemPath),
     /// Those of a stripe of a file.
     Stripe(&'a ItemPath, u64),
-    /// This one only.
+    /// This tree only.
     Tree(usize),
 }
 
-impl Route<'_> {
-    fn tree(&self, membership: &Membership, attempt: u8) -> Option<usize> {
-        match self {
-            Self::Item(key) => membership.placement().tree(key, attempt),
-            Self::Stripe(path, stripe) => membership
-                .placement()
-                .tree_of_stripe(path, *stripe, attempt),
-            Self::Tree(tree) => (attempt == 0).then_some(*tree),
-        }
-    }
-}
-
-/// A complete answer.
-#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
-enum Answered<T> {
-    /// This node's own storage is to be asked.
-    Storage(Arc<dyn Files>),
-    Items(Head, Vec<T>),
-}
-
-/// The rest of an answer that is a head and pages of `T`s, or the failure in its place.
-async fn collect<T: DeserializeOwned>(
-    answer: &mut Answer,
+/// Reads the rest of an answer that is a head and pages of `T`s.
+async fn read_items<T: DeserializeOwned>(
+    reader: &mut FrameReader,
     request: &Request,
-) -> Result<Result<(Head, Vec<T>), Failure>, StreamError> {
-    let (reader, header) = (&mut answer.reader, answer.header);
-    let body = reader.body(header).await?;
-    match header.kind {
-        FrameKind::Head => {}
-        FrameKind::Failure => return Ok(Err(message::decode("failure", &body)?)),
-        got => return Err(unexpected(got, "head")),
-    }
+) -> Result<(Head, Vec<T>), AnswerError> {
+    let body = expect_body(reader, FrameKind::Head, "head").await?;
     let head: Head = message::decode("head", &body)?;
     head.check(request)?;
     let mut pages = PageReader::new(usize::try_from(head.items()).unwrap_or(usize::MAX));
     while !pages.is_complete() {
-        match reader.frame().await? {
-            Some((FrameKind::Page, body)) => pages.add(&body)?,
-            Some((FrameKind::Failure, body)) => {
-                return Ok(Err(message::decode("failure", &body)?));
-            }
-            Some((got, _)) => return Err(unexpected(got, "page")),
-            None => return Err(StreamError::Truncated),
-        }
+        pages.add(&expect_body(reader, FrameKind::Page, "page").await?)?;
     }
     reader.finish()?;
-    Ok(Ok((head, pages.into_items())))
+    Ok((head, pages.take()))
 }
 
-impl Inner {
-    async fn ask_once(
+impl UpstreamInner {
+    /// Sends one request to `peer` and waits for the header of its answer.
+    async fn send(
         &self,
         peer: &Arc<Peer>,
         body: Bytes,
-        patience: Duration,
-    ) -> Result<Answer, StreamError> {
-        let asking = peer.asking();
-        let opening = peer.connection.open_bi();
-        let (send, recv) = opening.await.map_err(StreamError::Lost)?;
-        self.meters.upstream_requests.increment();
-        let meter = self.meters.upstream_bytes_received.clone();
-        let mut reader = FrameReader::new(recv, patience).metered(meter);
-        let mut writer = FrameWriter::new(send, patience);
-        writer.frame(FrameKind::Request, body).await?;
+        timeout: Duration,
+    ) -> Result<RemoteAnswer, StreamError> {
+        let in_flight = peer.begin_request();
+        let (mut reader, writer) = open_stream(&peer.connection, body, timeout).await?;
         writer.finish();
-        let header = reader.header().await?.ok_or(StreamError::Truncated)?;
-        Ok(Answer {
+        self.counters.upstream_requests.increment();
+        reader.set_meter(self.counters.upstream_bytes_received.clone());
+        Ok(RemoteAnswer {
+            first: reader.peek().await?.kind,
             reader,
-            header,
-            asking,
+            in_flight,
         })
-    }
-
-    fn unreachable(&self, reason: &str) -> Failure {
-        Failure::new(FailureKind::Unavailable, reason)
-    }
-
-    /// What a broken stream means to whoever asked.
-    fn failure(&self, peer: &Peer, error: &StreamError) -> Failure {
-        let kind = match error {
-            StreamError::Silent(_) | StreamError::Lost(_) | StreamError::Cancelled => {
-                FailureKind::Unavailable
-            }
-            StreamError::Truncated | StreamError::Wire(_) => {
-                tracing::warn!(peer = %peer.label, %error, "a peer broke the protocol");
-                FailureKind::Corrupt
-            }
-        };
-        Failure::new(kind, format!("parent {}: {error}", peer.label))
-    }
-
-    fn checked(&self, attributes: Attributes) -> Result<Attributes, Failure> {
-        let times = [attributes.atime, attributes.mtime, attributes.ctime];
-        let link_bytes = attributes.link_target.as_ref().map_or(0, Bytes::len);
-        if times.iter().any(|time| time.nanoseconds >= 1_000_000_000)
-            || link_bytes > ItemPath::BYTES_MAX
-        {
-            return Err(impossible("attributes that no file can have"));
-        }
-        Ok(attributes)
-    }
-
-    fn checked_entry(&self, mut entry: Entry) -> Result<Entry, Failure> {
-        if ItemPath::check_name(&entry.name).is_err() {
-            return Err(impossible("an entry whose name no file can have"));
-        }
-        entry.attributes = entry
-            .attributes
-            .map(|found| self.checked(found))
-            .transpose()?;
-        Ok(entry)
     }
 }
 
-/// An answer that cannot be true.
+/// The failure that a broken stream to `peer` means to the requester.
+fn stream_failure(peer: &Peer, error: &StreamError) -> Failure {
+    let kind = match error {
+        StreamError::Silent(_) | StreamError::Lost(_) | StreamError::Cancelled => {
+            FailureKind::Unavailable
+        }
+        StreamError::Truncated | StreamError::Wire(_) => {
+            tracing::warn!(peer = %peer.label, %error, "a peer broke the protocol");
+            FailureKind::Corrupt
+        }
+    };
+    Failure::new(kind, format!("parent {}: {error}", peer.label))
+}
+
+/// The failure that an answer of `peer` which ended with `error` means to the requester.
+fn answer_failure(peer: &Peer, error: AnswerError) -> Failure {
+    match error {
+        AnswerError::Failure(failure) => failure,
+        AnswerError::Stream(error) => stream_failure(peer, &error),
+    }
+}
+
+/// The failure for an answer that cannot be true.
 fn impossible(what: &'static str) -> Failure {
     Failure::new(FailureKind::Corrupt, format!("the parent answered: {what}"))
+}
+
+/// The failure for an answer of the wrong kind.
+fn wrong_answer() -> Failure {
+    impossible("an answer to another question")
+}
+
+fn check_attributes(attributes: Attributes) -> Result<Attributes, Failure> {
+    let times = [attributes.atime, attributes.mtime, attributes.ctime];
+    let link_bytes = attributes.link_target.as_ref().map_or(0, Bytes::len);
+    if times.iter().any(|time| time.nanoseconds >= 1_000_000_000)
+        || link_bytes > ItemPath::BYTES_MAX
+    {
+        return Err(impossible("attributes that no file can have"));
+    }
+    Ok(attributes)
+}
+
+fn check_entry(mut entry: Entry) -> Result<Entry, Failure> {
+    if ItemPath::check_name(&entry.name).is_err() {
+        return Err(impossible("an entry whose name no file can have"));
+    }
+    entry.attributes = entry.attributes.map(check_attributes).transpose()?;
+    Ok(entry)
 }
 
 impl Files for Upstream {
@@ -611,14 +681,10 @@ impl Files for Upstream {
         name: Bytes,
         denied: Version,
     ) -> BoxFuture<'static, Result<Leased<Attributes>, Failure>> {
-        let this = self.clone();
-        Box::pin(async move {
-            let names = vec![name];
-            let answers = this
-                .stat_batches(parent.clone(), names, Some(denied))
-                .await?;
-            only_answer(&parent, answers)
-        })
+        let answers = self
+            .clone()
+            .stat_batches(parent.clone(), vec![name], Some(denied));
+        Box::pin(async move { only_answer(&parent, answers.await?) })
     }
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>> {
@@ -629,11 +695,11 @@ impl Files for Upstream {
         &self,
         request: RangeRequest,
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
-        Box::pin(range::read(self.clone(), request))
+        Box::pin(self.clone().verified_range(request))
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
-        Box::pin(find::anywhere(self.clone(), hash, len))
+        Box::pin(find::in_any_tree(self.clone(), hash, len))
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
@@ -643,15 +709,16 @@ impl Files for Upstream {
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
         let this = self.clone();
         Box::pin(async move {
+            // Metadata of a file belongs to the root of its directory.
             let key = path.split().map_or(path.clone(), |(parent, _)| parent);
             let request = Request::Xattrs { path: path.clone() };
-            match this.answer(&key, &request).await? {
-                Answered::Storage(storage) => storage.xattrs(path).await,
-                Answered::Items(Head::Xattrs { lease_ms, .. }, value) => Ok(Leased {
+            match this.request_items(Route::Item(&key), &request).await? {
+                Response::Storage(storage) => storage.xattrs(path).await,
+                Response::Remote((Head::Xattrs { lease_ms, .. }, value)) => Ok(Leased {
                     value,
                     lease: from_ms(lease_ms),
                 }),
-                Answered::Items(..) => Err(impossible(ANOTHER)),
+                Response::Remote(_) => Err(wrong_answer()),
             }
         })
     }
@@ -660,18 +727,17 @@ impl Files for Upstream {
         let this = self.clone();
         Box::pin(async move {
             let request = Request::Usage { path: path.clone() };
-            match this.answer::<()>(&path, &request).await? {
-                Answered::Storage(storage) => storage.usage(path).await,
-                Answered::Items(Head::Usage(usage), _) => Ok(usage),
-                Answered::Items(..) => Err(impossible(ANOTHER)),
+            let response = this.request_items::<()>(Route::Item(&path), &request);
+            match response.await? {
+                Response::Storage(storage) => storage.usage(path).await,
+                Response::Remote((Head::Usage(usage), _)) => Ok(usage),
+                Response::Remote(_) => Err(wrong_answer()),
             }
         })
     }
 }
 
-const ANOTHER: &str = "an answer to another question";
-
-/// `names` in as few requests as the bounds of one allow.
+/// Splits `names` into as few requests as the limits of one request allow.
 fn batches(names: Vec<Bytes>) -> Vec<Vec<Bytes>> {
     let mut batches = Vec::new();
     let mut batch: Vec<Bytes> = Vec::new();
@@ -694,9 +760,10 @@ fn batches(names: Vec<Bytes>) -> Vec<Vec<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::FrameHeader;
 
     #[test]
-    fn names_are_asked_for_in_bounded_batches() {
+    fn names_are_split_into_bounded_batches() {
         assert!(batches(Vec::new()).is_empty());
         let many = vec![Bytes::from_static(b"a"); STAT_NAMES_MAX + 1];
         assert_eq!(

@@ -1,10 +1,8 @@
-//! The wire format: what two neighbours say to each other on a stream, byte by byte.
+//! The wire format: the frames on a stream between two nodes.
 //!
-//! `docs/wire.md` is the specification; this module is its only implementation. Pure: bytes in,
-//! values out, no I/O. Nothing that a peer sends can panic here or make it allocate more than the
-//! bounds below: each length is checked before memory is taken for it.
-//!
-//! Neighbour: `transport::stream` moves these frames over QUIC streams.
+//! `docs/wire.md` is the specification; this module is its only implementation. Pure: no I/O. No input from a peer can
+//! cause a panic here, or allocations beyond the limits below: each length is checked before memory is allocated for
+//! it. `transport::stream` sends and receives these frames.
 
 pub mod bundle;
 pub mod frame;
@@ -16,78 +14,83 @@ pub use frame::{FrameHeader, FrameKind, HEADER_BYTES};
 pub use message::{Head, Hello, Question, Request};
 pub use page::{PageReader, PageWriter};
 
-/// The protocol's name and version, as agreed on by TLS (ALPN). A change that an older peer would
-/// misread gets another version.
+/// The protocol's name and version, for TLS (ALPN). A change that an older peer would misread gets another version.
 pub const ALPN: &[u8] = b"copperfs/5";
 
-/// Names in one stat request.
+/// Most names in one stat request.
 pub const STAT_NAMES_MAX: usize = 4096;
-/// Bytes of all names in one stat request, with room for the rest of the frame.
+/// Most bytes of all names in one stat request, with room for the rest of the frame.
 pub const STAT_NAME_BYTES_MAX: usize = 192 << 10;
-/// Bytes of all names in one bundle request, with room for versions, sizes, contents and the rest of
-/// the frame.
+/// Most bytes of all names in one bundle request, with room for versions, sizes, contents and the rest of the frame.
 pub const BUNDLE_NAME_BYTES_MAX: usize = 192 << 10;
-/// Blocks in one read request: 1 TiB. A stream costs the same memory whatever its length.
+/// Most blocks in one read request: 1 TiB. The memory of a stream does not depend on its length.
 pub const READ_BLOCKS_MAX: u64 = 1 << 20;
-/// Extended attributes of one file.
+/// Most extended attributes of one file.
 pub const XATTRS_MAX: usize = 16_384;
-/// Bytes of a [`crate::Cursor`].
+/// Most bytes of a [`crate::Cursor`].
 pub const CURSOR_BYTES_MAX: usize = 4096;
-/// Bytes of one node's report.
+/// Most bytes of one node's report.
 pub const REPORT_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a node's name.
+/// Most bytes of a node's name.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Origins of one node.
+/// Most origins of one node.
 pub const ORIGINS_MAX: usize = 4096;
-/// Bytes of one frame of steering, and of a command and its answer.
+/// Most bytes of a steering frame, of a command, and of its answer.
 pub const STEERING_BYTES_MAX: usize = 1 << 20;
-/// Uncompressed bytes of all pages of one answer.
+/// Most uncompressed bytes of all pages of one answer.
 pub const ANSWER_BYTES_MAX: usize = 128 << 20;
 
-/// What is wrong with bytes from a peer.
+/// Why bytes from a peer are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// No frame has this kind.
+    /// There is no such kind of frame.
     #[error("a frame of unknown kind {0}")]
     UnknownKind(u8),
-    /// The announced length is above the kind's bound.
+    /// The announced length exceeds the kind's limit.
     #[error("a {kind:?} frame of {len} bytes, more than the {max} allowed")]
     TooLong {
-        /// Which frame.
+        /// The kind.
         kind: FrameKind,
-        /// Announced bytes.
+        /// The announced length.
         len: u64,
-        /// Allowed bytes.
+        /// The limit.
         max: u32,
     },
-    /// A frame that does not belong here.
+    /// A frame of another kind than expected.
     #[error("a {got:?} frame where {wanted} was due")]
     Unexpected {
-        /// What came.
+        /// The kind that came.
         got: FrameKind,
-        /// What was due.
+        /// The frame that was due.
         wanted: &'static str,
     },
     /// A body that does not decode.
     #[error("a malformed {what}")]
     Malformed {
-        /// Which part.
+        /// The part.
         what: &'static str,
     },
-    /// More than was announced or asked for.
+    /// More than was announced or requested.
     #[error("{what}: {got}, more than the {max} allowed")]
     TooMany {
-        /// Of what.
+        /// The unit.
         what: &'static str,
-        /// How many.
+        /// The number.
         got: u64,
-        /// Allowed.
+        /// The limit.
         max: u64,
     },
-    /// A block that is not what its hash says.
+    /// A block that does not have its hash.
     #[error("a block whose hash is wrong")]
     WrongHash,
-    /// Something that cannot be true.
+    /// A value that cannot be true.
     #[error("{0}")]
     Impossible(&'static str),
+}
+
+impl WireError {
+    /// A frame of kind `got` came where `wanted` was due.
+    pub(crate) fn unexpected(got: FrameKind, wanted: &'static str) -> Self {
+        Self::Unexpected { got, wanted }
+    }
 }

@@ -1,12 +1,12 @@
-//! What clusters do without SiloD: one LRU for all (Alluxio), and a private cache for each job
-//! (CoorDL), both in steady state.
+//! Clusters without SiloD, in steady state: one LRU cache for all jobs (Alluxio), and a private
+//! cache for each job (CoorDL).
 //!
 //! # LRU under training jobs
-//! A job reads every item of its dataset once in each epoch of `E` seconds (`d` over its
-//! throughput), each epoch in a random order of its own. So the time between two reads of an item
-//! by that job is `E + (V - U)·E` with `U`, `V` even in 0..1: it has a triangular distribution over
-//! 0..2E. With Che's approximation an LRU cache holds what was read in the last `T` seconds, one `T`
-//! for all. With `τ = T/E`:
+//! A job reads every item of its dataset once in each epoch of `E` seconds (`d` divided by its
+//! throughput), each epoch in another random order. So the time between two reads of an item by
+//! that job is `E + (V - U)·E` with `U`, `V` uniform in 0..1, which has a triangular distribution
+//! over 0..2E. By Che's approximation an LRU cache holds the items read in the last `T` seconds,
+//! with one `T` for all items. With `τ = T/E`:
 //!
 //! ```text
 //! hit(τ)     = P(gap < T)             = τ²/2          τ ≤ 1      1 - (2-τ)²/2   τ ≤ 2     1 beyond
@@ -14,32 +14,32 @@
 //! ```
 //!
 //! (`touched` is the integral of `1 - hit` over τ, as for every stationary sequence of reads.) `T`
-//! is where the datasets' bytes touched add up to the cache. Half of a dataset thus hits 14 %: that
-//! is the thrashing of §7.1.1.
+//! is the time at which the touched bytes of all datasets fill the cache. With half of a dataset in
+//! the cache, only 14 % of reads hit: that is the thrashing of §7.1.1.
 //!
-//! Jobs that share a dataset are taken as independent: what is cached of it is
-//! `1 - Π(1 - touched_i)`, and an item misses only if neither this job nor any other has read it:
-//! `hit_j = 1 - (1 - hit(τ_j)) · Π_{i≠j} (1 - touched_i)`. That is an approximation: jobs that started
-//! together, or of which one waits for the items of the other, are not independent.
+//! Jobs that share a dataset are assumed to be independent: `1 - Π(1 - touched_i)` of it is cached,
+//! and an item misses only if neither this job nor any other has read it: `hit_j = 1 - (1 -
+//! hit(τ_j)) · Π_{i≠j} (1 - touched_i)`. That is an approximation: jobs that started together, or
+//! that wait for each other's items, are not independent.
 
 use super::performance::{remote_io, silod_perf};
 use super::problem::{Allocation, Problem};
-use super::shares::{Caches, Division, Holding, allocation, holdings, job_shares, saved};
+use super::shares::{Caches, Division, Holding, allocation, holdings, job_shares, readers, saved};
 use super::water::fill;
 
-/// A job that reads a dataset again and again, as LRU sees it.
+/// A job that reads a dataset again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scan {
-    /// Which dataset: a position in a list of the caller's.
+    /// The dataset: an index into a list of the caller.
     pub dataset: usize,
     /// The dataset's bytes.
     pub size: f64,
-    /// Bytes per second that the job reads, hits and misses.
+    /// Bytes per second that the job reads, including hits.
     pub rate: f64,
 }
 
 impl Scan {
-    /// A span of time in epochs of this job.
+    /// Converts a span of time to epochs of this job.
     fn epochs(&self, span_s: f64) -> f64 {
         if self.rate > 0.0 {
             span_s * self.rate / self.size
@@ -49,7 +49,8 @@ impl Scan {
     }
 }
 
-/// The chance that an item is read again within `tau` epochs: `hit(τ)` of the module's head.
+/// Returns the probability that an item is read again within `tau` epochs: `hit(τ)` of the module
+/// documentation.
 #[must_use]
 pub fn lru_hit(tau: f64) -> f64 {
     match tau {
@@ -60,7 +61,7 @@ pub fn lru_hit(tau: f64) -> f64 {
     }
 }
 
-/// The part of a dataset that one job has read in the last `tau` epochs: `touched(τ)`.
+/// Returns the fraction of a dataset that one job has read in the last `tau` epochs: `touched(τ)`.
 #[must_use]
 pub fn lru_touched(tau: f64) -> f64 {
     match tau {
@@ -71,8 +72,8 @@ pub fn lru_touched(tau: f64) -> f64 {
     }
 }
 
-/// Bytes of each dataset that were read in the last `span_s` seconds; `datasets` is how many the
-/// scans' positions count.
+/// Returns the bytes of each of the `datasets` datasets that were read in the last `span_s`
+/// seconds.
 #[must_use]
 pub fn lru_occupancy(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
     let mut untouched = vec![1.0; datasets];
@@ -88,16 +89,16 @@ pub fn lru_occupancy(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
         .collect()
 }
 
-/// For how many seconds an item stays in an LRU cache of `capacity` bytes after it was read.
+/// Returns how many seconds an item stays in an LRU cache of `capacity` bytes after a read.
 ///
-/// Infinite if all that is read fits.
+/// Infinite if everything that is read fits.
 #[must_use]
 pub fn lru_characteristic_time(capacity: f64, scans: &[Scan], datasets: usize) -> f64 {
-    // Newton's method from 0. What is touched is concave in time, so each step falls short of the
-    // solution and the next is smaller: some five reach the precision of f64.
+    // Newton's method from 0. The touched bytes are concave in time, so no step passes the
+    // solution. About five steps reach the precision of f64.
     const STEPS: usize = 60;
     const NARROW: f64 = 1e-13;
-    // After two epochs of the slowest, all that is read has been read.
+    // Within two epochs of the slowest job everything has been read.
     let longest = scans
         .iter()
         .filter(|scan| scan.rate > 0.0)
@@ -110,6 +111,7 @@ pub fn lru_characteristic_time(capacity: f64, scans: &[Scan], datasets: usize) -
     let mut span_s = 0.0;
     for _ in 0..STEPS {
         let (sum, slope) = occupied(span_s, scans, &mut parts);
+        // The slope is 0 when everything has been touched, which makes the step infinite.
         let step = (capacity - sum) / slope;
         if !step.is_finite() || step <= NARROW * span_s {
             break;
@@ -119,8 +121,8 @@ pub fn lru_characteristic_time(capacity: f64, scans: &[Scan], datasets: usize) -
     span_s.min(longest)
 }
 
-/// The bytes touched in `span_s` seconds, and how many more a second adds. `parts` is room for the
-/// size, the part untouched and the change of the part touched of each dataset.
+/// Returns the bytes touched in `span_s` seconds, and their derivative. `parts` is scratch space
+/// for each dataset's size, untouched fraction, and derivative of the touched fraction.
 fn occupied(span_s: f64, scans: &[Scan], parts: &mut [(f64, f64, f64)]) -> (f64, f64) {
     parts.fill((0.0, 1.0, 0.0));
     for scan in scans {
@@ -139,19 +141,13 @@ fn occupied(span_s: f64, scans: &[Scan], parts: &mut [(f64, f64, f64)]) -> (f64,
     })
 }
 
-/// The hit ratio of each scan in an LRU cache of `capacity` bytes, in steady state.
-#[must_use]
-pub fn lru_hit_ratios(capacity: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
-    let span_s = lru_characteristic_time(capacity, scans, datasets);
-    hit_ratios_after(span_s, scans, datasets)
-}
-
+/// Returns the hit ratio of each scan if an item stays in the cache for `span_s` seconds after a read.
 fn hit_ratios_after(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
     if span_s.is_infinite() {
         return vec![1.0; scans.len()];
     }
-    // The product over all readers of a dataset, and how many factors in it are zero: so that one
-    // factor can be taken out again.
+    // The product over all readers of a dataset, and its number of zero factors, so that one factor
+    // can be removed again.
     let mut untouched = vec![(1.0, 0_usize); datasets];
     for scan in scans {
         let factor = 1.0 - lru_touched(scan.epochs(span_s));
@@ -176,15 +172,15 @@ fn hit_ratios_after(span_s: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
     scans.iter().map(|scan| hit(scan).clamp(0.0, 1.0)).collect()
 }
 
-/// One LRU cache for all jobs, as Alluxio keeps it; remote IO is a fair share.
+/// One LRU cache for all jobs, like Alluxio's; remote IO is a fair share.
 ///
-/// In and out as for the other policies; a dataset's cache is what LRU holds of it in steady state.
-/// Throughput decides what LRU holds, and what it holds decides throughput: rates and hit ratios are
-/// iterated from the ideal rates until they agree. A dataset with a budget set by hand is kept out of
-/// the LRU and cached uniformly.
+/// Input and output as for the other policies; a dataset's cache is the part that LRU holds of it
+/// in steady state. Throughput determines what LRU holds, and that determines throughput, so rates
+/// and hit ratios are iterated from the ideal rates until they agree. A dataset with a manual
+/// budget is cached uniformly, outside the LRU cache.
 ///
-/// Objective: the remote IO saved at ideal speed, as for [`greedy`](super::greedy::greedy), to
-/// compare with.
+/// Objective: the remote IO saved at ideal speed, as for [`greedy`](super::greedy::greedy), for
+/// comparison.
 #[must_use]
 pub fn lru(problem: &Problem) -> Allocation {
     let mut caches = Caches::after_budgets(problem);
@@ -194,43 +190,41 @@ pub fn lru(problem: &Problem) -> Allocation {
         .collect();
     let (span_s, scans) = settled(problem, caches.left, &scanning, &mut holdings);
     let datasets = problem.datasets.len();
-    // With everything in the cache, the time is infinite and all that is read has been touched.
+    // If everything fits, the time is infinite and every item has been touched.
     let held = lru_occupancy(span_s, &scans, datasets);
     for (dataset, held) in held.into_iter().enumerate() {
         caches.give(dataset, held);
     }
-    for (&at, hit) in scanning
-        .iter()
-        .zip(hit_ratios_after(span_s, &scans, datasets))
-    {
-        holdings[at] = Holding {
-            cache: caches.given[problem.jobs[at].dataset],
-            hit_ratio: hit,
-        };
+    let hits = hit_ratios_after(span_s, &scans, datasets);
+    for (&at, hit_ratio) in scanning.iter().zip(hits) {
+        let cache = caches.given[problem.jobs[at].dataset];
+        holdings[at] = Holding { cache, hit_ratio };
     }
     let jobs = job_shares(problem, &holdings, Division::Even);
     let objective = saved(problem, &holdings);
     allocation(caches.given, jobs, objective)
 }
 
-/// Iterates until throughputs and hit ratios agree.
+/// Iterates until throughputs and hit ratios agree. Returns the characteristic time, and the scans
+/// with their rates.
 fn settled(
     problem: &Problem,
     capacity: f64,
     scanning: &[usize],
     holdings: &mut [Holding],
 ) -> (f64, Vec<Scan>) {
-    // Halving the step each time meets the tolerance long before; a bound for what swings.
+    // Steps to half of the distance meet the tolerance long before. Bounds an oscillation.
     const ROUNDS: usize = 100;
     const TOLERANCE: f64 = 1e-7;
-    // A job that stands still is seen as one that crawls: its place in the LRU is not undefined then.
+    // A stopped job is treated as a very slow one, because its part of the LRU cache would be
+    // undefined.
     const CRAWL: f64 = 1e-6;
-    let mut scans: Vec<Scan> = scanning
-        .iter()
-        .map(|&at| Scan {
-            dataset: problem.jobs[at].dataset,
-            size: problem.datasets[problem.jobs[at].dataset].size,
-            rate: problem.jobs[at].ideal_rate,
+    let scanned = scanning.iter().map(|&at| &problem.jobs[at]);
+    let mut scans: Vec<Scan> = scanned
+        .map(|job| Scan {
+            dataset: job.dataset,
+            size: problem.datasets[job.dataset].size,
+            rate: job.ideal_rate,
         })
         .collect();
     let datasets = problem.datasets.len();
@@ -246,6 +240,7 @@ fn settled(
             let ideal = problem.jobs[at].ideal_rate;
             let wanted = rates[at].max(CRAWL * ideal);
             moved = moved.max((wanted - scan.rate).abs() / ideal);
+            // Half of the distance, because full steps may oscillate.
             scan.rate = f64::midpoint(scan.rate, wanted);
         }
         span_s = lru_characteristic_time(capacity, &scans, datasets);
@@ -256,7 +251,7 @@ fn settled(
     (span_s, scans)
 }
 
-/// Steady-state throughputs with a fair share of remote IO.
+/// Returns steady-state throughputs with a fair share of remote IO.
 fn throughputs(problem: &Problem, holdings: &[Holding]) -> Vec<f64> {
     let needs: Vec<f64> = problem
         .jobs
@@ -274,24 +269,21 @@ fn throughputs(problem: &Problem, holdings: &[Holding]) -> Vec<f64> {
         .collect()
 }
 
-/// A private cache for each job, as CoorDL keeps it: the disk of the GPUs that it has (§7: 368 GB per
-/// V100). Remote IO is a fair share.
+/// A private cache for each job, like CoorDL's: the disk of its GPUs (§7: 368 GB per V100). Remote
+/// IO is a fair share.
 ///
-/// A job with `g` of `G` GPUs caches `min(d, C·g/G)` of its dataset, whatever others cache of the
-/// same one, and whether it gains by it. `G` are the cluster's GPUs, or those of all jobs if these are
-/// more. So a dataset's cache is the sum of its jobs' private ones and can exceed its size, and what
-/// does not fit to a job is lost. A budget set by hand is divided among the dataset's jobs evenly.
+/// A job with `g` of `G` GPUs caches `min(d, C·g/G)` of its dataset, whatever other jobs cache of
+/// the same dataset, and whether or not it gains by it. `G` is the cluster's number of GPUs, or
+/// that of all jobs if higher. So a dataset's cache is the sum of its jobs' private caches and can
+/// exceed its size, and cache that a job cannot use is lost. A manual budget is divided evenly
+/// among the dataset's jobs.
 ///
 /// Objective: as for [`lru()`].
 #[must_use]
 pub fn fixed(problem: &Problem) -> Allocation {
     let caches = Caches::after_budgets(problem);
-    let mut readers = vec![0.0; problem.datasets.len()];
-    let mut wanted_gpus = 0.0;
-    for job in &problem.jobs {
-        readers[job.dataset] += 1.0;
-        wanted_gpus += job.gpus;
-    }
+    let readers = readers(problem);
+    let wanted_gpus: f64 = problem.jobs.iter().map(|job| job.gpus).sum();
     let gpus = problem.totals.gpus.max(wanted_gpus);
     let mut sums: Vec<f64> = vec![0.0; problem.datasets.len()];
     let mut holdings = Vec::with_capacity(problem.jobs.len());
@@ -305,6 +297,7 @@ pub fn fixed(problem: &Problem) -> Allocation {
             0.0
         };
         let cache = part.min(size);
+        // Copies of the same bytes count twice, because they take room twice.
         sums[job.dataset] += cache;
         holdings.push(Holding {
             cache,

@@ -1,59 +1,59 @@
-//! What makes a problem senseless, and how that is said.
+//! Validation of problems, and its messages.
 
 use super::problem::{Job, Problem};
 use std::collections::HashMap;
 
-/// Jobs and datasets of one problem at most: far more than a cluster runs at a time, and policies
-/// still answer within a second.
+/// The maximum number of jobs, and of datasets, in a problem: far more than a cluster runs at a
+/// time, and policies still answer within a second.
 pub const ENTRIES_MAX: usize = 100_000;
 
-/// Why a problem is refused. Its `Display` names the entry, the reason, and what to write instead.
+/// Why a problem is invalid. Its `Display` names the entry, the reason, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// The text is not JSON.
     #[error("the problem is not JSON: {0}")]
     Syntax(String),
-    /// Something else than an object, a list, a text or a number where one belongs.
+    /// A value has the wrong JSON type.
     #[error("{place} is {found}; it must be {wanted}")]
     Kind {
-        /// Where.
+        /// The name of the value.
         place: String,
-        /// What is there.
+        /// The type found.
         found: &'static str,
-        /// What belongs there.
+        /// The type expected.
         wanted: &'static str,
     },
-    /// A field that does not exist: a slip of the pen would otherwise change the answer silently.
+    /// An unknown field. A misspelt field would otherwise change the result silently.
     #[error("{place}: there is no field {field:?}{hint}. The fields: {known}")]
     UnknownField {
-        /// Where.
+        /// The name of the object.
         place: String,
-        /// Its name.
+        /// The name of the field.
         field: String,
-        /// A name that is much like it, as a question, or nothing.
+        /// A similar name as a question, or nothing.
         hint: String,
-        /// All names.
+        /// The names of all fields.
         known: String,
     },
-    /// A field that must be there.
+    /// A required field is missing.
     #[error("{place}: {field:?} is missing. {why}")]
     Missing {
-        /// Where.
+        /// The name of the object.
         place: String,
-        /// Its name.
+        /// The name of the field.
         field: &'static str,
-        /// What it says and how to write it.
+        /// The meaning of the field, and how to write it.
         why: &'static str,
     },
-    /// An amount that cannot be.
+    /// An amount is invalid.
     #[error("{place}: {why}")]
     Amount {
-        /// Where, with the field.
+        /// The name of the object and the field.
         place: String,
-        /// What is wrong, and what to write instead.
+        /// The reason, and what to write instead.
         why: String,
     },
-    /// A name twice.
+    /// A name occurs twice.
     #[error(
         "{kind}s {first} and {second} have the same name, {name:?}: every {kind} needs its own"
     )]
@@ -62,83 +62,87 @@ pub enum ProblemError {
         kind: &'static str,
         /// The name.
         name: String,
-        /// The place in the list of the first, from 0.
+        /// The index of the first entry.
         first: usize,
-        /// And of the second.
+        /// The index of the second entry.
         second: usize,
     },
-    /// A job on a dataset that is not in the list.
+    /// A job's dataset is not in the list.
     #[error("{place}: there is no dataset {name:?}{hint}. The datasets: {known}")]
     NoSuchDataset {
-        /// Which job.
+        /// The name of the job.
         place: String,
-        /// What it names.
+        /// The name of the dataset.
         name: String,
-        /// A name that is much like it, as a question, or nothing.
+        /// A similar name as a question, or nothing.
         hint: String,
         /// The first names of the list.
         known: String,
     },
-    /// A job that can never run.
+    /// A job can never run.
     #[error("{place} wants {wanted} GPUs; the cluster has {available}")]
     TooManyGpus {
-        /// Which job.
+        /// The name of the job.
         place: String,
-        /// What it wants.
+        /// The GPUs that it needs.
         wanted: String,
-        /// What there is.
+        /// The GPUs of the cluster.
         available: String,
     },
-    /// More set by hand than there is.
+    /// Manual settings exceed a total.
     #[error(
         "{what} set by hand add up to {sum:.0}, and the total is {total:.0}: lower one of them"
     )]
     OverTotal {
-        /// Which: budgets, or rates.
+        /// Budgets or rates.
         what: &'static str,
-        /// What they add up to, whole bytes.
+        /// Their sum in whole bytes.
         sum: u128,
-        /// What there is.
+        /// The total in whole bytes.
         total: u128,
     },
-    /// Neither cache nor remote IO.
+    /// There is neither cache nor remote IO.
     #[error(
         "totals: cache and remote_io are both 0: no job could read a byte, so there is nothing to plan"
     )]
     Nothing,
-    /// A list that is too long.
+    /// A list is too long.
     #[error("{count} {kind}s; at most {ENTRIES_MAX} make one problem")]
     TooMany {
         /// `dataset` or `job`.
         kind: &'static str,
-        /// How many.
+        /// The number of entries.
         count: usize,
     },
 }
 
-/// How an entry is called in messages.
+/// Names an entry in messages.
 pub(super) fn place(list: &str, at: usize, name: &str) -> String {
     format!("{list}[{at}] ({name:?})")
 }
 
 impl Problem {
-    /// Whether the problem makes sense: names are unique, sizes and ideal rates are above zero, all
-    /// amounts are finite and not negative, jobs read datasets that exist and fit into the cluster,
-    /// and what is set by hand does not exceed the totals.
+    /// Checks that names are unique, sizes and ideal rates are positive, all amounts are finite and
+    /// not negative, jobs read existing datasets and fit into the cluster, and manual settings do
+    /// not exceed the totals.
     ///
     /// # Errors
-    /// The first thing that does not hold.
+    /// Describes the first violation.
     pub fn check(&self) -> Result<(), ProblemError> {
         self.check_totals()?;
         self.check_datasets()?;
-        self.check_jobs()?;
+        unique("job", self.jobs.iter().map(|job| job.id.as_str()))?;
+        for (at, job) in self.jobs.iter().enumerate() {
+            self.check_job(&place("jobs", at, &job.id), job)?;
+        }
         let budgets = self.datasets.iter().filter_map(|dataset| dataset.budget);
         within("budgets", budgets.sum(), self.totals.cache)?;
         let rates = self.jobs.iter().filter_map(|job| job.remote_io);
         within("rates of remote IO", rates.sum(), self.totals.remote_io)
     }
 
-    /// What is no mistake but has consequences that a reader of the answer should know.
+    /// Returns notes on valid settings with consequences that may surprise the reader of the
+    /// allocation.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -195,15 +199,8 @@ impl Problem {
         Ok(())
     }
 
-    fn check_jobs(&self) -> Result<(), ProblemError> {
-        unique("job", self.jobs.iter().map(|job| job.id.as_str()))?;
-        for (at, job) in self.jobs.iter().enumerate() {
-            self.check_job(&place("jobs", at, &job.id), job)?;
-        }
-        Ok(())
-    }
-
     fn check_job(&self, place: &str, job: &Job) -> Result<(), ProblemError> {
+        // A problem may be built in code, with any index.
         if job.dataset >= self.datasets.len() {
             return Err(no_such_dataset(place, &job.dataset.to_string(), self));
         }
@@ -244,11 +241,11 @@ impl Problem {
     }
 }
 
-/// What zero means for an amount.
+/// Whether an amount may be zero.
 #[derive(Clone, Copy)]
 enum Zero {
     Allowed,
-    /// And why.
+    /// Not allowed, for this reason.
     Refused(&'static str),
 }
 
@@ -296,7 +293,7 @@ fn unique<'a>(
 }
 
 fn within(what: &'static str, sum: f64, total: f64) -> Result<(), ProblemError> {
-    // As much more as rounding makes of a sum.
+    // Allow for the rounding of a sum.
     if sum <= total * (1.0 + 1e-9) {
         return Ok(());
     }
@@ -323,7 +320,7 @@ pub(super) fn no_such_dataset(place: &str, name: &str, problem: &Problem) -> Pro
     }
 }
 
-/// The first names, and how many more there are.
+/// Lists the first names, and the number of further names.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 10;
     let names: Vec<&str> = names.collect();
@@ -335,7 +332,7 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// `; did you mean "…"?` if a name is much like it.
+/// Returns ` (did you mean "…"?)` if a known name is similar.
 pub(super) fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     const ALIKE: f64 = 0.75;
     let like = |known: &str| strsim::jaro_winkler(&name.to_lowercase(), &known.to_lowercase());

@@ -1,4 +1,4 @@
-//! Problems and answers as JSON: `copperfs plan` and the HTTP interface.
+//! Problems and allocations as JSON, for `copperfs plan` and the HTTP interface.
 //!
 //! A problem:
 //!
@@ -8,9 +8,9 @@
 //!  "jobs":     [{"id": "r0", "dataset": "A", "ideal_rate": "114MB/s", "gpus": 1, "work": "16.9TB"}]}
 //! ```
 //!
-//! Numbers are bytes and bytes per second; texts have a unit (TB decimal, TiB binary). Optional: a
-//! dataset's `budget`, a job's `gpus` (1), `work`, `hit_ratio` and `remote_io`, as in
-//! [`problem`](super::problem). An answer:
+//! Numbers are bytes and bytes per second; strings have a unit (TB decimal, TiB binary). Optional
+//! are a dataset's `budget`, and a job's `gpus` (1), `work`, `hit_ratio` and `remote_io`, as in
+//! [`problem`](super::problem). An allocation:
 //!
 //! ```json
 //! {"policy": "greedy", "datasets": {"A": {"cache": 1300000000000}},
@@ -40,20 +40,20 @@ const JOB: &[&str] = &[
 ];
 
 impl Problem {
-    /// Reads a problem, and checks it.
+    /// Parses and checks a problem.
     ///
     /// # Errors
-    /// What is wrong with the first entry that is.
+    /// Describes the first invalid entry.
     pub fn from_json(text: &str) -> Result<Self, ProblemError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| ProblemError::Syntax(error.to_string()))?;
         Self::from_value(&value)
     }
 
-    /// As [`from_json`](Self::from_json), of what is parsed already.
+    /// Like [`from_json`](Self::from_json), for parsed JSON.
     ///
     /// # Errors
-    /// What is wrong with the first entry that is.
+    /// Describes the first invalid entry.
     pub fn from_value(value: &Value) -> Result<Self, ProblemError> {
         let whole = Entry::new("the problem".to_owned(), value, FIELDS)?;
         let totals = whole.required("totals", "What the cluster has: an object.")?;
@@ -70,7 +70,7 @@ impl Problem {
         for (at, value) in whole.list("datasets")?.iter().enumerate() {
             problem.datasets.push(dataset(at, value)?);
         }
-        // First, so that names of datasets are unique where jobs look for theirs.
+        // Check now that dataset names are unique, because jobs refer to datasets by name.
         problem.check()?;
         let positions: HashMap<String, usize> = problem
             .datasets
@@ -127,7 +127,7 @@ fn job(
     })
 }
 
-/// An object of the text, with the name that messages call it by.
+/// A JSON object, with its name for messages.
 struct Entry<'a> {
     place: String,
     fields: &'a Map<String, Value>,
@@ -149,7 +149,7 @@ impl<'a> Entry<'a> {
         Ok(Self { place, fields })
     }
 
-    /// An entry of a list, called by its place and the text in the field `name`.
+    /// Creates an entry of a list, named by its index and the text of its field `name`.
     fn named(
         list: &str,
         at: usize,
@@ -157,6 +157,7 @@ impl<'a> Entry<'a> {
         value: &'a Value,
         known: &[&str],
     ) -> Result<Self, ProblemError> {
+        // The name helps people more than the index, but may be missing.
         let called = match value.get(name).and_then(Value::as_str) {
             Some(name) => place(list, at, name),
             None => format!("{list}[{at}]"),
@@ -234,7 +235,7 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// A plain number, or a text with a unit such as `example`.
+    /// Reads a plain number, or a string with a unit such as `example`.
     fn amount(
         &self,
         field: &'static str,
@@ -252,6 +253,7 @@ impl<'a> Entry<'a> {
         };
         let why = if text.starts_with('-') {
             format!("{text:?} is negative")
+        // A string without a unit is ambiguous; a JSON number is not.
         } else if text.parse::<f64>().is_ok_and(f64::is_finite) {
             format!(
                 "{text:?} has no unit: write {example:?}, or {text} without quotes for {}",
@@ -290,8 +292,9 @@ fn kind(place: String, value: &Value, wanted: &'static str) -> ProblemError {
 }
 
 impl Allocation {
-    /// The answer to `problem`, as the module's head shows it. Caches are whole bytes, rounded down;
-    /// a score or objective that is no finite number is null.
+    /// Returns the allocation for `problem`, in the format described in the module documentation.
+    /// Caches are whole bytes, rounded down. A score or objective that is not a finite number is
+    /// null.
     #[must_use]
     pub fn to_json(&self, problem: &Problem, policy: Policy) -> Value {
         let caches = problem.datasets.iter().zip(&self.datasets);
@@ -324,9 +327,9 @@ impl Allocation {
     }
 }
 
-/// A number without `.0` if it is whole.
+/// Formats a number without `.0` if it is whole.
 fn number(amount: f64) -> Value {
-    // Above, f64 has gaps between whole numbers.
+    // Above this, `f64` has gaps between whole numbers.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if amount.fract() == 0.0 && (0.0..EXACT).contains(&amount) {
         #[expect(
@@ -337,7 +340,7 @@ fn number(amount: f64) -> Value {
         let whole = amount as u64;
         json!(whole)
     } else {
-        // Not finite: null.
+        // Null if not finite.
         json!(amount)
     }
 }

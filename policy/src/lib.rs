@@ -1,9 +1,9 @@
-//! How cache and remote IO are divided among training jobs: the policies.
+//! The policies: how cache and remote IO are divided among training jobs.
 //!
-//! Pure: a [`Problem`] in, an [`Allocation`] out. No clock, no I/O, no randomness. The live
-//! allocator (`src/budgets`) and the simulator (`simulate/src/cluster`) call the same functions,
-//! so what is simulated is what runs. What each policy does, with a worked example:
-//! `docs/ALLOCATOR.md`.
+//! Pure: a [`Problem`] in, an [`Allocation`] out; no clock, no I/O, no randomness. The live
+//! allocator (`src/budgets`) and the simulator (`simulate/src/cluster`) call the same functions, so
+//! simulations show the real behaviour. `docs/ALLOCATOR.md` describes each policy with a worked
+//! example.
 //!
 //! Source: SiloD (EuroSys '23), equations 1 to 9, algorithms 1 and 2.
 

@@ -1,56 +1,54 @@
 //! Gavel's max-min fairness with SiloDPerf (Eq. 8 and 9), leximin beyond the first minimum.
 //!
 //! # How it is solved
-//! Let every job run at `t` times its equal share, or at its ideal rate if that is less:
-//! `T_j(t) = min(f*_j, t · T_equal_j)`. The remote IO that this needs is `Σ T_j · (1 - c/d)` (Eq. 2):
-//! for a given `t` it is linear in the caches, so the caches that need least go to the datasets in
-//! descending order of `Σ T_j / d`, whole as long as they fit. It grows with `t`, so the largest `t`
-//! that the remote IO allows is found by bisection.
+//! Let every job run at `t` times its equal share, or at its ideal rate if that is less: `T_j(t) =
+//! min(f*_j, t · T_equal_j)`. This needs remote IO of `Σ T_j · (1 - c/d)` (Eq. 2). For a given `t`
+//! that is linear in the caches, so the need is least if cache goes to datasets in descending order
+//! of `Σ T_j / d`, whole as long as they fit. The need grows with `t`, so bisection finds the
+//! largest `t` that the remote IO allows.
 //!
-//! That is the whole leximin, without rounds in which saturated jobs are frozen. Remote IO is one
-//! pool: at that `t` it is used up, and a job that is faster costs some of it, whoever it is, except
-//! for jobs at their ideal rate, which need no more, and jobs whose dataset is cached whole, which
-//! cost nothing and get their ideal rate. (The need is concave in the rates, as a minimum of linear
-//! functions: where a job's next byte costs something now, no larger step is free either.) Only
-//! among datasets of equal `Σ T_j / d` at the edge of the cache there is a choice that leaves `t` as
-//! it is: the one that lets most jobs have their dataset whole is taken.
+//! This already is the leximin solution, without rounds in which saturated jobs are frozen. At that
+//! `t` the remote IO, which is a single pool, is used up, and any faster job costs some of it. The
+//! exceptions are jobs at their ideal rate, which need no more, and jobs whose dataset is cached
+//! whole, which need none and run at their ideal rate. (The need is concave in the rates, as a
+//! minimum of linear functions: if a job's next byte has a cost now, no larger step is free
+//! either.) A choice that leaves `t` unchanged exists only among datasets of equal `Σ T_j / d` at
+//! the edge of the cache. Then the choice is taken that lets most jobs have their dataset whole.
 
 use super::performance::{hit_ratio, remote_io, silod_perf};
 use super::problem::{Allocation, Problem};
-use super::shares::{Caches, Division, allocation, holdings, job_shares};
+use super::shares::{Caches, Division, allocation, holdings, job_shares, ranked, readers};
 
-/// Steps of bisection at most: the interval shrinks to the precision of `f64` in half of them.
+/// The maximum number of bisection steps. Half of them shrink the interval to the precision of
+/// `f64`.
 const STEPS: usize = 200;
-/// Intervals of `t`, relative to it, that are narrow enough.
+/// The relative width of an interval of `t` at which bisection ends.
 const NARROW: f64 = 1e-13;
-/// Datasets whose `Σ T/d` differ by less than this part are equally good to cache. It costs as
-/// small a part of `t`.
+/// The relative difference of `Σ T/d` below which datasets are equally good to cache. It changes
+/// `t` by as small a fraction.
 const EQUAL: f64 = 1e-10;
 
 /// Max-min fairness over an equal division (Eq. 9).
 ///
-/// In: sizes in bytes, ideal rates in bytes/s, the totals. Out: cache in bytes and remote IO in
-/// bytes/s.
+/// Input: sizes in bytes, ideal rates in bytes/s, and the totals. Output: cache in bytes and remote
+/// IO in bytes/s.
 ///
-/// `R_equal` of `n` jobs: each has `C/n` of cache and `B/n` of remote IO, and the GPUs that it runs
-/// on (`f*` says what they do). What jobs share counts once: `k` jobs of one dataset put their parts
-/// together, and each of them hits `min(d, k · C/n)`. What a job cannot use of its part is not given
-/// to others there. So the equal share is always feasible, and nobody gets less than it.
+/// `R_equal` of `n` jobs: each has `C/n` of cache, `B/n` of remote IO, and its GPUs (which `f*`
+/// includes). A shared dataset counts once: `k` jobs on one dataset combine their parts, and each
+/// of them hits `min(d, k · C/n)`. The part that a job cannot use is not given to others. So the
+/// equal share is always feasible, and no job gets less than it.
 ///
-/// A rate set by hand takes the job out of the competition. With instantaneous hit ratios, caches
-/// are planned for steady state, and rates are then the fairest that these caches and hits allow:
-/// nobody is below the equal share in steady state, but may be so while the cache fills.
+/// A job with a manual rate does not compete. With instantaneous hit ratios, caches are planned for
+/// steady state, and rates are the fairest that these caches and hits allow. So no job is below its
+/// equal share in steady state, but it may be while the cache fills.
 ///
-/// A job's score is its throughput over that of the equal share (none if that is zero: without
-/// remote IO). Objective: the least score, 0 if there is none.
+/// A job's score is its throughput divided by that of the equal share (none if that is zero:
+/// without remote IO). Objective: the least score, or 0 without scores.
 #[must_use]
 pub fn max_min(problem: &Problem) -> Allocation {
     let equal = equal_throughputs(problem);
     let mut caches = Caches::after_budgets(problem);
-    let level = {
-        let mut need = Need::new(problem, &equal, &caches);
-        need.highest_level()
-    };
+    let level = Need::new(problem, &equal, &caches).highest_level();
     place(problem, &equal, level, &mut caches);
     let holdings = holdings(problem, &caches.given);
     let weights: Vec<f64> = problem
@@ -63,38 +61,26 @@ pub fn max_min(problem: &Problem) -> Allocation {
         })
         .collect();
     let mut jobs = job_shares(problem, &holdings, Division::Weighted(&weights));
-    let mut objective = f64::INFINITY;
+    // Without remote IO the equal share is zero, and a ratio to it means nothing.
     for (share, equal) in jobs.iter_mut().zip(&equal) {
         share.score = (*equal > 0.0).then(|| share.throughput / equal);
-        objective = objective.min(share.score.unwrap_or(f64::INFINITY));
     }
-    let mut order: Vec<usize> = (0..jobs.len()).collect();
-    order.sort_by(|&a, &b| {
-        let score = |at: usize| jobs[at].score.unwrap_or(f64::INFINITY);
-        let id = |at: usize| &problem.jobs[at].id;
-        score(a).total_cmp(&score(b)).then_with(|| id(a).cmp(id(b)))
-    });
-    for (rank, at) in order.into_iter().enumerate() {
+    let scores: Vec<Option<f64>> = jobs.iter().map(|share| share.score).collect();
+    for (rank, at) in ranked(problem, &scores).into_iter().enumerate() {
         jobs[at].order = rank;
     }
-    let objective = if objective.is_finite() {
-        objective
-    } else {
-        0.0
-    };
+    let objective = scores.into_iter().flatten().reduce(f64::min);
+    let objective = objective.filter(|least| least.is_finite()).unwrap_or(0.0);
     allocation(caches.given, jobs, objective)
 }
 
-/// What each job reads with an equal share of everything, `SiloDPerf(j, R_equal)` of [`max_min`], in
-/// bytes/s; 0 for jobs whose rate is set by hand.
+/// Returns each job's throughput with an equal share of everything, `SiloDPerf(j, R_equal)` of
+/// [`max_min`], in bytes/s; 0 for jobs with a manual rate.
 #[must_use]
 pub fn equal_throughputs(problem: &Problem) -> Vec<f64> {
     #[expect(clippy::cast_precision_loss, reason = "jobs are far fewer than 2^53")]
     let jobs = problem.jobs.len().max(1) as f64;
-    let mut readers = vec![0.0; problem.datasets.len()];
-    for job in &problem.jobs {
-        readers[job.dataset] += 1.0;
-    }
+    let readers = readers(problem);
     let (cache, io) = (problem.totals.cache / jobs, problem.totals.remote_io / jobs);
     problem
         .jobs
@@ -112,21 +98,21 @@ pub fn equal_throughputs(problem: &Problem) -> Vec<f64> {
         .collect()
 }
 
-/// The rate of a job at level `t`.
+/// Returns the rate of a job at level `t`.
 fn rate_at(level: f64, ideal_rate: f64, equal: f64) -> f64 {
     ideal_rate.min(level * equal)
 }
 
-/// The least remote IO that a level needs.
+/// Computes the least remote IO that a level needs.
 struct Need<'a> {
     problem: &'a Problem,
     equal: &'a [f64],
     caches: &'a Caches,
-    /// For the jobs.
+    /// Remote IO for jobs without a manual rate.
     remote_io: f64,
-    /// Rates of each dataset's jobs together: scratch.
+    /// The sum of rates of each dataset's jobs. Reused by each step.
     rates: Vec<f64>,
-    /// Datasets to be cached, in the order of the last level: nearly that of the next one.
+    /// Datasets in the order of the last level, which is nearly that of the next level.
     order: Vec<usize>,
 }
 
@@ -153,6 +139,7 @@ impl<'a> Need<'a> {
             .filter(|(_, equal)| **equal > 0.0)
             .map(|(job, equal)| job.ideal_rate / equal)
             .fold(0.0, f64::max);
+        // Beyond this level every job is at its ideal rate.
         if self.fits(high) {
             return high;
         }
@@ -196,14 +183,15 @@ impl<'a> Need<'a> {
         for (at, cache) in self.caches.given.iter().enumerate() {
             need -= slope(at) * cache;
         }
+        // `need` started as the sum of all rates, from which the caches' savings were subtracted.
         need <= self.remote_io
     }
 }
 
-/// Gives cache at `level`: the datasets that save most remote IO first.
+/// Allocates cache at `level`, first to the datasets that save most remote IO.
 fn place(problem: &Problem, equal: &[f64], level: f64, caches: &mut Caches) {
     let mut rates = vec![0.0; problem.datasets.len()];
-    // Jobs that would gain if their dataset were cached whole.
+    // The number of jobs that would be faster if their dataset were cached whole.
     let mut hungry = vec![0.0; problem.datasets.len()];
     let mut readers = vec![0_usize; problem.datasets.len()];
     for (job, equal) in problem.jobs.iter().zip(equal) {
@@ -232,7 +220,7 @@ fn place(problem: &Problem, equal: &[f64], level: f64, caches: &mut Caches) {
                 .total_cmp(&cost(b))
                 .then_with(|| datasets[a].name.cmp(&datasets[b].name))
         });
-        // Whole ones first, then a part of the first that did not fit.
+        // Whole datasets first, then a part of the first one that did not fit.
         for &at in group.iter() {
             if datasets[at].size <= caches.left {
                 caches.give(at, datasets[at].size);

@@ -1,13 +1,13 @@
-//! SiloDPerf: how fast a job reads with the cache and the remote IO that it is given (§4, Eq. 1-5).
+//! SiloDPerf: the rate of a job's reads with given cache and remote IO (§4, Eq. 1-5).
 //!
-//! Bytes and bytes per second. A hit ratio lies in 0 to 1; with uniform caching it is `c/d` (§2.2),
-//! and from an epoch's start until its end what was cached *before* it (§6).
+//! All amounts are bytes and bytes per second. A hit ratio is between 0 and 1. With uniform caching
+//! it is `c/d` (§2.2); within an epoch only items count that were cached *before* it (§6).
 
-/// Caches this near to the whole dataset are the whole dataset: far less than one item, more than
-/// what rounding leaves of a sum of many shares.
+/// The relative difference below which a cache holds the whole dataset: far less than one item, and
+/// more than the rounding error of a sum of many shares.
 const WHOLE: f64 = 1e-12;
 
-/// The hit ratio of uniform caching: `c/d`, at most 1 (§2.2).
+/// Returns the hit ratio of uniform caching: `c/d`, at most 1 (§2.2).
 #[must_use]
 pub fn hit_ratio(cache: f64, size: f64) -> f64 {
     let ratio = cache / size;
@@ -18,7 +18,8 @@ pub fn hit_ratio(cache: f64, size: f64) -> f64 {
     }
 }
 
-/// The rate at which data can be loaded: `f = b / (1 - c/d)` (Eq. 3). Infinite if everything hits.
+/// Returns the rate at which data can be loaded: `f = b / (1 - c/d)` (Eq. 3). Infinite if
+/// everything hits.
 #[must_use]
 pub fn io_perf(remote_io: f64, hit_ratio: f64) -> f64 {
     if hit_ratio >= 1.0 {
@@ -28,19 +29,19 @@ pub fn io_perf(remote_io: f64, hit_ratio: f64) -> f64 {
     }
 }
 
-/// A job's throughput: `min(f*, b / (1 - c/d))` (Eq. 1 and 4).
+/// Returns a job's throughput: `min(f*, b / (1 - c/d))` (Eq. 1 and 4).
 #[must_use]
 pub fn silod_perf(ideal_rate: f64, remote_io: f64, hit_ratio: f64) -> f64 {
     ideal_rate.min(io_perf(remote_io, hit_ratio))
 }
 
-/// The remote IO that a job needs to read at `rate`: `b = f · (1 - c/d)` (Eq. 2).
+/// Returns the remote IO that a job needs to read at `rate`: `b = f · (1 - c/d)` (Eq. 2).
 #[must_use]
 pub fn remote_io(rate: f64, hit_ratio: f64) -> f64 {
     rate * (1.0 - hit_ratio).max(0.0)
 }
 
-/// Remote IO that a byte of cache saves: `f*/d`, in bytes per second per byte (Eq. 5).
+/// Returns the remote IO that a byte of cache saves: `f*/d`, in bytes per second per byte (Eq. 5).
 #[must_use]
 pub fn cache_efficiency(ideal_rate: f64, size: f64) -> f64 {
     ideal_rate / size
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn efficiency_is_what_cache_saves() {
+    fn efficiency_is_the_remote_io_saved_per_byte() {
         // Eq. 5 is the negative derivative of Eq. 2.
         let (rate, size) = (114.0 * MB, 1.3 * TB);
         let need = |cache: f64| remote_io(rate, hit_ratio(cache, size));

@@ -14,7 +14,7 @@ pub enum Policy {
     /// The most efficient datasets first: [`greedy`].
     #[default]
     Greedy,
-    /// The job that gains least over an equal share gains as much as can be: [`max_min`].
+    /// Maximises the least gain of a job over an equal share: [`max_min`].
     MaxMin,
     /// The shortest job in all resources first: [`sjf`].
     Sjf,
@@ -27,7 +27,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them, the default first.
+    /// All policies, the default first.
     pub const ALL: [Self; 6] = [
         Self::Greedy,
         Self::MaxMin,
@@ -37,7 +37,7 @@ impl Policy {
         Self::Static,
     ];
 
-    /// The name on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,8 +50,8 @@ impl Policy {
         }
     }
 
-    /// Divides what there is. Any problem has an answer; that of one that
-    /// [`Problem::check`] accepts makes sense.
+    /// Divides cache and remote IO. Every problem has an allocation; it is meaningful if
+    /// [`Problem::check`] accepts the problem.
     #[must_use]
     pub fn allocate(self, problem: &Problem) -> Allocation {
         match self {
@@ -71,7 +71,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A name that is no policy's.
+/// There is no policy of this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{name:?} is not a policy. The policies: greedy (the default), max-min, sjf, benefit, lru, static"

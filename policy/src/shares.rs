@@ -1,22 +1,22 @@
-//! What the policies have in common: shares set by hand, orders, and from caches to rates.
+//! Common parts of the policies: manual settings, orders, and the step from caches to rates.
 
 use super::performance::{cache_efficiency, hit_ratio, remote_io, silod_perf};
 use super::problem::{Allocation, DatasetShare, JobShare, Problem};
 use super::water::{fill, fill_weighted};
 
-/// The cache after what was set by hand.
+/// The allocation of cache after manual budgets.
 #[derive(Debug)]
 pub(super) struct Caches {
-    /// What each dataset has so far.
+    /// Bytes allocated to each dataset so far.
     pub(super) given: Vec<f64>,
-    /// Which the policy may still decide.
+    /// Whether the policy may allocate cache to each dataset.
     pub(super) open: Vec<bool>,
-    /// What is left of the total.
+    /// The rest of the total, in bytes.
     pub(super) left: f64,
 }
 
 impl Caches {
-    /// Gives what was set by hand, evenly cut if it is more than there is.
+    /// Allocates manual budgets, cut evenly if they exceed the total.
     pub(super) fn after_budgets(problem: &Problem) -> Self {
         let wanted: Vec<f64> = problem
             .datasets
@@ -36,7 +36,7 @@ impl Caches {
         }
     }
 
-    /// Gives a dataset as much of `wanted` as is left.
+    /// Allocates `wanted` bytes to a dataset, or the rest of the cache if that is less.
     pub(super) fn give(&mut self, dataset: usize, wanted: f64) {
         let more = wanted.min(self.left).max(0.0);
         self.given[dataset] += more;
@@ -44,27 +44,28 @@ impl Caches {
     }
 }
 
-/// How remote IO is divided among those who need it.
+/// How remote IO is divided among jobs.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Division<'a> {
     /// Max-min on the demands.
     Even,
-    /// Max-min on demand over weight: one for each job.
+    /// Max-min on demand divided by weight, with one weight for each job.
     Weighted(&'a [f64]),
-    /// One after the other, positions of jobs, but this part of it first max-min on the demands.
+    /// To one job after another in this order (indices), after this fraction of it has been divided
+    /// max-min on the demands.
     InOrder(&'a [usize], f64),
 }
 
-/// What a job finds in the cache.
+/// A job's part of the cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holding {
     /// Bytes.
     pub(super) cache: f64,
-    /// The hit ratio that they give in steady state.
+    /// The resulting hit ratio in steady state.
     pub(super) hit_ratio: f64,
 }
 
-/// With uniform caching: each job hits what its dataset has.
+/// Returns the holdings with uniform caching: each job hits its dataset's allocation.
 pub(super) fn holdings(problem: &Problem, caches: &[f64]) -> Vec<Holding> {
     let holding = |dataset: usize| Holding {
         cache: caches[dataset],
@@ -77,8 +78,8 @@ pub(super) fn holdings(problem: &Problem, caches: &[f64]) -> Vec<Holding> {
         .collect()
 }
 
-/// Divides remote IO, with the *instantaneous* demand `f* · (1 - hit)` of each job (§6). Shares come
-/// in the order of the jobs, which is also their `order` until a policy sets another.
+/// Divides remote IO by the *instantaneous* demand `f* · (1 - hit)` of each job (§6). The shares
+/// have the order of the jobs, which is also their `order` until a policy sets another.
 pub(super) fn job_shares(
     problem: &Problem,
     holdings: &[Holding],
@@ -94,6 +95,7 @@ pub(super) fn job_shares(
         .iter()
         .map(|job| job.remote_io.unwrap_or(0.0).max(0.0))
         .collect();
+    // Manual rates come first, and are cut evenly if they exceed the total.
     let mut given = fill(problem.totals.remote_io, &by_hand);
     let left = (problem.totals.remote_io - given.iter().sum::<f64>()).max(0.0);
     let needs: Vec<f64> = jobs
@@ -108,6 +110,7 @@ pub(super) fn job_shares(
     for (given, more) in given.iter_mut().zip(divided) {
         *given += more;
     }
+    // The limits include remote IO that no job needs.
     let limits = limits(problem, &given);
     (0..jobs.len())
         .map(|at| JobShare {
@@ -139,8 +142,8 @@ fn divide(capacity: f64, needs: &[f64], division: Division<'_>) -> Vec<f64> {
     }
 }
 
-/// What enforcement holds each job to: what it is given, and of what nobody needs a part in
-/// proportion to its ideal rate. Rates set by hand are held to as they are.
+/// Returns the enforced limit of each job: its allocation plus a part of the unneeded remote IO, in
+/// proportion to its ideal rate. Manual rates are enforced unchanged.
 pub(super) fn limits(problem: &Problem, given: &[f64]) -> Vec<f64> {
     let spare = (problem.totals.remote_io - given.iter().sum::<f64>()).max(0.0);
     let weight = |at: usize| match problem.jobs[at].remote_io {
@@ -158,7 +161,7 @@ pub(super) fn limits(problem: &Problem, given: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// The cache efficiency of each dataset: the sum over its jobs (§6, dataset sharing).
+/// Returns the cache efficiency of each dataset: the sum over its jobs (§6, dataset sharing).
 pub(super) fn efficiencies(problem: &Problem) -> Vec<f64> {
     let mut sums = vec![0.0; problem.datasets.len()];
     for job in &problem.jobs {
@@ -168,7 +171,7 @@ pub(super) fn efficiencies(problem: &Problem) -> Vec<f64> {
     sums
 }
 
-/// The datasets that have jobs, the most efficient first, then by name.
+/// Returns the datasets with jobs, the most efficient first. Names break ties.
 pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..problem.datasets.len())
         .filter(|&at| efficiencies[at] > 0.0)
@@ -182,16 +185,43 @@ pub(super) fn by_efficiency(problem: &Problem, efficiencies: &[f64]) -> Vec<usiz
     order
 }
 
-/// Gives what is left of the cache in this order of datasets, the last one a part.
-pub(super) fn give_in_order(problem: &Problem, order: &[usize], caches: &mut Caches) {
+/// Allocates the rest of the cache to datasets in this order. The last one gets a part, or nothing
+/// if datasets are cached whole only.
+pub(super) fn give_in_order(
+    problem: &Problem,
+    order: &[usize],
+    whole_only: bool,
+    caches: &mut Caches,
+) {
     for &dataset in order {
-        if caches.open[dataset] {
-            caches.give(dataset, problem.datasets[dataset].size);
+        let size = problem.datasets[dataset].size;
+        if caches.open[dataset] && (!whole_only || size <= caches.left) {
+            caches.give(dataset, size);
         }
     }
 }
 
-/// Ranks jobs by the efficiency of their datasets, then by name, and says it as their score.
+/// Returns the number of jobs that read each dataset.
+pub(super) fn readers(problem: &Problem) -> Vec<f64> {
+    let mut readers = vec![0.0; problem.datasets.len()];
+    for job in &problem.jobs {
+        readers[job.dataset] += 1.0;
+    }
+    readers
+}
+
+/// Returns the indices of jobs by ascending key, with jobs without a key last. Ids break ties.
+pub(super) fn ranked(problem: &Problem, keys: &[Option<f64>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|&a, &b| {
+        let key = |at: usize| keys[at].unwrap_or(f64::INFINITY);
+        let id = |at: usize| &problem.jobs[at].id;
+        key(a).total_cmp(&key(b)).then_with(|| id(a).cmp(id(b)))
+    });
+    order
+}
+
+/// Sets the order and score of jobs by the efficiency of their datasets. Names break ties.
 pub(super) fn rank_by_efficiency(problem: &Problem, efficiencies: &[f64], shares: &mut [JobShare]) {
     let mut order: Vec<usize> = (0..shares.len()).collect();
     let dataset = |at: usize| problem.jobs[at].dataset;
@@ -207,15 +237,15 @@ pub(super) fn rank_by_efficiency(problem: &Problem, efficiencies: &[f64], shares
     }
 }
 
-/// The remote IO that the cache saves when all jobs read at their ideal rate: `Σ f* · hit`, in bytes
-/// per second. What `greedy` maximises, and what the policies without an objective of their own are
-/// compared by.
+/// Returns the remote IO that the cache saves if all jobs read at their ideal rate: `Σ f* · hit`,
+/// in bytes per second. `greedy` maximises it, and policies without an objective of their own are
+/// compared by it.
 pub(super) fn saved(problem: &Problem, holdings: &[Holding]) -> f64 {
     let saved = |(job, holding): (&super::Job, &Holding)| job.ideal_rate * holding.hit_ratio;
     problem.jobs.iter().zip(holdings).map(saved).sum()
 }
 
-/// An answer of its parts.
+/// Assembles an allocation.
 pub(super) fn allocation(caches: Vec<f64>, jobs: Vec<JobShare>, objective: f64) -> Allocation {
     let share = |cache| DatasetShare { cache };
     Allocation {

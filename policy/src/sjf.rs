@@ -1,44 +1,47 @@
 //! Multi-resource shortest job first (Eq. 6 and 7).
 //!
 //! # The minimum in closed form
-//! A job's score is the least, over what it could be given, of the weighted sum of its resources
+//! A job's score is the minimum over all possible allocations of the weighted sum of its resources
 //! times its duration (Eq. 7), with weights `1/total`:
 //!
 //! ```text
 //! score = min over c, b of  (g/G + c/C + b/B) · work / T      T = min(f*, b / (1 - c/d))
 //! ```
 //!
-//! Its GPUs `g` are fixed. For a given `c`, more throughput is always better (`b` grows with `T`, the
-//! rest is paid for a shorter time), so `T` is `f*`, or what all remote IO gives: `B / (1 - c/d)`.
-//! Where remote IO suffices, the score is linear in `c`; where it does not, it is
-//! `work/B · (1 - c/d) · (1 + g/G + c/C)`, concave in `c`. So the minimum lies at an end of one of the
-//! two ranges: `c = 0`, `c = min(d, C)`, or where remote IO begins to suffice, `c = d · (1 - B/f*)`.
+//! Its GPUs `g` are fixed. For a given `c`, more throughput is always better (`b` grows with `T`,
+//! while the other resources are needed for a shorter time), so `T` is `f*`, or the rate with all
+//! remote IO: `B / (1 - c/d)`. Where remote IO suffices, the score is linear in `c`. Where it does
+//! not, the score is `work/B · (1 - c/d) · (1 + g/G + c/C)`, concave in `c`. So the minimum is at
+//! an end of one of these two ranges: `c = 0`, `c = min(d, C)`, or where remote IO begins to
+//! suffice, `c = d · (1 - B/f*)`.
 //!
-//! # What jobs are given
-//! The paper says in which order jobs are scheduled, not what of cache and remote IO each gets. Given
-//! literally the minimising `R` of one job after the other, the first take whole datasets that few
-//! bytes will be read from. Of the divisions that were tried in fluid simulations (150 jobs with
-//! Table 4's models on 24 GPUs, durations from ten minutes to four days, four mixes of cache and
-//! remote IO, four seeds each) this one had the shortest average completion:
+//! # The allocation
+//! The paper defines the order in which jobs are scheduled, but not how much cache and remote IO
+//! each gets. If each job in turn got its minimising `R`, the first jobs would get whole datasets,
+//! although few bytes of them will be read. Several divisions were tried in fluid simulations (150
+//! jobs with Table 4's models on 24 GPUs, durations from ten minutes to four days, four mixes of
+//! cache and remote IO, four seeds each). This one had the shortest average completion time:
 //!
-//! - cache by efficiency, as `greedy`: what saves most remote IO helps all;
-//! - remote IO first to the job that has least to read remotely, `work · (1 - c/d)`: shortest first
-//!   in the resource that is short;
-//! - but a tenth of it evenly, so that no job that holds GPUs stands still. That made the average
-//!   better too.
+//! - cache by efficiency, like `greedy`: the largest saving of remote IO helps all jobs;
+//! - remote IO first to the job with the fewest bytes left to read remotely, `work · (1 - c/d)`:
+//!   shortest first in the scarce resource;
+//! - but a tenth of it evenly, so that every job with GPUs makes progress. That improved the
+//!   average, too.
 //!
-//! Literally by `R` and score, the average was 1 to 17 % longer; with remote IO max-min, 7 to 28 %.
+//! With allocations by `R` and score, the average was 1 to 17 % longer; with max-min remote IO, 7
+//! to 28 %.
 
 use super::performance::{hit_ratio, io_perf, remote_io};
 use super::problem::{Allocation, Job, Problem};
 use super::shares::{
     Caches, Division, allocation, by_efficiency, efficiencies, give_in_order, holdings, job_shares,
+    ranked, readers,
 };
 
-/// What a job would best be given by itself: the minimising `R` of Eq. 7.
+/// The best allocation for one job alone: the minimising `R` of Eq. 7.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Best {
-    /// The score, in seconds: duration times the part of the cluster that it takes.
+    /// The score in seconds: duration times the part of the cluster that the job uses.
     pub score: f64,
     /// Bytes of cache.
     pub cache: f64,
@@ -46,11 +49,11 @@ pub struct Best {
     pub remote_io: f64,
 }
 
-/// The score of a job (Eq. 7), and where it is least. `None` if its work is not known, or if no
-/// allocation lets it run.
+/// Returns the score of a job (Eq. 7) and the minimising allocation. `None` if its work is unknown,
+/// or if no allocation lets it run.
 ///
-/// `readers` jobs read its dataset, this one among them: what they share is charged once, to each of
-/// them the same part (§6).
+/// `readers` jobs read its dataset, including this one. Each is charged the same part of the shared
+/// cache (§6).
 #[must_use]
 pub fn best(problem: &Problem, job: &Job, readers: f64) -> Option<Best> {
     let totals = problem.totals;
@@ -59,6 +62,8 @@ pub fn best(problem: &Problem, job: &Job, readers: f64) -> Option<Best> {
     let gpus = part(job.gpus, totals.gpus);
     let most = dataset.size.min(totals.cache);
     let enough = dataset.size * (1.0 - totals.remote_io / job.ideal_rate);
+    // The three ends of the two ranges in the module documentation. A manual budget leaves no
+    // choice.
     let candidates = match dataset.budget {
         Some(budget) => [budget.min(most); 3],
         None => [0.0, enough.clamp(0.0, most), most],
@@ -77,26 +82,28 @@ pub fn best(problem: &Problem, job: &Job, readers: f64) -> Option<Best> {
     candidates
         .map(score)
         .into_iter()
+        // The score is infinite or NaN without a rate.
         .filter(|best| best.score.is_finite())
         .min_by(|a, b| a.score.total_cmp(&b.score))
 }
 
-/// The part of remote IO that is divided evenly.
+/// The fraction of remote IO that is divided evenly.
 const EVEN: f64 = 0.1;
 
 /// Multi-resource SJF.
 ///
-/// In: sizes and work in bytes, ideal rates in bytes/s, GPUs, the totals. Out: cache in bytes and
-/// remote IO in bytes/s, as the module's head says. A job's score is that of Eq. 7 in seconds, and
-/// its order the rank of that: the scheduler starts the first ones. Jobs of which the work is not
-/// known have no score; they come last, by id.
+/// Input: sizes and work in bytes, ideal rates in bytes/s, GPUs, and the totals. Output: cache in
+/// bytes and remote IO in bytes/s, as described in the module documentation. A job's score is that
+/// of Eq. 7 in seconds, and its order is the rank of the score: the scheduler starts the first
+/// jobs. Jobs with unknown work have no score and come last, by id.
 ///
 /// Objective: the sum of the scores; lower is better.
 #[must_use]
 pub fn sjf(problem: &Problem) -> Allocation {
     let efficiencies = efficiencies(problem);
     let mut caches = Caches::after_budgets(problem);
-    give_in_order(problem, &by_efficiency(problem, &efficiencies), &mut caches);
+    let order = by_efficiency(problem, &efficiencies);
+    give_in_order(problem, &order, false, &mut caches);
     let holdings = holdings(problem, &caches.given);
     let left_to_read: Vec<Option<f64>> = problem
         .jobs
@@ -115,29 +122,15 @@ pub fn sjf(problem: &Problem) -> Allocation {
     allocation(caches.given, jobs, objective)
 }
 
-/// The score of each job (Eq. 7), in seconds.
+/// Returns the score of each job (Eq. 7), in seconds.
 #[must_use]
 pub fn scores(problem: &Problem) -> Vec<Option<f64>> {
-    let mut readers = vec![0.0; problem.datasets.len()];
-    for job in &problem.jobs {
-        readers[job.dataset] += 1.0;
-    }
+    let readers = readers(problem);
     let score = |job: &Job| best(problem, job, readers[job.dataset]).map(|best| best.score);
     problem.jobs.iter().map(score).collect()
 }
 
-/// Positions of jobs, the least key first, then those without, each by id.
-fn ranked(problem: &Problem, keys: &[Option<f64>]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by(|&a, &b| {
-        let key = |at: usize| keys[at].unwrap_or(f64::INFINITY);
-        let id = |at: usize| &problem.jobs[at].id;
-        key(a).total_cmp(&key(b)).then_with(|| id(a).cmp(id(b)))
-    });
-    order
-}
-
-/// A resource over its total; nothing of nothing is nothing.
+/// Returns the fraction of a total, and 0 for an amount of 0 even if the total is 0.
 fn part(amount: f64, total: f64) -> f64 {
     if amount > 0.0 { amount / total } else { 0.0 }
 }
@@ -201,13 +194,13 @@ mod tests {
         let orders: Vec<usize> = answer.jobs.iter().map(|share| share.order).collect();
         assert_eq!(orders, [1, 0, 2]);
         assert_eq!(answer.jobs[2].score, None);
-        // By hand: 1/8 of the GPUs and half of 143 GB of 2 TB, for 10 TB at 114 MB/s.
+        // Calculated by hand: 1/8 of the GPUs and half of 143 GB of 2 TB, for 10 TB at 114 MB/s.
         let score = (0.125 + 0.0715 / 2.0) * 10.0 * TB / (114.0 * MB);
         assert_near(answer.jobs[1].score.unwrap(), score, 1e-12);
     }
 
     #[test]
-    fn the_shortest_have_remote_io_and_nobody_stands_still() {
+    fn the_shortest_jobs_come_first_and_every_job_progresses() {
         let mut problem = micro_benchmark();
         problem.totals.remote_io = 100.0 * MB;
         let answer = sjf(&problem);
@@ -225,10 +218,10 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_to_read_from() {
+    fn jobs_without_cache_or_remote_io() {
         let problem = one(0.0, 0.0, 1.0, 1.0, 1.0);
         assert_eq!(best(&problem, &problem.jobs[0], 1.0), None);
-        // Cached whole, it runs without remote IO.
+        // With its dataset cached whole, it runs without remote IO.
         let problem = one(1e12, 0.0, 1e12, 1e8, 1.0);
         let found = best(&problem, &problem.jobs[0], 1.0).unwrap();
         assert_eq!((found.cache, found.remote_io), (1e12, 0.0));

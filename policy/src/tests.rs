@@ -1,4 +1,4 @@
-//! The paper's examples, and what holds for every policy and every problem.
+//! The paper's examples, and properties of every policy.
 
 mod lp;
 mod properties;
@@ -100,14 +100,14 @@ fn the_micro_benchmark_under_greedy() {
     }
     let orders: Vec<usize> = answer.jobs.iter().map(|job| job.order).collect();
     assert_eq!(orders, [0, 1, 2, 3, 4]);
-    // What nobody needs, 1.4 MB/s, is room for enforcement.
+    // The unneeded 1.4 MB/s are distributed among the enforced limits.
     let limits: f64 = answer.jobs.iter().map(|job| job.limit).sum();
     assert_near(limits, 200.0 * MB, 1e-12);
     assert_near(answer.jobs[0].limit, 1.385 * MB * 114.0 / 374.0, 1e-2);
 }
 
 #[test]
-fn the_micro_benchmark_under_the_others() {
+fn the_micro_benchmark_under_the_baselines() {
     let problem = micro_benchmark();
     // Quiver caches one ResNet-50's data and wastes 0.7 TB.
     let quiver = Policy::Benefit.allocate(&problem);
@@ -117,7 +117,7 @@ fn the_micro_benchmark_under_the_others() {
     let coordl = Policy::Static.allocate(&problem);
     let caches: Vec<f64> = coordl.datasets.iter().map(|share| share.cache).collect();
     assert_eq!(caches, [0.25 * TB, 0.25 * TB, 0.25 * TB, 0.25 * TB, TB]);
-    // LRU fills the cache, and those who read more hold more of it.
+    // LRU fills the cache, and faster jobs hold more of it.
     let alluxio = Policy::Lru.allocate(&problem);
     let held: f64 = alluxio.datasets.iter().map(|share| share.cache).sum();
     assert_near(held, 2.0 * TB, 1e-9);
@@ -147,7 +147,8 @@ fn before_an_epoch_ends_no_cache_helps() {
 
 #[test]
 fn shared_datasets_are_cached_once() {
-    // ImageNet-22k alone is more efficient than the small one; two jobs on the small one turn it.
+    // The other dataset is more efficient than the small one, until a second job reads the small
+    // one.
     let mut problem = Problem {
         totals: totals(3.0, 700.0 * GB, 100.0 * MB),
         datasets: vec![dataset("small", 600.0 * GB), dataset("other", 600.0 * GB)],
@@ -166,7 +167,7 @@ fn shared_datasets_are_cached_once() {
 }
 
 #[test]
-fn what_is_set_by_hand_comes_first() {
+fn manual_settings_come_first() {
     let mut problem = micro_benchmark();
     problem.datasets[4].budget = Some(0.5 * TB);
     problem.jobs[2].remote_io = Some(10.0 * MB);
@@ -177,7 +178,7 @@ fn what_is_set_by_hand_comes_first() {
         assert_eq!((share.remote_io, share.limit), (10.0 * MB, 10.0 * MB));
         assert_near(share.throughput, 10.0 * MB / (1.0 - share.hit_ratio), 1e-12);
     }
-    // More than there is: all are cut alike.
+    // Budgets above the total are cut evenly.
     problem.datasets[3].budget = Some(1.3 * TB);
     problem.datasets[2].budget = Some(1.3 * TB);
     let answer = Policy::Greedy.allocate(&problem);

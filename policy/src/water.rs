@@ -1,10 +1,10 @@
-//! Max-min water filling: a capacity divided so that nobody gets more than needed, and who gets less
-//! than needed gets, per unit of weight, as much as anybody.
+//! Max-min water filling: divides a capacity so that no need is exceeded, and all needs that are
+//! not met have the same share per unit of weight.
 
-/// Divides `capacity` among `needs` evenly: the smallest needs are met first.
+/// Divides `capacity` among `needs` evenly, so the smallest needs are met first.
 ///
-/// The sum of what is given is the smaller of the capacity and the sum of the needs. Needs that are
-/// not positive get nothing. Any unit.
+/// The parts sum to the smaller of the capacity and the sum of the needs. A need that is not
+/// positive gets nothing. Works for any unit.
 #[must_use]
 pub fn fill(capacity: f64, needs: &[f64]) -> Vec<f64> {
     fill_weighted(capacity, needs, &vec![1.0; needs.len()])
@@ -13,10 +13,10 @@ pub fn fill(capacity: f64, needs: &[f64]) -> Vec<f64> {
 /// Divides `capacity` among `needs`: `min(need, level · weight)` with the highest level that the
 /// capacity allows.
 ///
-/// A need of weight 0 is met only by what the others leave, evenly.
+/// Needs of weight 0 share evenly what the others leave.
 ///
 /// # Panics
-/// If there are not as many weights as needs.
+/// If the numbers of weights and needs differ.
 #[must_use]
 pub fn fill_weighted(capacity: f64, needs: &[f64], weights: &[f64]) -> Vec<f64> {
     assert_eq!(needs.len(), weights.len(), "a weight for each need");
@@ -35,7 +35,7 @@ pub fn fill_weighted(capacity: f64, needs: &[f64], weights: &[f64]) -> Vec<f64> 
     given
 }
 
-/// Fills those at the positions `open`; answers what is left.
+/// Fills the needs at the indices `open`, and returns the rest of the capacity.
 fn pour(
     mut left: f64,
     needs: &[f64],
@@ -43,17 +43,19 @@ fn pour(
     mut open: Vec<usize>,
     given: &mut [f64],
 ) -> f64 {
-    // Who is full at the lowest level comes first.
+    // Needs that are met at a lower level come first.
     open.sort_by(|&a, &b| {
         let level = |at: usize| needs[at] / weights[at];
         level(a).total_cmp(&level(b)).then(a.cmp(&b))
     });
-    // Summed from the end, so that a few large weights do not swallow the small ones behind them.
+    // Sum the weights from the end, so that rounding in a few large weights does not lose later
+    // small ones.
     let mut behind = vec![0.0; open.len() + 1];
     for (place, &at) in open.iter().enumerate().rev() {
         behind[place] = behind[place + 1] + weights[at];
     }
     for (place, &at) in open.iter().enumerate() {
+        // The level of the remaining needs, if none of them is met below it.
         let level = left / behind[place];
         let share = needs[at].min(level * weights[at]).min(left);
         given[at] = share;
@@ -104,7 +106,7 @@ mod tests {
             let sum: f64 = given.iter().sum();
             let wanted: f64 = needs.iter().sum();
             prop_assert!((sum - capacity.min(wanted)).abs() <= 1e-9 * capacity.max(1.0));
-            // Who lacks something has the highest level of all.
+            // A need that is not met has the highest level.
             let level = |at: usize| given[at] / weights[at];
             for short in 0..needs.len() {
                 prop_assert!(given[short] <= needs[short]);

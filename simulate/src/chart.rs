@@ -1,6 +1,7 @@
-//! Lines and bars as SVG.
+//! Line and bar charts as SVG.
 //!
-//! Pure: points in, text out. Most colour-blind readers can tell the colours apart (Okabe and Ito).
+//! Pure: points in, text out. Most colour-blind readers can distinguish the colours (Okabe and
+//! Ito).
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
@@ -24,14 +25,14 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Named points of one colour, in the order of x.
+/// A named series of points in one colour, in the order of x.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
-    /// For the legend.
+    /// The name in the legend.
     pub name: String,
-    /// Points as (x, y). A point that is not finite is left out.
+    /// Points as (x, y). Points that are not finite are omitted.
     pub points: Vec<(f64, f64)>,
-    /// Also marks each point with a dot.
+    /// Whether each point is marked with a dot.
     pub dots: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct Chart {
     pub y: String,
     /// The curves, or the bars of one colour.
     pub series: Vec<Series>,
-    /// Both axes are logarithmic; otherwise they begin at zero.
+    /// Whether both axes are logarithmic. Otherwise they begin at zero.
     pub logarithmic: bool,
     /// Lines of small print below the legend.
     pub note: String,
@@ -61,7 +62,7 @@ pub struct ChartError {
 }
 
 impl Chart {
-    /// The series as curves.
+    /// Draws the series as curves.
     ///
     /// # Errors
     /// The drawing library cannot lay the chart out.
@@ -80,7 +81,7 @@ impl Chart {
         })
     }
 
-    /// The series as groups of bars: x counts the groups from zero, and `groups` names them.
+    /// Draws the series as groups of bars. x counts the groups from zero, and `groups` names them.
     ///
     /// # Errors
     /// The drawing library cannot lay the chart out.
@@ -111,6 +112,7 @@ impl Chart {
                     chart.plotting_area().draw(&text)?;
                 }
             }
+            // Group names replace the labels of the axis.
             for (name, place) in groups.iter().zip(numbers(groups.len())) {
                 let text = Text::new(name.clone(), (place + 0.1, top), (FONT, 14));
                 chart.plotting_area().draw(&text)?;
@@ -166,6 +168,7 @@ impl Chart {
         for (series, colour) in self.coloured() {
             let drawable = series
                 .finite()
+                // Zero has no logarithm.
                 .filter(|&(x, y)| !self.logarithmic || x * y > 0.0);
             let points: Vec<(f64, f64)> = drawable.collect();
             let dots = points.iter().filter(|_| series.dots);
@@ -212,13 +215,13 @@ fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX / 64)
 }
 
-/// 0, 1, … as many as `len`.
+/// Returns `len` numbers from 0.
 fn numbers(len: usize) -> impl Iterator<Item = f64> {
     (0..count(len)).map(f64::from)
 }
 
-/// The next round number that is at least each of `values`: 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 or 10 times a
-/// power of ten.
+/// Returns a round number that is at least each of `values`: 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 or 10
+/// times a power of ten.
 fn ceiling(values: impl Iterator<Item = f64>) -> f64 {
     let most = values.fold(0.0, f64::max);
     if most <= 0.0 {
@@ -230,7 +233,7 @@ fn ceiling(values: impl Iterator<Item = f64>) -> f64 {
     steps.into_iter().find(enough).unwrap_or(10.0) * power
 }
 
-/// The powers of ten around the positive ones of `values`.
+/// Returns the powers of ten that enclose the positive `values`.
 fn decades(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let positive = values.filter(|&value| value > 0.0);
     let (least, most) = positive.fold((f64::MAX, f64::MIN_POSITIVE), |(least, most), value| {
@@ -243,8 +246,11 @@ fn decades(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     10_f64.powf(low)..10_f64.powf(most.log10().ceil().max(low + 1.0))
 }
 
-/// A number for people: `12,000`, `373`, `2.5`, `0.001`.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what plotters calls")]
+/// Formats a number for people: `12,000`, `373`, `2.5`, `0.001`.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature of plotters"
+)]
 fn label(value: &f64) -> String {
     let digits = match value.abs() {
         100.0.. => 0,
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_bars_say_what_they_show() {
+    fn charts_contain_their_texts_and_points() {
         let lines = chart().lines().unwrap();
         for wanted in ["a &lt; b", "SiloD &amp; Co", "hours", "MB/s", "400", "two"] {
             assert!(lines.contains(wanted), "{wanted}: {lines}");

@@ -1,17 +1,17 @@
-//! A cluster that trains: jobs, GPUs, one cache, one link to storage, and who gets how much of each.
+//! A training cluster: jobs, GPUs, one cache, one link to storage, and their division.
 //!
-//! What it models (SiloD, EuroSys '23): jobs that read their dataset once an epoch, in an order of
-//! its own each time; schedulers that give out GPUs ([`Scheduler`]); cache systems that give out
-//! cache and remote IO ([`System`]); that a newly cached item helps a job from its next epoch on
-//! (§6). What it does not: where in the cluster an item lies (reading from a peer is as fast as
-//! reading locally, Figure 3), the network between nodes, failures, start-up times.
+//! It models jobs that read their dataset once per epoch, in another random order each time;
+//! schedulers of GPUs ([`Scheduler`]); systems that divide cache and remote IO ([`System`]); and
+//! that a newly cached item helps a job only from its next epoch on (§6) (SiloD, EuroSys '23). It
+//! does not model the location of items in the cluster (reading from a peer is as fast as reading
+//! locally, Figure 3), the network between nodes, failures, or start-up times.
 //!
-//! The policies are those of [`copperfs_policy`], so what is simulated is what runs. Two
-//! granularities share scheduler, policies and read-outs: `fluid` treats datasets as liquids and
-//! steps from event to event; `items` plays every item through real caches. The second shows that
-//! the first is right. `docs/SIMULATOR.md` says it all at length.
+//! The policies are those of [`copperfs_policy`], so simulations show the real behaviour. Two
+//! granularities share schedulers, policies and results: `fluid` treats datasets as liquids and
+//! steps from event to event; `items` simulates every item in real caches. The second validates the
+//! first. `docs/SIMULATOR.md` describes all of it.
 //!
-//! Pure: no I/O, no clock; the same scenario gives the same outcome to the last bit.
+//! Pure: no I/O, no clock; a scenario always has the same outcome, to the last bit.
 
 mod control;
 mod fluid;
@@ -21,6 +21,7 @@ mod lru;
 mod outcome;
 mod progress;
 mod schedule;
+mod simulation;
 pub mod trace;
 mod uniform;
 mod workload;
@@ -33,13 +34,13 @@ pub use workload::{Curriculum, Dataset, Job, Workload, WorkloadError};
 
 use serde::Serialize;
 
-/// Most GPUs of a scenario: far above any cluster, far below what overflows.
+/// The maximum number of GPUs: far above any cluster, and far below an overflow.
 pub const GPUS_MAX: u32 = 1 << 20;
-/// Steps of a run. The 14 days of a 400-GPU cluster take some hundred thousand; a run that takes so
-/// many more is called endless.
+/// The maximum number of steps of a run. 14 days of a 400-GPU cluster take some hundred thousand,
+/// so a run with more steps is endless.
 const STEPS_MAX: u64 = 50_000_000;
 
-/// Who gets GPUs.
+/// How GPUs are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
@@ -52,7 +53,7 @@ pub enum Scheduler {
     Gavel,
 }
 
-/// Who gets cache and remote IO, and how the cache behaves.
+/// How cache and remote IO are divided, and how the cache behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
@@ -68,10 +69,10 @@ pub enum System {
 }
 
 impl System {
-    /// All of them, in the order of the paper's tables.
+    /// All systems, in the order of the paper's tables.
     pub const ALL: [Self; 4] = [Self::Silod, Self::Coordl, Self::Alluxio, Self::Quiver];
 
-    /// Its name in the paper.
+    /// Returns its name in the paper.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,7 +84,7 @@ impl System {
     }
 }
 
-/// How finely reads are played through.
+/// The granularity of simulated reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
@@ -94,35 +95,36 @@ pub enum Granularity {
     Item,
 }
 
-/// A cluster and its rules.
+/// A cluster and its systems.
 #[derive(Debug, Clone, Serialize)]
 pub struct Scenario {
     /// GPUs.
     pub gpus: u32,
-    /// Cache in bytes, over all nodes.
+    /// Cache of all nodes, in bytes.
     pub cache: f64,
-    /// What storage gives, in bytes a second, over all nodes.
+    /// Throughput of storage for all nodes, in bytes per second.
     pub remote_io: f64,
-    /// Who gets GPUs.
+    /// How GPUs are divided.
     pub scheduler: Scheduler,
-    /// Who gets the rest.
+    /// How cache and remote IO are divided.
     pub system: System,
-    /// Whether `silod` allocates remote IO; if not it is shared fairly, as the baselines do.
+    /// Whether `silod` allocates remote IO. Otherwise it is shared fairly, as in the baselines.
     pub remote_io_allocation: bool,
-    /// How finely.
+    /// The granularity.
     pub granularity: Granularity,
-    /// All ideal rates times this.
+    /// The factor of all ideal rates.
     pub gpu_speed: f64,
-    /// Items of the largest dataset that fits into the cache (`item` only); others in proportion.
+    /// The number of items of the largest dataset that fits into the cache (`item` only). Other
+    /// datasets are in proportion.
     pub items: u32,
-    /// Items of a mini-batch step (`item` only).
+    /// The number of items in a mini-batch (`item` only).
     pub batch: u32,
-    /// For orders and evictions (`item` only).
+    /// The seed of orders and evictions (`item` only).
     pub seed: u64,
 }
 
 impl Default for Scenario {
-    /// The paper's 400 GPUs (§7.2); its cache is ours, the paper gives none.
+    /// The paper's 400 GPUs (§7.2). The cache is an assumption, because the paper gives none.
     fn default() -> Self {
         Self {
             gpus: 400,
@@ -143,44 +145,44 @@ impl Default for Scenario {
 /// Why a scenario cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClusterError {
-    /// A number that no cluster has.
+    /// A number is out of range.
     #[error("{what} must be {wanted}, not {found}")]
     Number {
         /// Which number.
         what: &'static str,
-        /// What would do.
+        /// The valid range.
         wanted: &'static str,
-        /// What it is.
+        /// The value.
         found: f64,
     },
-    /// A job that can never start.
+    /// A job can never start.
     #[error("job {job:?} needs {needs} GPUs; the cluster has {gpus}")]
     TooManyGpus {
         /// Its name.
         job: String,
-        /// What it needs.
+        /// The GPUs that it needs.
         needs: u32,
-        /// What there is.
+        /// The GPUs of the cluster.
         gpus: u32,
     },
-    /// Item granularity plays every item: that takes too long for so much.
+    /// There are too many items to simulate each.
     #[error(
         "item granularity would read {reads:.1e} items, more than {max:.0e}: simulate fewer jobs, \
          set fewer --items, or use --granularity fluid"
     )]
     TooManyItems {
-        /// What all jobs together would read.
+        /// The number of items that all jobs would read.
         reads: f64,
-        /// The most that is played.
+        /// The maximum.
         max: f64,
     },
-    /// A curriculum's reads are not uniform, which the fluid counts on.
+    /// A job has a curriculum, but fluid granularity assumes uniform reads.
     #[error("job {job:?} has a curriculum: simulate it with --granularity item")]
     Curriculum {
         /// Its name.
         job: String,
     },
-    /// No end in sight.
+    /// The run has no end.
     #[error(
         "no end after {STEPS_MAX} steps, at {days:.0} simulated days with {finished} of {jobs} \
          jobs finished: is remote IO far too small for the work?"
@@ -188,9 +190,9 @@ pub enum ClusterError {
     Endless {
         /// Simulated time.
         days: f64,
-        /// Jobs that finished.
+        /// The number of finished jobs.
         finished: usize,
-        /// All jobs.
+        /// The number of all jobs.
         jobs: usize,
     },
 }
@@ -198,7 +200,7 @@ pub enum ClusterError {
 /// Simulates `workload` until its last job has finished.
 ///
 /// # Errors
-/// Numbers that make no sense, a job larger than the cluster, or more than can be played through.
+/// A number is out of range, a job is larger than the cluster, or there is too much to simulate.
 pub fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, ClusterError> {
     check(scenario, workload)?;
     match scenario.granularity {
@@ -223,6 +225,7 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
         ("the GPUs' speed", scenario.gpu_speed),
     ];
     for (what, found) in amounts {
+        // Negated, so that NaN is refused, too.
         if !(found.is_finite() && found > 0.0) {
             return Err(number(what, "above zero", found));
         }
@@ -236,6 +239,7 @@ fn check(scenario: &Scenario, workload: &Workload) -> Result<(), ClusterError> {
         return Err(number("a batch", "1 item to all items", found));
     }
     for job in &workload.jobs {
+        // Such a job would block the queue forever.
         if job.gpus > scenario.gpus {
             return Err(ClusterError::TooManyGpus {
                 job: job.id.clone(),

@@ -1,19 +1,20 @@
 //! A discrete-event model of a cold start: every node of a tree reads the same items at once.
 //!
-//! What it models: the product's own tree arithmetic; requests that coalesce at every node; items that
-//! are passed on in forwarding units as they arrive; links and cores that divide themselves evenly
-//! among those who use them; one origin a root. What it does not: loss and congestion control, FUSE,
-//! full caches, failures, read-ahead. So it is a lower bound that real runs approach where links are
-//! what limits them, and `docs/BENCHMARKS.md` compares the two.
+//! It models the product's own tree arithmetic, requests that coalesce at every node, items that
+//! are forwarded in units as they arrive, links and cores that are divided evenly among their
+//! users, and one origin for each root. It does not model loss and congestion control, FUSE, full
+//! caches, failures, or read-ahead. So it is a lower bound, which real runs approach if links are
+//! the bottleneck; `docs/BENCHMARKS.md` compares the two.
 //!
-//! Pure: no I/O, no clock; the same scenario gives the same outcome to the last bit. Nodes that behave
-//! alike are simulated once (`classes`), so one tree of 100,000 nodes takes a fraction of a second.
+//! Pure: no I/O, no clock; a scenario always has the same outcome, to the last bit. Nodes that
+//! behave alike are simulated once (`classes`), so one tree of 100,000 nodes takes a fraction of a
+//! second.
 
 mod calibration;
 mod classes;
 mod engine;
 mod paper;
-mod shared;
+mod resource;
 pub mod workload;
 
 pub use calibration::{Calibration, CalibrationError};
@@ -22,60 +23,61 @@ pub use paper::{STATED, Stated, System};
 use crate::random::Random;
 use classes::Classes;
 use copperfs_topology::{Forest, Placement, ROOTS_MAX};
-use engine::{Engine, Machine, Piece, Reader, Seen};
+use engine::{ClassCounts, Engine, Machine, Piece, Reader};
+use resource::{Time, seconds, time};
 use serde::Serialize;
-use shared::{Time, seconds, time};
-use workload::{Item, ItemKind};
+use workload::Item;
 
-/// Most nodes of a scenario: those of a member list.
+/// The maximum number of nodes, which is that of a member list.
 pub const NODES_MAX: usize = 1 << 20;
-/// What is passed on at a time: a node holds back the last unit of a block until its own hash agrees.
+/// Bytes that are forwarded at a time. A node holds back the last unit of a block until its own
+/// hash agrees.
 pub const UNIT_BYTES: u64 = 64 << 10;
 
-/// Who reads.
+/// The nodes that read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readers {
     /// Every node.
     All,
-    /// One node, by its place in the list; the others only pass things on.
+    /// One node, by its index in the list. The others only forward.
     One(usize),
 }
 
-/// A cold start. Times in seconds, rates in bytes a second.
+/// A cold start. Times are in seconds and rates in bytes per second.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     /// Nodes in the list.
     pub nodes: usize,
-    /// Most children of a node in a tree.
+    /// The maximum number of children of a node in a tree.
     pub arity: usize,
     /// Trees, each with its own root.
     pub roots: usize,
-    /// Payload that a node's link carries, each way.
+    /// The payload rate of a node's link, in each direction.
     pub link: f64,
-    /// From a node to its neighbour, one way.
+    /// The delay from a node to its neighbour, one way.
     pub hop: f64,
-    /// A parent's core time for a request.
+    /// A parent's core time for one request.
     pub request_cpu: f64,
-    /// What one root reads from the origin.
+    /// The rate at which a root reads from the origin.
     pub origin: f64,
-    /// Before the first byte of each item comes from the origin.
+    /// The delay before the first byte of an item arrives from the origin.
     pub origin_latency: f64,
-    /// What a reader does itself between two items.
+    /// A reader's computation between two items.
     pub think: f64,
-    /// Items that a reader asks for at a time.
+    /// The number of items that a reader requests at a time.
     pub window: usize,
-    /// Readers start at random within this time.
+    /// Readers start at random times within this span.
     pub skew: f64,
-    /// Who reads.
+    /// The nodes that read.
     pub readers: Readers,
-    /// Bytes that are passed on at a time.
+    /// Bytes that are forwarded at a time.
     pub unit: u64,
-    /// For the skew.
+    /// The seed of the random starts.
     pub seed: u64,
 }
 
 impl Default for Scenario {
-    /// The tree of Copper's largest run on its machine's links.
+    /// The tree of Copper's largest run, on its machine's links.
     fn default() -> Self {
         Self {
             nodes: 8_300,
@@ -99,7 +101,7 @@ impl Default for Scenario {
 /// Why a scenario cannot be simulated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScenarioError {
-    /// The tree makes no sense.
+    /// The tree is impossible.
     #[error(
         "no tree of {nodes} nodes, arity {arity} and {roots} roots: it takes 1 to {NODES_MAX} nodes, \
          an arity of at least 1, and 1 to {ROOTS_MAX} roots, each of them a node"
@@ -112,42 +114,42 @@ pub enum ScenarioError {
         /// Roots asked for.
         roots: usize,
     },
-    /// A number that no machine has.
+    /// A number is out of range.
     #[error("{what} must be {wanted}")]
     Number {
         /// Which number.
         what: &'static str,
-        /// What it should be.
+        /// The valid range.
         wanted: &'static str,
     },
-    /// Too much to keep in memory.
+    /// The scenario does not fit into memory.
     #[error(
         "{classes} nodes that differ × {items} items are too many to simulate: fewer nodes, a \
          shorter profile, one root, or no skew"
     )]
     TooLarge {
-        /// Nodes that are simulated.
+        /// The number of simulated nodes.
         classes: usize,
-        /// Items that each reads.
+        /// The number of items that each reads.
         items: usize,
     },
 }
 
-/// Node-items that are simulated at most: 4 bytes each, and some 4 events.
+/// The maximum number of simulated pairs of node and item. Each needs 4 bytes and about 4 events.
 const NODE_ITEMS_MAX: usize = 1 << 30;
 
-/// Seconds until a reader had everything, counted from the start of the whole.
+/// Seconds from the start until readers had all items.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Times {
-    /// Half of the readers are done by then.
+    /// The time by which half of the readers were done.
     pub p50_s: f64,
-    /// 99 % of the readers.
+    /// The time by which 99 % of the readers were done.
     pub p99_s: f64,
-    /// All of them: the cold start's time.
+    /// The time by which all were done: the duration of the cold start.
     pub max_s: f64,
 }
 
-/// What came out.
+/// The outcome of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Nodes in the list.
@@ -156,21 +158,21 @@ pub struct Outcome {
     pub arity: usize,
     /// Trees.
     pub roots: usize,
-    /// Edges from a root to the farthest node.
+    /// The number of edges from a root to the farthest node.
     pub depth: usize,
-    /// Items that every reader reads.
+    /// The number of items that every reader reads.
     pub items: usize,
     /// Their payload bytes.
     pub item_bytes: u64,
-    /// When readers were done.
+    /// When the readers were done.
     pub times: Times,
-    /// Most requests that one node sent up.
+    /// The maximum number of requests sent by a node.
     pub requests_per_node_max: u64,
-    /// Most requests that one node answered.
+    /// The maximum number of requests answered by a node.
     pub requests_answered_per_node_max: u64,
-    /// Payload bytes that came to one node from its parents, at most.
+    /// The maximum number of payload bytes that a node received from its parents.
     pub bytes_received_per_node_max: u64,
-    /// Payload bytes that one node sent to its children, at most.
+    /// The maximum number of payload bytes that a node sent to its children.
     pub bytes_sent_per_node_max: u64,
     /// Payload bytes over all edges.
     pub bytes_moved: u64,
@@ -178,9 +180,9 @@ pub struct Outcome {
     pub origin_reads: u64,
     /// Bytes from the origin, all roots together.
     pub origin_bytes: u64,
-    /// Kinds of nodes that were simulated.
+    /// The number of simulated classes of nodes.
     pub classes: usize,
-    /// Events that it took.
+    /// The number of simulated events.
     pub events: u64,
 }
 
@@ -190,11 +192,9 @@ pub struct Outcome {
 /// See [`ScenarioError`].
 pub fn run(scenario: &Scenario, items: &[Item]) -> Result<Outcome, ScenarioError> {
     let forest = check(scenario)?;
-    let starts = starts(scenario);
-    let classes = Classes::alike(&forest, |node| {
-        (start_of(&starts, node), reads(scenario, node))
-    });
-    simulate(scenario, items, &forest, &classes)
+    let readers = readers(scenario);
+    let classes = Classes::alike(&forest, |node| readers[node]);
+    simulate(scenario, items, &forest, &classes, &readers)
 }
 
 fn simulate(
@@ -202,8 +202,10 @@ fn simulate(
     items: &[Item],
     forest: &Forest,
     classes: &Classes,
+    readers: &[Option<Reader>],
 ) -> Result<Outcome, ScenarioError> {
     let count = classes.classes.len();
+    // The engine keeps a counter for each pair of class and item.
     if count.saturating_mul(items.len()) > NODE_ITEMS_MAX {
         return Err(ScenarioError::TooLarge {
             classes: count,
@@ -219,22 +221,53 @@ fn simulate(
         origin_latency: time(scenario.origin_latency),
         unit: scenario.unit,
     };
-    let starts = starts(scenario);
-    let engine = Engine::new(machine, &pieces, classes, |node| {
-        reads(scenario, node).then(|| Reader {
-            start: start_of(&starts, node),
-            think: time(scenario.think),
-            window: scenario.window,
-        })
-    });
-    let (seen, events) = engine.run();
-    Ok(outcome(scenario, forest, items, classes, (&seen, events)))
+    let run = Engine::new(machine, &pieces, classes, |node| readers[node]).run();
+    let mut ends: Vec<(Time, u64)> = classes
+        .classes
+        .iter()
+        .zip(&run.counts)
+        .filter(|(class, _)| readers[class.example].is_some())
+        .map(|(class, counts)| (counts.end, class.count))
+        .collect();
+    // Percentiles count each class as often as it has nodes.
+    ends.sort_unstable();
+    let times = Times {
+        p50_s: seconds(percentile(&ends, 50)),
+        p99_s: seconds(percentile(&ends, 99)),
+        max_s: seconds(percentile(&ends, 100)),
+    };
+    let most = |what: fn(&ClassCounts) -> u64| run.counts.iter().map(what).max().unwrap_or(0);
+    let sum = |what: fn(&ClassCounts) -> u64| -> u64 {
+        let of_class = classes.classes.iter().zip(&run.counts);
+        of_class
+            .map(|(class, counts)| class.count * what(counts))
+            .sum()
+    };
+    Ok(Outcome {
+        nodes: scenario.nodes,
+        arity: scenario.arity,
+        roots: scenario.roots,
+        depth: forest.depth(0, forest.len() - 1),
+        items: items.len(),
+        item_bytes: items.iter().map(|item| item.bytes).sum(),
+        times,
+        requests_per_node_max: most(|counts| counts.asked),
+        requests_answered_per_node_max: most(|counts| counts.answered),
+        bytes_received_per_node_max: most(|counts| counts.received),
+        bytes_sent_per_node_max: most(|counts| counts.sent),
+        bytes_moved: sum(|counts| counts.received),
+        origin_reads: sum(|counts| counts.origin_reads),
+        origin_bytes: sum(|counts| counts.origin_bytes),
+        classes: classes.classes.len(),
+        events: run.events,
+    })
 }
 
 fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
     let positive = |value: f64| value.is_finite() && value > 0.0;
     let time = |value: f64| (0.0..=1e6).contains(&value);
     let number = |what, wanted| Err(ScenarioError::Number { what, wanted });
+    // NaN fails both kinds of checks.
     const RATE: &str = "a rate above 0";
     const SPAN: &str = "a time of at most 11 days";
     if !positive(scenario.link) {
@@ -262,45 +295,41 @@ fn check(scenario: &Scenario) -> Result<Forest, ScenarioError> {
         arity: scenario.arity,
         roots: scenario.roots,
     };
-    if scenario.nodes > NODES_MAX {
+    if scenario.nodes > NODES_MAX || scenario.roots > scenario.nodes.min(ROOTS_MAX) {
         return Err(refused);
     }
-    if scenario.roots > scenario.nodes.min(ROOTS_MAX) {
-        return Err(refused);
-    }
+    // Roots are spread over the list, as the product does by default.
     let roots = Forest::spread(scenario.nodes, scenario.roots);
     Forest::new(scenario.nodes, scenario.arity, roots).ok_or(refused)
 }
 
-fn reads(scenario: &Scenario, node: usize) -> bool {
-    match scenario.readers {
+/// Returns the reader of each node, if it has one.
+fn readers(scenario: &Scenario) -> Vec<Option<Reader>> {
+    let mut random = Random::new(scenario.seed);
+    let reads = |node| match scenario.readers {
         Readers::All => true,
         Readers::One(one) => node == one,
-    }
+    };
+    let reader = |node| {
+        // Drawn for every node, so that the starts do not depend on which nodes read.
+        let start = time(scenario.skew * random.unit());
+        reads(node).then(|| Reader {
+            start,
+            think: time(scenario.think),
+            window: scenario.window,
+        })
+    };
+    (0..scenario.nodes).map(reader).collect()
 }
 
-/// When each node's reader starts; empty: all at once.
-fn starts(scenario: &Scenario) -> Vec<Time> {
-    if scenario.skew == 0.0 {
-        return Vec::new();
-    }
-    let mut random = Random::new(scenario.seed);
-    (0..scenario.nodes)
-        .map(|_node| time(scenario.skew * random.unit()))
-        .collect()
-}
-
-fn start_of(starts: &[Time], node: usize) -> Time {
-    starts.get(node).copied().unwrap_or(0)
-}
-
-/// Items with the tree that each comes down, by the product's own placement over the names of roots.
+/// Assigns items to trees by the product's own placement, over the names of the roots.
 fn pieces(forest: &Forest, items: &[Item]) -> Vec<Piece> {
     let names: Vec<String> = forest
         .roots()
         .iter()
         .map(|root| format!("node{root}"))
         .collect();
+    // The same placement as in the product, so trees share items as there.
     let placement = Placement::new(names.iter().map(String::as_str));
     items
         .iter()
@@ -311,51 +340,7 @@ fn pieces(forest: &Forest, items: &[Item]) -> Vec<Piece> {
         .collect()
 }
 
-fn outcome(
-    scenario: &Scenario,
-    forest: &Forest,
-    items: &[Item],
-    classes: &Classes,
-    (seen, events): (&[Seen], u64),
-) -> Outcome {
-    let mut ends: Vec<(Time, u64)> = classes
-        .classes
-        .iter()
-        .zip(seen)
-        .filter(|(class, _)| reads(scenario, class.example))
-        .map(|(class, seen)| (seen.end, class.count))
-        .collect();
-    ends.sort_unstable();
-    let most = |what: fn(&Seen) -> u64| seen.iter().map(what).max().unwrap_or(0);
-    let sum = |what: fn(&Seen) -> u64| -> u64 {
-        let of_class = classes.classes.iter().zip(seen);
-        of_class.map(|(class, seen)| class.count * what(seen)).sum()
-    };
-    Outcome {
-        nodes: scenario.nodes,
-        arity: scenario.arity,
-        roots: scenario.roots,
-        depth: forest.depth(0, forest.len() - 1),
-        items: items.len(),
-        item_bytes: items.iter().map(|item| item.bytes).sum(),
-        times: Times {
-            p50_s: seconds(percentile(&ends, 50)),
-            p99_s: seconds(percentile(&ends, 99)),
-            max_s: seconds(percentile(&ends, 100)),
-        },
-        requests_per_node_max: most(|seen| seen.asked),
-        requests_answered_per_node_max: most(|seen| seen.answered),
-        bytes_received_per_node_max: most(|seen| seen.received),
-        bytes_sent_per_node_max: most(|seen| seen.sent),
-        bytes_moved: sum(|seen| seen.received),
-        origin_reads: sum(|seen| seen.origin_reads),
-        origin_bytes: sum(|seen| seen.origin_bytes),
-        classes: classes.classes.len(),
-        events,
-    }
-}
-
-/// The least value that `percent` % of the counted ones do not exceed.
+/// Returns the least value that `percent` % of the counted values do not exceed.
 fn percentile(ascending: &[(Time, u64)], percent: u64) -> Time {
     let total: u64 = ascending.iter().map(|(_, count)| count).sum();
     let wanted = (total * percent).div_ceil(100).max(1);
@@ -367,16 +352,6 @@ fn percentile(ascending: &[(Time, u64)], percent: u64) -> Time {
         }
     }
     0
-}
-
-/// One item of `bytes`, as a test of a link reads it.
-#[must_use]
-pub fn one_file(bytes: u64) -> Vec<Item> {
-    vec![Item {
-        key: copperfs_topology::ItemPath::root(),
-        kind: ItemKind::Data,
-        bytes,
-    }]
 }
 
 #[cfg(test)]

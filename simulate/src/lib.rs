@@ -1,11 +1,11 @@
-//! Models of what copperfs does at sizes that no test has.
+//! Models of copperfs at sizes that no test reaches.
 //!
 //! - [`cold_start`]: every node of a tree reads the same items at once (`copperfs simulate tree`).
 //! - [`cluster`]: jobs that train share GPUs, a cache and a link to storage (`copperfs simulate cluster`).
 //!
-//! Both call the product's own code where it decides: the trees of `copperfs_topology` and the policies of
-//! `copperfs_policy`. Pure, apart from the reading of a calibration file: the same scenario gives the same
-//! outcome to the last bit.
+//! Both use the product's own code for its decisions: the trees of `copperfs_topology` and the
+//! policies of `copperfs_policy`. Pure, except for reading a calibration file: a scenario always
+//! has the same outcome, to the last bit.
 
 pub mod chart;
 pub mod cluster;

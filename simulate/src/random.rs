@@ -1,4 +1,4 @@
-//! Random numbers that are the same everywhere: SplitMix64, seeded.
+//! Reproducible random numbers: SplitMix64, seeded.
 
 /// The generator.
 #[derive(Debug, Clone)]
@@ -17,13 +17,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Evenly in `0.0..1.0`.
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are what f64 holds")]
+    /// Returns a number uniform in `0.0..1.0`.
+    #[expect(clippy::cast_precision_loss, reason = "f64 holds 53 bits")]
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Normally distributed, mean 0 and deviation 1 (Box and Muller).
+    /// Returns a normally distributed number, with mean 0 and standard deviation 1 (Box and
+    /// Muller).
     pub(super) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_numbers() {
+    fn numbers_depend_on_the_seed_only() {
         let mut random = Random::new(0);
         assert_eq!(random.next(), 0xe220_a839_7b1d_cdaf);
         let draws: Vec<f64> = (0..20_000).map(|_| random.normal()).collect();

@@ -1,28 +1,28 @@
-//! The live part of the budgets, on every node: hears decisions, tells what is reported, and is the
-//! allocator where that is this node's turn.
+//! The budget agent of a node: it forwards reports up and decisions down, and runs the allocator when it
+//! is this node's turn.
 //!
-//! A node hangs from an ancestor in tree 0; if no allocator's sign of life comes that way, in tree 1,
-//! and so on. The root of the tree that it comes to is the allocator. So the allocator runs beside the
-//! first root that lives, and whoever finds itself there takes up from the newest decision that any
-//! node holds. See [`crate::budgets`].
+//! The overlay heals each tree, but a tree whose root is dead cannot reach an allocator. So an agent
+//! first looks for an allocator through its ancestors in tree 0; if no heartbeat arrives that way, in
+//! tree 1, and so on. If it reaches a tree whose root is this node, it becomes the allocator. So the
+//! allocator runs on the first live root, and continues from the newest decision that any node holds.
+//! See [`crate::budgets`].
 //!
-//! How it is wired: [`BudgetAgent::new`] when the overlay makes its service, which passes
-//! `Service::steer` and `Service::command` on to [`BudgetAgent::service_steer`] and
-//! [`BudgetAgent::service_command`]; [`BudgetAgent::start`] when the node can report; [`BudgetAgent::stop`] before
-//! the overlay goes.
+//! Life cycle: [`BudgetAgent::new`] when the overlay creates its service, which forwards `Service::steer`
+//! and `Service::command` to [`BudgetAgent::service_steer`] and [`BudgetAgent::service_command`];
+//! [`BudgetAgent::start`] when the node can report; [`BudgetAgent::stop`] before the overlay stops.
 
-use super::allocator::Allocator;
-use crate::budgets::counted::Counted;
+use super::counter::Counter;
 use crate::model::{
-    Asked, Beat, Command, CommandError, Counting, DatasetDecision, DatasetSpec, Decision,
-    NodeReport, Reply, decode_answer, encode_answer,
+    Command, CommandError, DatasetSpec, Decision, ForwardedCommand, Heartbeat, NodeReport, Reply,
+    decode, encode,
 };
+use allocate::allocate;
 use bytes::Bytes;
 use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender, Steering};
+use follow::{FIRST_TREE_TIMEOUT, Link, TREE_TIMEOUT, Turn, follow, search};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use state::State;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -30,93 +30,53 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 mod allocate;
-mod climb;
-mod link;
+mod follow;
 mod serve;
 mod state;
 #[cfg(test)]
 mod tests;
 
-/// How long a command may take until it is answered: an allocator that has just moved listens first.
+/// The time limit of a command. It includes the time for which a new allocator listens before it decides.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Nodes that may pass a command on: deeper than any tree. One that goes in a circle ends here.
+/// The maximum number of nodes that forward a command: deeper than any tree. Ends a command in a circle.
 const HOPS_MAX: u8 = 64;
 
-/// What the budget agent needs of the other nodes; the overlay's `Upstream` has it.
+/// The budget agent's connections to other nodes, which the overlay's `Upstream` provides.
 pub trait Neighbours: Send + Sync + 'static {
-    /// How many trees there are: at least 1.
+    /// Returns the number of trees, at least 1.
     fn trees(&self) -> usize;
 
-    /// Whether nobody is above this node in `tree`.
+    /// Returns whether this node has no parent in `tree`.
     fn is_root_of(&self, tree: usize) -> bool;
 
-    /// A stream to the ancestor from which this node hangs in `tree`.
+    /// Opens a stream to this node's nearest live ancestor in `tree`.
     ///
     /// # Errors
-    /// None can be reached.
+    /// No ancestor can be reached.
     fn steer(&self, tree: usize) -> BoxFuture<'static, Result<Steering, Failure>>;
 
-    /// Asks that ancestor.
+    /// Sends a command to that ancestor, and returns the reply.
     ///
     /// # Errors
-    /// None can be reached, or the answer does not come.
+    /// No ancestor can be reached, or the reply does not arrive.
     fn command(&self, tree: usize, command: Bytes) -> BoxFuture<'static, Result<Bytes, Failure>>;
 }
 
-impl CountProgress {
-    fn of(&self, dataset: &str) -> Counting {
-        use std::sync::atomic::Ordering::Relaxed;
-        Counting {
-            dataset: dataset.to_owned(),
-            directories: self.directories.load(Relaxed),
-            items: self.items.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
-        }
-    }
-}
-
-/// How far a count is. Relaxed: for people.
-#[derive(Debug, Default)]
-pub struct CountProgress {
-    /// Directories gone through.
-    pub directories: AtomicU64,
-    /// Items found.
-    pub items: AtomicU64,
-    /// Their bytes.
-    pub bytes: AtomicU64,
-}
-
-/// Counts datasets, on the allocator's node.
-pub trait Counter: Send + Sync + 'static {
-    /// Counts `dataset`. May be dropped at any time.
-    ///
-    /// # Errors
-    /// Why it cannot be counted, for people.
-    fn count(
-        &self,
-        dataset: &DatasetDecision,
-        progress: Arc<CountProgress>,
-    ) -> BoxFuture<'static, Result<Counted, String>>;
-
-    /// Whether a count of `dataset` that was made from `source` is out of date.
-    fn is_outdated(&self, dataset: &DatasetDecision, source: u64) -> BoxFuture<'static, bool>;
-}
-
-/// What this node reports, when it is asked. Must be cheap: it is called each second.
+/// Produces this node's report. It must be cheap, because it is called every second.
 pub type ReportSource = Arc<dyn Fn() -> NodeReport + Send + Sync>;
 
-/// What a budget agent is told.
+/// The configuration of a budget agent.
 #[derive(Clone, Debug)]
 pub struct BudgetAgentConfig {
-    /// This node's name, for people.
+    /// This node's name, for messages.
     pub name: String,
-    /// Another number each time that the process starts.
+    /// Identifies the process: a different number after each start.
     pub boot: u64,
-    /// Datasets that are declared where there is no decision to take up from.
+    /// The datasets to declare if no node holds a decision.
     pub datasets: Vec<DatasetSpec>,
-    /// The policy, by name, where there is no decision to take up from.
+    /// The name of the policy if no node holds a decision.
     pub policy: String,
-    /// Bytes per second that storage gives; `None`: no limit.
+    /// The limit on reads from storage, in bytes per second. `None`: no limit.
     pub remote_io: Option<u64>,
     /// GPUs of the cluster, if known.
     pub gpus: Option<u32>,
@@ -124,98 +84,88 @@ pub struct BudgetAgentConfig {
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub struct BudgetAgent(Arc<Inner>);
+pub struct BudgetAgent(Arc<Shared>);
 
-struct Inner {
+struct Shared {
     config: BudgetAgentConfig,
     neighbours: Arc<dyn Neighbours>,
     counter: Arc<dyn Counter>,
+    /// Set by [`BudgetAgent::start`]: the report contains the serial of this agent's decision.
     report: OnceLock<ReportSource>,
     /// The decision that this node follows.
     decision: watch::Sender<Arc<Decision>>,
-    pulse: watch::Sender<Pulse>,
-    /// Guards what this node knows of others; never held across an await.
+    status: watch::Sender<Status>,
+    /// Guards reports and counts. Never held across an await.
     state: Mutex<State>,
-    /// Something is to be reported before its time.
-    soon: Notify,
-    /// Something for the allocator of this node.
-    work: Notify,
+    /// Wakes the task that reports, before the next regular report.
+    report_soon: Notify,
+    /// Wakes this node's allocator.
+    allocator_work: Notify,
     task: Mutex<Option<JoinHandle<()>>>,
     began: Instant,
 }
 
-/// Where this node stands, and the last sign of life of the allocator there.
+/// The role of this node, and the last heartbeat that it received or sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Pulse {
-    station: Station,
-    beat: Beat,
+struct Status {
+    role: Role,
+    heartbeat: Heartbeat,
 }
 
-/// Where this node stands. Children are taken in the same tree only: so a path that leads up leads to
-/// that tree's root, and never in a circle.
+/// The role of this node in a tree. A node serves only children that use the same tree, so the path to the
+/// allocator leads to that tree's root and never in a circle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Station {
-    /// It looks for an allocator in this tree.
+enum Role {
+    /// It is looking for an allocator in this tree.
     Searching(usize),
-    /// It hears one there.
-    Below(usize),
-    /// It is the one there.
+    /// It receives an allocator's heartbeats in this tree.
+    Following(usize),
+    /// It is the allocator, as the root of this tree.
     Allocating(usize),
 }
 
-impl Station {
+impl Role {
     const fn tree(self) -> usize {
         match self {
-            Self::Searching(tree) | Self::Below(tree) | Self::Allocating(tree) => tree,
+            Self::Searching(tree) | Self::Following(tree) | Self::Allocating(tree) => tree,
         }
     }
 }
 
-impl std::fmt::Debug for BudgetAgent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BudgetAgent")
-            .field("name", &self.0.config.name)
-            .field("pulse", &*self.0.pulse.borrow())
-            .field("serial", &self.0.decision.borrow().serial)
-            .finish_non_exhaustive()
-    }
-}
-
 impl BudgetAgent {
-    /// A budget agent that serves, but neither reports nor decides yet.
+    /// Creates an agent that serves other nodes, but neither reports nor decides yet.
     #[must_use]
     pub fn new(
         config: BudgetAgentConfig,
         neighbours: Arc<dyn Neighbours>,
         counter: Arc<dyn Counter>,
     ) -> Self {
-        let pulse = Pulse {
-            station: Station::Searching(0),
-            beat: Beat::default(),
+        let status = Status {
+            role: Role::Searching(0),
+            heartbeat: Heartbeat::default(),
         };
-        Self(Arc::new(Inner {
+        Self(Arc::new(Shared {
             config,
             neighbours,
             counter,
             report: OnceLock::new(),
             decision: watch::Sender::new(Arc::new(Decision::default())),
-            pulse: watch::Sender::new(pulse),
+            status: watch::Sender::new(status),
             state: Mutex::new(State::default()),
-            soon: Notify::new(),
-            work: Notify::new(),
+            report_soon: Notify::new(),
+            allocator_work: Notify::new(),
             task: Mutex::new(None),
             began: Instant::now(),
         }))
     }
 
-    /// Begins when somebody asks: a node below, a command. A cluster without datasets so exchanges
-    /// nothing. `report` says what this node has to report. To be called once.
+    /// Sets the source of reports, and starts when a child or a command needs this agent. So a cluster
+    /// without datasets exchanges nothing. Call once.
     pub fn stand_by(&self, report: ReportSource) {
         drop(self.0.report.set(report));
     }
 
-    /// Begins: from now on `report` says what this node has to report. To be called once, within a
-    /// runtime.
+    /// Sets the source of reports and starts. Call once, within a runtime.
     pub fn start(&self, report: ReportSource) {
         self.stand_by(report);
         self.begin();
@@ -224,51 +174,52 @@ impl BudgetAgent {
     fn begin(&self) {
         let mut task = self.0.task.lock();
         if task.is_none() && self.0.report.get().is_some() {
-            *task = Some(tokio::spawn(climb::climb(Arc::clone(&self.0))));
+            *task = Some(tokio::spawn(run(Arc::clone(&self.0))));
         }
     }
 
-    /// Ends what [`BudgetAgent::start`] began. The last decision stays.
+    /// Stops reporting and allocating. This node keeps its last decision.
     pub fn stop(&self) {
-        let mut task = self.0.task.lock();
-        if let Some(task) = task.take() {
+        // Aborting drops the guard of a running allocator, which removes it from the state.
+        if let Some(task) = self.0.task.lock().take() {
             task.abort();
         }
         self.0.state.lock().allocator = None;
-        self.0.stand(Station::Searching(0));
+        self.0.set_role(Role::Searching(0));
     }
 
-    /// The decision that this node follows: the newest that it has heard. Before the first one it is
-    /// empty, with the serial 0.0.
+    /// Returns the decision that this node follows: the newest that it has received. It is empty with
+    /// the serial 0.0 before the first one.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<Decision>> {
         self.0.decision.subscribe()
     }
 
-    /// Something has changed that the allocator should hear soon: a job's first read, its end.
+    /// Reports before the next regular report, because the allocator should soon know of a change such
+    /// as a job's first read or its end.
     pub fn report_soon(&self) {
-        self.0.soon.notify_one();
+        self.0.report_soon.notify_one();
     }
 
-    /// Has `command` carried out by the allocator, wherever it is. May be cancelled; the command may
-    /// have been carried out then.
+    /// Sends `command` to the allocator, wherever it runs, and returns its reply. Cancellation does not
+    /// undo the command.
     ///
     /// # Errors
-    /// It was refused, or no allocator can be reached.
+    /// The allocator refused the command, or cannot be reached.
     pub async fn command(&self, command: Command) -> Result<Reply, CommandError> {
         self.begin();
-        let asked = Asked { hops: 0, command };
-        let answered = tokio::time::timeout(COMMAND_TIMEOUT, self.0.carry(asked));
-        answered.await.unwrap_or_else(|_elapsed| {
+        let forwarding = self.0.forward(ForwardedCommand { hops: 0, command });
+        let replied = tokio::time::timeout(COMMAND_TIMEOUT, forwarding).await;
+        replied.unwrap_or_else(|_elapsed| {
             let why = "no allocator has answered in time: no root can be reached, or it has moved";
             Err(CommandError::unavailable(why))
         })
     }
 
-    /// A stream of `child`, which hangs from this node in `tree`: what the overlay's service passes on.
+    /// Serves a stream of `child`, whose parent in `tree` is this node. The overlay's service calls this.
     ///
     /// # Errors
-    /// This node looks for the allocator in another tree: the child is to do so too.
+    /// This node uses another tree, and so should the child.
     pub async fn service_steer(
         &self,
         child: String,
@@ -280,109 +231,130 @@ impl BudgetAgent {
         serve::serve(&self.0, &child, tree, up, down).await
     }
 
-    /// A command of a node below this one: what the overlay's service passes on.
+    /// Forwards a command from a child and returns the encoded reply. The overlay's service calls this.
     ///
     /// # Errors
-    /// It is not one. A refusal is an answer.
+    /// It is no command. A refusal is a reply.
     pub async fn service_command(&self, _tree: usize, command: Bytes) -> Result<Bytes, Failure> {
         self.begin();
-        let asked = Asked::decode(&command).map_err(|error| {
+        let command: ForwardedCommand = decode(&command).map_err(|error| {
             Failure::new(FailureKind::Corrupt, format!("not a command: {error}"))
         })?;
-        let passing = self.0.carry(Asked {
-            hops: asked.hops.saturating_add(1),
-            ..asked
+        let forwarding = self.0.forward(ForwardedCommand {
+            hops: command.hops.saturating_add(1),
+            ..command
         });
-        let answered = tokio::time::timeout(COMMAND_TIMEOUT, passing);
-        let answered = answered.await.unwrap_or_else(|_elapsed| {
-            let name = &self.0.config.name;
-            Err(CommandError::unavailable(format!(
-                "{name} reaches no allocator"
-            )))
+        let replied = tokio::time::timeout(COMMAND_TIMEOUT, forwarding).await;
+        let reply = replied.unwrap_or_else(|_elapsed| {
+            let why = format!("{} reaches no allocator", self.0.config.name);
+            Err(CommandError::unavailable(why))
         });
-        Ok(encode_answer(&answered).into())
+        Ok(encode(&reply).into())
     }
 }
 
-impl Inner {
-    /// Since this budget agent was made: the clock of the allocator.
+/// Follows an allocator or is the allocator, forever.
+async fn run(shared: Arc<Shared>) {
+    let mut next: Option<Link> = None;
+    let mut tree_timeout = FIRST_TREE_TIMEOUT;
+    loop {
+        let turn = match next.take() {
+            Some(link) => Turn::Follow(link),
+            None => search(&shared, tree_timeout).await,
+        };
+        tree_timeout = TREE_TIMEOUT;
+        next = match turn {
+            Turn::Follow(link) => follow(&shared, link).await,
+            Turn::Allocate(tree) => Some(allocate(&shared, tree).await),
+        };
+    }
+}
+
+impl Shared {
+    /// The time since this agent was created, which is the clock of its allocator.
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    fn stand(&self, station: Station) {
-        self.pulse.send_if_modified(|pulse| {
-            let changed = pulse.station != station;
-            pulse.station = station;
+    fn set_role(&self, role: Role) {
+        self.status.send_if_modified(|status| {
+            // Watchers wake only on a change, because searching sets the same role repeatedly.
+            let changed = status.role != role;
+            status.role = role;
             changed
         });
     }
 
-    /// Carries out what is asked, here or above.
-    async fn carry(&self, asked: Asked) -> Result<Reply, CommandError> {
-        if asked.hops > HOPS_MAX {
+    /// Carries out a command, on this node or on the allocator's.
+    async fn forward(&self, forwarded: ForwardedCommand) -> Result<Reply, CommandError> {
+        if forwarded.hops > HOPS_MAX {
             return Err(CommandError::unavailable("the command went in a circle"));
         }
-        let mut pulse = self.pulse.subscribe();
+        let mut status = self.status.subscribe();
         loop {
-            let station = pulse.borrow_and_update().station;
-            match station {
-                Station::Allocating(_) => {
-                    if let Some(answer) = self.carry_out(&asked.command) {
-                        return answer;
+            let role = status.borrow_and_update().role;
+            match role {
+                Role::Allocating(_) => {
+                    if let Some(reply) = self.carry_out(&forwarded.command) {
+                        return reply;
                     }
                 }
-                Station::Below(tree) => return self.pass_on(tree, &asked).await,
-                Station::Searching(_) => {}
+                Role::Following(tree) => return self.send_up(tree, &forwarded).await,
+                Role::Searching(_) => {}
             }
-            // Beats come all the time: an allocator that listens is asked again with the next one.
-            if pulse.changed().await.is_err() {
+            // Heartbeats change the status, so an allocator that still listens is tried again with the next.
+            if status.changed().await.is_err() {
                 return Err(CommandError::unavailable("this node stops"));
             }
         }
     }
 
-    async fn pass_on(&self, tree: usize, asked: &Asked) -> Result<Reply, CommandError> {
-        let command = asked.encode().into();
-        let unreachable = |failure: Failure| {
+    async fn send_up(
+        &self,
+        tree: usize,
+        command: &ForwardedCommand,
+    ) -> Result<Reply, CommandError> {
+        let reply = self.neighbours.command(tree, encode(command).into()).await;
+        let reply = reply.map_err(|failure| {
             CommandError::unavailable(format!("no allocator can be reached: {failure}"))
-        };
-        let answer = self.neighbours.command(tree, command).await;
-        let answer = decode_answer(&answer.map_err(unreachable)?);
-        answer.unwrap_or_else(|error| {
+        })?;
+        decode(&reply).unwrap_or_else(|error| {
             let why = format!("the answer of the node above cannot be read: {error}");
             Err(CommandError::unavailable(why))
         })
     }
 
-    /// What the allocator of this node answers; `None` while it listens, and where there is none.
+    /// Carries out a command on this node's allocator. Returns `None` if there is none, or if it still
+    /// listens.
     fn carry_out(&self, command: &Command) -> Option<Result<Reply, CommandError>> {
         let now = self.now();
         let mut state = self.state.lock();
         let counting = state.counting();
         let allocator = state.allocator.as_mut().filter(|one| one.has_decided())?;
-        let answer = match command {
+        let reply = match command {
             Command::Overview => {
                 let overview = allocator.overview(&self.config.name, counting, now);
                 Ok(Reply::Overview(Box::new(overview)))
             }
             command => allocator.command(command, now).map(Reply::Done),
         };
-        self.publish(allocator);
+        self.publish(allocator.decision());
         drop(state);
-        self.work.notify_one();
-        Some(answer)
+        // The command may have declared a dataset that has to be counted.
+        self.allocator_work.notify_one();
+        Some(reply)
     }
 
-    /// Gives out the decision of this node's allocator.
-    fn publish(&self, allocator: &Allocator) {
-        let decided = allocator.decision();
+    /// Follows `decision` if it is newer than this node's. Returns whether it is.
+    fn publish(&self, decision: &Decision) -> bool {
         self.decision.send_if_modified(|held| {
-            let newer = decided.serial > held.serial;
+            // Decisions arrive by several paths and in any order; an older one must not replace a
+            // newer.
+            let newer = decision.serial > held.serial;
             if newer {
-                *held = Arc::new(decided.clone());
+                *held = Arc::new(decision.clone());
             }
             newer
-        });
+        })
     }
 }

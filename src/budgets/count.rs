@@ -1,18 +1,16 @@
-//! Counting datasets: items, bytes, and bytes of each slot, on the allocator's node.
+//! Counting datasets on the allocator's node: items, bytes, and bytes in each slot.
 //!
-//! From the dataset's index where it has one, else by going through its directories by this node's own
-//! read path, so that what the tree knows is asked of the tree. What is counted is what readers find: a
-//! file is an item, and of a larger one each stripe; links and special files are none.
+//! A dataset with an index is counted from the index. Otherwise its directories are listed through this
+//! node's own read path, so that everything the tree has cached is reused. The count covers what readers
+//! can open: a file is an item, and so is each stripe of a larger file; links and special files are not.
 //!
-//! Bytes that are homed on each of any set of nodes are then sums over slots: nothing is counted again
-//! when nodes come and go.
+//! The bytes homed on each node are sums over slots. So nothing is counted again when nodes join or
+//! leave.
 
-use super::agent::{CountProgress, Counter};
-use super::counted::Counted;
-use crate::budgets::Served;
-use crate::config::IndexFile;
+use super::counter::{CountError, CountProgress, Counted, Counter};
+use super::served::ServedPaths;
 use crate::index::serve::TreeFile;
-use crate::index::{Index, IndexError, LocalFile};
+use crate::index::{Index, IndexError, IndexFile, LocalFile};
 use crate::model::slots::stripe_len;
 use crate::model::{DatasetDecision, SLOTS, items_of, slot_of};
 use crate::read::ReadPath;
@@ -31,69 +29,33 @@ use std::sync::{Arc, OnceLock};
 #[cfg(test)]
 mod tests;
 
-/// Directories that are listed at a time. Enough to keep storage busy, few enough to leave it to others.
+/// Concurrent directory listings: enough to keep storage busy, and few enough to leave it to others.
 const DIRECTORIES_AT_A_TIME: usize = 16;
-/// Names whose attributes are asked for at a time.
+/// Names in one request for attributes.
 const NAMES_AT_A_TIME: usize = 1000;
-/// Entries that are taken from an index at a time.
+/// Entries read from an index at a time.
 const INDEX_ENTRIES: usize = 4096;
 
-/// Counts what this node can reach. Cheap to clone.
+/// Counts datasets that this node can reach. Cheap to clone.
 #[derive(Clone)]
 pub struct DatasetCounter {
-    served: Arc<Served>,
-    /// What an index's attributes are asked of.
+    served: Arc<ServedPaths>,
+    /// Answers requests for an index's attributes.
     source: Arc<dyn Files>,
-    /// This node's read path, once it has one.
+    /// This node's read path, without which nothing can be counted.
     read: Arc<OnceLock<ReadPath>>,
 }
 
-impl std::fmt::Debug for DatasetCounter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DatasetCounter")
-            .field("served", &self.served)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Why a dataset cannot be counted.
-#[derive(Debug, thiserror::Error)]
-enum CountError {
-    /// It cannot be listed.
-    #[error("{path} cannot be counted: {failure}. Is it there, and is storage in order?")]
-    Listing { path: ItemPath, failure: Failure },
-    /// Its index cannot be used.
-    #[error("its index cannot be used: {0}")]
-    Index(#[from] IndexError),
-    /// Its index is of something else.
-    #[error(
-        "its index {index} was made of {of}, which does not hold {path}: make one with copperfs index"
-    )]
-    Elsewhere {
-        index: String,
-        of: String,
-        path: ItemPath,
-    },
-    /// The index does not know it.
-    #[error("{path} is not in its index {index}: make the index anew with copperfs index")]
-    Unknown { index: String, path: ItemPath },
-}
-
 impl DatasetCounter {
-    /// One that counts what `served` says, once it is connected. `source` is asked for the attributes
-    /// of indexes.
+    /// Creates a counter of datasets in `served`. `source` is asked for the attributes of indexes;
+    /// listings and indexes are read through `read`.
     #[must_use]
-    pub fn new(served: Served, source: Arc<dyn Files>) -> Self {
+    pub fn new(served: ServedPaths, source: Arc<dyn Files>, read: Arc<OnceLock<ReadPath>>) -> Self {
         Self {
             served: Arc::new(served),
             source,
-            read: Arc::new(OnceLock::new()),
+            read,
         }
-    }
-
-    /// From now on listings and indexes come through `read`. Until then nothing can be counted.
-    pub fn connect(&self, read: ReadPath) {
-        drop(self.read.set(read));
     }
 
     async fn counted(
@@ -104,47 +66,45 @@ impl DatasetCounter {
     ) -> Result<Counted, CountError> {
         let tally = Tally::new(progress);
         let Some(index) = index else {
-            let read = self.read.get().cloned().ok_or_else(|| {
+            let Some(read) = self.read.get() else {
                 let detail = "the node has not started yet";
-                listing(&path, Failure::new(FailureKind::Unavailable, detail))
-            })?;
-            return walk(Arc::new(read), path, tally).await;
+                let failure = Failure::new(FailureKind::Unavailable, detail);
+                return Err(listing_error(&path, failure));
+            };
+            return walk(Arc::new(read.clone()), path, tally).await;
         };
+        // Before the index is read: an index that is replaced meanwhile is then detected as another one.
         let source = self.source_of(&index).await?;
-        let opened = match self.place(&index)? {
+        let opened = match self.locate(&index)? {
             IndexFile::Local(file) => Index::open(Arc::new(LocalFile::open(&file)?)).await?,
-            IndexFile::Tree(file) => self.tree_file(file).index().await?,
+            IndexFile::Tree(file) => {
+                let (source, read) = (Arc::clone(&self.source), Arc::clone(&self.read));
+                TreeFile::new(file, source, read).index().await?
+            }
         };
         let mut counted = self.indexed(&opened, &path, tally).await?;
         counted.source = source;
         Ok(counted)
     }
 
-    fn place(&self, index: &str) -> Result<IndexFile, CountError> {
-        self.served.index(index).map_err(|why| {
-            CountError::Index(IndexError::Read {
+    fn locate(&self, index: &str) -> Result<IndexFile, IndexError> {
+        self.served
+            .locate_index(index)
+            .map_err(|error| IndexError::Read {
                 name: index.to_owned(),
-                failure: Failure::new(FailureKind::Unsupported, why),
+                failure: Failure::new(FailureKind::Unsupported, error.to_string()),
             })
-        })
     }
 
-    fn tree_file(&self, path: ItemPath) -> TreeFile {
-        TreeFile::new(path, Arc::clone(&self.source), Arc::clone(&self.read))
-    }
-
-    /// A number that is another one when the index is.
-    async fn source_of(&self, index: &str) -> Result<u64, CountError> {
-        match self.place(index)? {
+    /// Returns a number that identifies the state of the index.
+    async fn source_of(&self, index: &str) -> Result<u64, IndexError> {
+        match self.locate(index)? {
             IndexFile::Local(file) => {
-                let looked = tokio::task::spawn_blocking(move || local_source(&file));
-                let looked = looked.await.map_err(IndexError::from)?;
-                looked.map_err(|source| {
-                    CountError::Index(IndexError::Io {
-                        action: "look at the index",
-                        path: index.into(),
-                        source,
-                    })
+                let looked = tokio::task::spawn_blocking(move || local_source(&file)).await?;
+                looked.map_err(|source| IndexError::Io {
+                    action: "look at the index",
+                    path: index.into(),
+                    source,
                 })
             }
             IndexFile::Tree(file) => {
@@ -164,15 +124,13 @@ impl DatasetCounter {
         path: &ItemPath,
         mut tally: Tally,
     ) -> Result<Counted, CountError> {
-        // Where the index's tree lies in the namespace; if nothing serves it, it is taken to be the
-        // dataset's own.
-        let top = self
-            .served
-            .place(index.uri())
-            .map_or(path.clone(), |(top, _)| top);
+        // The path in the namespace of the tree that the index covers. If no origin serves that tree, it
+        // is assumed to be the dataset itself.
+        let located = self.served.locate(index.uri());
+        let top = located.map_or(path.clone(), |location| location.path);
         let below = path
             .strip_prefix(&top)
-            .ok_or_else(|| CountError::Elsewhere {
+            .ok_or_else(|| CountError::OtherTree {
                 index: index.name(),
                 of: index.uri().to_owned(),
                 path: path.clone(),
@@ -182,7 +140,7 @@ impl DatasetCounter {
             tally.progress.directories.fetch_add(1, Relaxed);
             let full = joined(&top, &directory).unwrap_or_else(|| path.clone());
             let Some(record) = index.directory(&directory).await? else {
-                return Err(CountError::Unknown {
+                return Err(CountError::NotIndexed {
                     index: index.name(),
                     path: full,
                 });
@@ -190,7 +148,7 @@ impl DatasetCounter {
             let Some(place) = record.place else {
                 let detail = "the index could not list this directory when it was made";
                 let failure = Failure::new(FailureKind::PermissionDenied, detail);
-                return Err(listing(&full, failure));
+                return Err(listing_error(&full, failure));
             };
             let mut after: Option<Bytes> = None;
             loop {
@@ -223,24 +181,19 @@ impl Counter for DatasetCounter {
         &self,
         dataset: &DatasetDecision,
         progress: Arc<CountProgress>,
-    ) -> BoxFuture<'static, Result<Counted, String>> {
+    ) -> BoxFuture<'static, Result<Counted, CountError>> {
         let (path, index) = (dataset.path.clone(), dataset.index.clone());
-        let counting = self.clone().counted(path, index, progress);
-        async move { counting.await.map_err(|error| error.to_string()) }.boxed()
+        self.clone().counted(path, index, progress).boxed()
     }
 
     fn is_outdated(&self, dataset: &DatasetDecision, source: u64) -> BoxFuture<'static, bool> {
         let (this, index) = (self.clone(), dataset.index.clone());
         async move {
-            match index {
-                Some(index) => {
-                    let now = this.source_of(&index).await;
-                    // One that cannot be looked at now says nothing about the count.
-                    now.is_ok_and(|now| now != source)
-                }
-                // Listings are what they are until they are cleared.
-                None => false,
-            }
+            // Listings do not change until they are cleared, so only a count from an index can be outdated.
+            let Some(index) = index else { return false };
+            let current = this.source_of(&index).await;
+            // An index that cannot be reached now does not invalidate the count.
+            current.is_ok_and(|current| current != source)
         }
         .boxed()
     }
@@ -257,14 +210,12 @@ fn local_source(file: &Path) -> std::io::Result<u64> {
 
 fn digest(identity: &[u8]) -> u64 {
     let mut first = [0; 8];
-    blake3::Hasher::new()
-        .update(identity)
-        .finalize_xof()
-        .fill(&mut first);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(identity).finalize_xof().fill(&mut first);
     u64::from_le_bytes(first)
 }
 
-fn listing(path: &ItemPath, failure: Failure) -> CountError {
+fn listing_error(path: &ItemPath, failure: Failure) -> CountError {
     CountError::Listing {
         path: path.clone(),
         failure,
@@ -289,7 +240,7 @@ async fn attributes(files: &dyn Files, path: &ItemPath) -> Result<Attributes, Fa
     found.unwrap_or_else(|| Err(Failure::not_found(path)))
 }
 
-/// What was counted so far.
+/// The count so far.
 struct Tally {
     counted: Counted,
     progress: Arc<CountProgress>,
@@ -307,12 +258,9 @@ impl Tally {
     fn file(&mut self, path: &ItemPath, size: u64) {
         let items = items_of(size);
         for stripe in 0..items {
-            if let Some(slot) = self
-                .counted
-                .slots
-                .get_mut(usize::from(slot_of(path, stripe)))
-            {
-                *slot = slot.saturating_add(stripe_len(size, stripe));
+            let slot = usize::from(slot_of(path, stripe));
+            if let Some(bytes) = self.counted.slots.get_mut(slot) {
+                *bytes = bytes.saturating_add(stripe_len(size, stripe));
             }
         }
         self.counted.items += items;
@@ -322,25 +270,27 @@ impl Tally {
     }
 }
 
-/// What one directory holds.
+/// The entries of one directory.
 #[derive(Default)]
 struct Directory {
+    /// Each with its size in bytes.
     files: Vec<(ItemPath, u64)>,
     directories: Vec<ItemPath>,
 }
 
-/// Goes through all that lies at `path` and below.
+/// Counts the file or the tree at `path`.
 async fn walk(
     files: Arc<dyn Files>,
     path: ItemPath,
     mut tally: Tally,
 ) -> Result<Counted, CountError> {
     let top = attributes(&*files, &path).await;
-    let top = top.map_err(|failure| listing(&path, failure))?;
+    let top = top.map_err(|failure| listing_error(&path, failure))?;
     if top.kind == FileKind::File {
         tally.file(&path, top.size);
         return Ok(tally.counted);
     }
+    // A stack keeps the number of waiting directories small in deep trees.
     let mut waiting = vec![path];
     let mut running = FuturesUnordered::new();
     loop {
@@ -350,7 +300,7 @@ async fn walk(
             let files = Arc::clone(&files);
             running.push(async move {
                 let listed = list(&*files, &directory).await;
-                listed.map_err(|failure| listing(&directory, failure))
+                listed.map_err(|failure| listing_error(&directory, failure))
             });
         }
         let Some(listed) = running.next().await else {
@@ -372,30 +322,29 @@ async fn list(files: &dyn Files, path: &ItemPath) -> Result<Directory, Failure> 
         let page = files
             .list(path.clone(), cursor, LISTING_ENTRIES_MAX)
             .await?;
-        let mut lacking = Vec::new();
+        let mut unknown = Vec::new();
         for entry in page.entries {
             match (entry.kind, entry.attributes) {
                 (FileKind::Directory, _) => found.directories.extend(path.join(&entry.name)),
                 (FileKind::File, Some(known)) => {
-                    found
-                        .files
-                        .extend(path.join(&entry.name).map(|file| (file, known.size)));
+                    let file = path.join(&entry.name);
+                    found.files.extend(file.map(|file| (file, known.size)));
                 }
-                (FileKind::File, None) => lacking.push(entry.name),
+                (FileKind::File, None) => unknown.push(entry.name),
                 _ => {}
             }
         }
-        for names in lacking.chunks(NAMES_AT_A_TIME) {
+        // Long listings come without attributes.
+        for names in unknown.chunks(NAMES_AT_A_TIME) {
             let answers = files.stat(path.clone(), names.to_vec()).await?.value;
             for (name, answer) in names.iter().zip(answers) {
                 match answer {
                     Ok(known) if known.kind == FileKind::File => {
-                        found
-                            .files
-                            .extend(path.join(name).map(|file| (file, known.size)));
+                        let file = path.join(name);
+                        found.files.extend(file.map(|file| (file, known.size)));
                     }
                     Ok(_) => {}
-                    // It went away between the two questions.
+                    // The file was removed after it was listed.
                     Err(failure) if failure.kind == FailureKind::NotFound => {}
                     Err(failure) => return Err(failure),
                 }

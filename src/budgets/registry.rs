@@ -1,13 +1,13 @@
-//! What is declared: datasets, jobs, what was set by hand, the policy. Pure.
+//! The declared datasets and jobs, manual settings, and the policy. Pure.
 //!
-//! Every change is checked here, with a message that says what to try. The registry is the part of a
-//! [`Decision`] that people and jobs decide; it is taken up again from one.
+//! Every change is checked here, with a message and advice. The registry is the part of a [`Decision`]
+//! that people and jobs determine, and an allocator restores it from one.
 
 use crate::model::{
-    Command, CommandError, DatasetDecision, DatasetSpec, Decision, ErrorKind, JobDecision, JobSpec,
-    OriginReaders, UNATTRIBUTED,
+    Command, CommandError, DatasetDecision, DatasetSpec, Decision, JobDecision, JobSpec,
+    UNATTRIBUTED,
 };
-use copperfs_overlay::ItemPath;
+use copperfs_policy::Policy;
 
 mod error;
 #[cfg(test)]
@@ -15,82 +15,43 @@ mod tests;
 
 pub use error::RegistryError;
 
-/// Datasets at a time. The decision names them all, and every node keeps it; more are refused.
+/// The maximum number of datasets. Every decision contains all of them, and every node keeps it. Further
+/// datasets are refused.
 pub const DATASETS_MAX: usize = 1024;
-/// Jobs at a time, for the same reason. Seen jobs beyond it are not followed.
+/// The maximum number of jobs, for the same reason. Further observed jobs are ignored.
 pub const JOBS_MAX: usize = 4096;
-/// Bytes of a name: they stand in paths, tables and frames.
+/// The maximum length of a name in bytes, because names occur in paths, tables and frames.
 pub const NAME_BYTES_MAX: usize = 128;
-/// The policies, by name; the first is the default.
-pub const POLICIES: [&str; 6] = ["greedy", "max-min", "sjf", "benefit", "lru", "static"];
 
-/// What there is, for the checks.
+/// The resources that changes are checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
-    /// Bytes of cache that the nodes that live have for datasets; `None`: not known yet, not checked.
+    /// Total cache of the live nodes, in bytes. `None`: not known yet, and not checked.
     pub cache: Option<u64>,
-    /// Bytes per second of remote IO; `None`: no limit.
+    /// Remote IO in bytes per second. `None`: no limit.
     pub remote_io: Option<u64>,
-    /// GPUs; `None`: not checked.
+    /// GPUs. `None`: not checked.
     pub gpus: Option<u32>,
 }
 
-/// A declared dataset.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Dataset {
-    /// As it was declared; its budget is that set by hand.
-    pub spec: DatasetSpec,
-    /// What it is called on the wire.
-    pub id: u64,
-    /// Bytes; 0: not counted yet.
-    pub size: u64,
-    /// Items; 0: not counted yet.
-    pub items: u64,
-    /// What stops it from being read as declared.
-    pub trouble: Option<String>,
-}
-
-/// A job that was declared, or seen.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Job {
-    /// Its name.
-    pub name: String,
-    /// The dataset that it reads.
-    pub dataset: Option<String>,
-    /// Declared, not merely seen.
-    pub declared: bool,
-    /// The user that declared it, if it was not root.
-    pub owner: Option<u32>,
-    /// As declared, in bytes per second.
-    pub ideal_rate: Option<u64>,
-    /// GPUs.
-    pub gpus: u32,
-    /// Epochs, if known.
-    pub epochs: Option<u32>,
-    /// A rate set by hand, in bytes per second.
-    pub pinned: Option<u64>,
-    /// It breaks the pattern, as was reported.
-    pub irregular: bool,
-}
-
 /// See the module.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Registry {
-    /// In order of declaration.
-    datasets: Vec<Dataset>,
-    /// In order of appearance.
-    jobs: Vec<Job>,
+    /// In order of declaration. The allocator sets `budget` and `homed` in its decisions only.
+    datasets: Vec<DatasetDecision>,
+    /// In order of appearance. The allocator sets `remote_io` and `nodes` in its decisions only.
+    jobs: Vec<JobDecision>,
     policy: String,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self::new(POLICIES[0])
+        Self::new(Policy::default().name())
     }
 }
 
 impl Registry {
-    /// An empty one.
+    /// Creates an empty registry.
     #[must_use]
     pub fn new(policy: &str) -> Self {
         Self {
@@ -100,54 +61,54 @@ impl Registry {
         }
     }
 
-    /// What `decision` says of it.
+    /// Restores the registry from a decision.
     #[must_use]
     pub fn of(decision: &Decision) -> Self {
         let jobs = decision.jobs.iter();
         Self {
-            datasets: decision.datasets.iter().map(Dataset::of).collect(),
+            datasets: decision.datasets.clone(),
             jobs: jobs
                 .filter(|job| job.name != UNATTRIBUTED)
-                .map(Job::of)
+                .cloned()
                 .collect(),
             policy: decision.policy.clone(),
         }
     }
 
-    /// The datasets, in order of declaration.
+    /// Returns the datasets, in order of declaration.
     #[must_use]
-    pub fn datasets(&self) -> &[Dataset] {
+    pub fn datasets(&self) -> &[DatasetDecision] {
         &self.datasets
     }
 
-    /// The jobs, in order of appearance.
+    /// Returns the jobs, in order of appearance.
     #[must_use]
-    pub fn jobs(&self) -> &[Job] {
+    pub fn jobs(&self) -> &[JobDecision] {
         &self.jobs
     }
 
-    /// The policy's name.
+    /// Returns the name of the policy.
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.policy
     }
 
-    /// The dataset of this name.
+    /// Returns the dataset with this name.
     #[must_use]
-    pub fn dataset(&self, name: &str) -> Option<&Dataset> {
-        self.datasets.iter().find(|one| one.spec.name == name)
+    pub fn dataset(&self, name: &str) -> Option<&DatasetDecision> {
+        self.datasets.iter().find(|one| one.name == name)
     }
 
-    /// The job of this name.
+    /// Returns the job with this name.
     #[must_use]
-    pub fn job(&self, name: &str) -> Option<&Job> {
+    pub fn job(&self, name: &str) -> Option<&JobDecision> {
         self.jobs.iter().find(|job| job.name == name)
     }
 
-    /// Carries out `command`. One that only asks changes nothing.
+    /// Carries out `command`. [`Command::Overview`] changes nothing.
     ///
     /// # Errors
-    /// See [`RegistryError`]; nothing has changed then.
+    /// See [`RegistryError`]. The registry is then unchanged.
     pub fn apply(&mut self, command: &Command, limits: &Limits) -> Result<(), RegistryError> {
         match command {
             Command::AddDataset(spec) => self.add_dataset(spec.clone(), limits),
@@ -165,37 +126,32 @@ impl Registry {
     /// Declares a dataset.
     ///
     /// # Errors
-    /// Its name is taken or makes no sense, it overlaps another, or its budget is more than there is.
+    /// Its name is taken or invalid, it overlaps another dataset, or its budget exceeds the total.
     pub fn add_dataset(&mut self, spec: DatasetSpec, limits: &Limits) -> Result<(), RegistryError> {
-        check_name("dataset", &spec.name, dataset_character)?;
+        check_name("dataset", &spec.name, "._-")?;
         if let Some(twin) = self.dataset(&spec.name) {
             return Err(RegistryError::DatasetTaken {
                 name: spec.name,
-                path: twin.spec.path.clone(),
+                path: twin.path.clone(),
             });
         }
-        let overlaps = |one: &&Dataset| {
-            spec.path.is_within(&one.spec.path) || one.spec.path.is_within(&spec.path)
+        // A file must have one budget, so datasets must not contain one another.
+        let overlaps = |one: &&DatasetDecision| {
+            spec.path.is_within(&one.path) || one.path.is_within(&spec.path)
         };
         if let Some(other) = self.datasets.iter().find(overlaps) {
             return Err(RegistryError::Overlap {
                 name: spec.name,
                 path: spec.path,
-                other: other.spec.name.clone(),
-                other_path: other.spec.path.clone(),
+                other: other.name.clone(),
+                other_path: other.path.clone(),
             });
         }
         if self.datasets.len() >= DATASETS_MAX {
             return Err(RegistryError::TooManyDatasets);
         }
         self.check_budget(&spec.name, spec.budget, limits)?;
-        self.datasets.push(Dataset {
-            id: DatasetDecision::id_of(&spec.name, &spec.path),
-            spec,
-            size: 0,
-            items: 0,
-            trouble: None,
-        });
+        self.datasets.push(spec.into());
         Ok(())
     }
 
@@ -210,7 +166,8 @@ impl Registry {
         limits: &Limits,
     ) -> Result<(), RegistryError> {
         let before = self.datasets.clone();
-        self.datasets.retain(|one| one.spec.name != spec.name);
+        // Without the old declaration its name and path do not conflict with the new one.
+        self.datasets.retain(|one| one.name != spec.name);
         let added = self.add_dataset(spec, limits);
         if added.is_err() {
             self.datasets = before;
@@ -218,36 +175,35 @@ impl Registry {
         added
     }
 
-    /// Takes a dataset back.
+    /// Removes a dataset.
     ///
     /// # Errors
-    /// There is none, or a declared job reads it.
+    /// It does not exist, or a declared job reads it.
     pub fn remove_dataset(&mut self, name: &str) -> Result<(), RegistryError> {
         if self.dataset(name).is_none() {
             return Err(self.no_dataset(name));
         }
-        let reads = |job: &&Job| job.declared && job.dataset.as_deref() == Some(name);
+        let reads = |job: &&JobDecision| job.declared && job.dataset.as_deref() == Some(name);
         if let Some(job) = self.jobs.iter().find(reads) {
             return Err(RegistryError::Read {
                 name: name.to_owned(),
                 job: job.name.clone(),
             });
         }
-        self.datasets.retain(|one| one.spec.name != name);
+        self.datasets.retain(|one| one.name != name);
         for job in &mut self.jobs {
-            if job.dataset.as_deref() == Some(name) {
-                job.dataset = None;
-            }
+            job.dataset.take_if(|dataset| dataset == name);
         }
         Ok(())
     }
 
-    /// Declares a job; one that was only seen becomes a declared one.
+    /// Declares a job. An observed job of this name becomes a declared one.
     ///
     /// # Errors
-    /// Its name is taken or makes no sense, its dataset is not known, or it asks for what is not there.
+    /// Its name is taken or invalid, its dataset is not declared, or it needs too many GPUs.
     pub fn add_job(&mut self, spec: JobSpec, limits: &Limits) -> Result<(), RegistryError> {
-        check_name("job", &spec.name, job_character)?;
+        // Schedulers' names have more characters: `slurm:77_[3]`, `k8s:space/pod`.
+        check_name("job", &spec.name, "._-:@/+=,[]")?;
         if spec.name == UNATTRIBUTED {
             return Err(RegistryError::Reserved(spec.name));
         }
@@ -255,11 +211,10 @@ impl Registry {
             return Err(RegistryError::JobTaken(spec.name));
         }
         if self.dataset(&spec.dataset).is_none() {
-            let known = self.known_datasets();
             return Err(RegistryError::JobOnNothing {
                 job: spec.name,
+                known: self.known_datasets(),
                 dataset: spec.dataset,
-                known,
             });
         }
         if spec.ideal_rate == Some(0) {
@@ -268,11 +223,8 @@ impl Registry {
         if spec.epochs == Some(0) {
             return Err(RegistryError::EpochsZero(spec.name));
         }
-        let taken: u32 = self
-            .jobs
-            .iter()
-            .filter(|job| job.declared)
-            .fold(0, |sum, job| sum.saturating_add(job.gpus));
+        let declared = self.jobs.iter().filter(|job| job.declared);
+        let taken = declared.fold(0_u32, |sum, job| sum.saturating_add(job.gpus));
         if let Some(total) = limits.gpus
             && taken.saturating_add(spec.gpus) > total
         {
@@ -283,82 +235,63 @@ impl Registry {
                 taken,
             });
         }
-        let seen = self.jobs.iter().position(|job| job.name == spec.name);
-        if seen.is_none() && self.jobs.len() >= JOBS_MAX {
-            return Err(RegistryError::TooManyJobs);
-        }
-        let declared = Job {
-            dataset: Some(spec.dataset),
-            declared: true,
-            owner: spec.owner,
-            ideal_rate: spec.ideal_rate,
-            gpus: spec.gpus,
-            epochs: spec.epochs,
-            ..Job::seen(spec.name)
+        let observed = self.jobs.iter().position(|job| job.name == spec.name);
+        let job = match observed {
+            Some(at) => &mut self.jobs[at],
+            None if self.jobs.len() >= JOBS_MAX => return Err(RegistryError::TooManyJobs),
+            None => self.jobs.push_mut(JobDecision::observed(spec.name)),
         };
-        match seen.and_then(|at| self.jobs.get_mut(at)) {
-            Some(job) => {
-                *job = Job {
-                    irregular: job.irregular,
-                    pinned: job.pinned,
-                    ..declared
-                }
-            }
-            None => self.jobs.push(declared),
-        }
+        job.dataset = Some(spec.dataset);
+        job.declared = true;
+        job.owner = spec.owner;
+        job.ideal_rate = spec.ideal_rate;
+        job.gpus = spec.gpus;
+        job.epochs = spec.epochs;
         Ok(())
     }
 
     /// Ends a job.
     ///
     /// # Errors
-    /// There is none.
+    /// It does not exist.
     pub fn end_job(&mut self, name: &str) -> Result<(), RegistryError> {
-        let before = self.jobs.len();
-        self.jobs.retain(|job| job.name != name);
-        if self.jobs.len() == before {
+        let Some(at) = self.jobs.iter().position(|job| job.name == name) else {
             return Err(self.no_job(name));
-        }
+        };
+        self.jobs.remove(at);
         Ok(())
     }
 
-    /// A job reads `dataset`, as nodes report; gives whether that is new. One that does not fit any
-    /// more is not followed.
-    pub fn saw_job(&mut self, name: &str, dataset: &str, irregular: bool) -> bool {
+    /// Records that a job reads `dataset`, as nodes report. Ignores it if there are too many jobs.
+    pub fn observe_job(&mut self, name: &str, dataset: &str, irregular: bool) {
         let known = self.dataset(dataset).is_some();
         if let Some(job) = self.jobs.iter_mut().find(|job| job.name == name) {
-            let mut news = job.irregular != irregular;
             job.irregular = irregular;
-            // What was declared stands, whatever else the job reads.
-            if !job.declared && known && job.dataset.as_deref() != Some(dataset) {
+            // A declaration stands, whatever else the job reads.
+            if !job.declared && known {
                 job.dataset = Some(dataset.to_owned());
-                news = true;
             }
-            return news;
+            return;
         }
-        let sane = !name.is_empty() && name.len() <= NAME_BYTES_MAX;
-        if !sane || !known || self.jobs.len() >= JOBS_MAX || name == UNATTRIBUTED {
-            return false;
+        let valid = !name.is_empty() && name.len() <= NAME_BYTES_MAX && name != UNATTRIBUTED;
+        if valid && known && self.jobs.len() < JOBS_MAX {
+            self.jobs.push(JobDecision {
+                dataset: Some(dataset.to_owned()),
+                irregular,
+                ..JobDecision::observed(name)
+            });
         }
-        self.jobs.push(Job {
-            dataset: Some(dataset.to_owned()),
-            irregular,
-            ..Job::seen(name.to_owned())
-        });
-        true
     }
 
-    /// Jobs that were only seen, and that `live` does not name, have ended; gives whether any has.
-    pub fn keep_seen(&mut self, live: impl Fn(&str) -> bool) -> bool {
-        let before = self.jobs.len();
+    /// Removes observed jobs that are not `live`. Declared jobs stay.
+    pub fn retain_observed(&mut self, live: impl Fn(&str) -> bool) {
         self.jobs.retain(|job| job.declared || live(&job.name));
-        self.jobs.len() != before
     }
 
-    /// Sets a dataset's budget by hand, or leaves it to the policy again.
+    /// Sets a dataset's budget by hand, or returns it to the policy (`None`).
     ///
     /// # Errors
-    /// There is no such dataset, or not so much cache.
+    /// The dataset does not exist, or the budget exceeds the total.
     pub fn pin_budget(
         &mut self,
         name: &str,
@@ -369,30 +302,28 @@ impl Registry {
             return Err(self.no_dataset(name));
         }
         self.check_budget(name, size, limits)?;
-        for dataset in &mut self.datasets {
-            if dataset.spec.name == name {
-                dataset.spec.budget = size;
-            }
-        }
+        let dataset = self.datasets.iter_mut().find(|one| one.name == name);
+        dataset.into_iter().for_each(|one| one.pinned = size);
         Ok(())
     }
 
-    /// Sets a job's rate by hand, or leaves it to the policy again.
+    /// Sets a job's rate by hand, or returns it to the policy (`None`).
     ///
     /// # Errors
-    /// There is no such job, or not so much remote IO.
+    /// The job does not exist, or the rate exceeds the total.
     pub fn pin_rate(
         &mut self,
         name: &str,
         rate: Option<u64>,
         limits: &Limits,
     ) -> Result<(), RegistryError> {
-        if self.job(name).is_none() {
+        let Some(at) = self.jobs.iter().position(|job| job.name == name) else {
             return Err(self.no_job(name));
-        }
+        };
         if rate == Some(0) {
             return Err(RegistryError::RateZero(name.to_owned()));
         }
+        // Without its own previous rate, which the new one replaces.
         let others = self.jobs.iter().filter(|job| job.name != name);
         let others = others.fold(0_u64, |sum, job| {
             sum.saturating_add(job.pinned.unwrap_or(0))
@@ -407,45 +338,41 @@ impl Registry {
                 others,
             });
         }
-        for job in &mut self.jobs {
-            if job.name == name {
-                job.pinned = rate;
-            }
-        }
+        self.jobs[at].pinned = rate;
         Ok(())
     }
 
     /// Changes the policy.
     ///
     /// # Errors
-    /// It is not known.
+    /// There is no policy of this name.
     pub fn set_policy(&mut self, name: &str) -> Result<(), RegistryError> {
-        if !POLICIES.contains(&name) {
+        if name.parse::<Policy>().is_err() {
             return Err(RegistryError::UnknownPolicy(name.to_owned()));
         }
         name.clone_into(&mut self.policy);
         Ok(())
     }
 
-    /// Notes what a dataset holds, or why that is not known; gives whether that is new. Counts of what
-    /// is not declared any more are for nobody.
-    pub fn counted(&mut self, id: u64, counted: Result<(u64, u64), String>) -> bool {
+    /// Records the size of dataset `id` in bytes and items. Ignores a dataset that is no longer declared.
+    pub fn counted(&mut self, id: u64, size: u64, items: u64) {
+        if let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) {
+            dataset.size = size;
+            dataset.items = items;
+            let empty = || RegistryError::Empty(dataset.path.clone()).to_string();
+            dataset.trouble = (size == 0).then(empty);
+        }
+    }
+
+    /// Records why dataset `id` cannot be counted. An earlier size stays. Returns whether this is news.
+    pub fn count_failed(&mut self, id: u64, trouble: String) -> bool {
         let Some(dataset) = self.datasets.iter_mut().find(|one| one.id == id) else {
             return false;
         };
-        let before = (dataset.size, dataset.items, dataset.trouble.take());
-        match counted {
-            Ok((size, items)) => {
-                dataset.size = size;
-                dataset.items = items;
-                if size == 0 {
-                    dataset.trouble =
-                        Some(RegistryError::Empty(dataset.spec.path.clone()).to_string());
-                }
-            }
-            Err(why) => dataset.trouble = Some(why),
-        }
-        before != (dataset.size, dataset.items, dataset.trouble.clone())
+        let trouble = Some(trouble);
+        let news = dataset.trouble != trouble;
+        dataset.trouble = trouble;
+        news
     }
 
     fn check_budget(
@@ -454,18 +381,15 @@ impl Registry {
         size: Option<u64>,
         limits: &Limits,
     ) -> Result<(), RegistryError> {
-        let Some(size) = size else {
-            return Ok(());
-        };
-        if size == 0 {
+        if size == Some(0) {
             return Err(RegistryError::BudgetZero(name.to_owned()));
         }
-        let others = self.datasets.iter().filter(|one| one.spec.name != name);
+        let others = self.datasets.iter().filter(|one| one.name != name);
         let others = others.fold(0_u64, |sum, one| {
-            sum.saturating_add(one.spec.budget.unwrap_or(0))
+            sum.saturating_add(one.pinned.unwrap_or(0))
         });
-        match limits.cache {
-            Some(total) if size.saturating_add(others) > total => {
+        match (size, limits.cache) {
+            (Some(size), Some(total)) if size.saturating_add(others) > total => {
                 Err(RegistryError::BudgetAboveCapacity {
                     dataset: name.to_owned(),
                     size,
@@ -479,7 +403,7 @@ impl Registry {
 
     fn known_datasets(&self) -> Vec<String> {
         let names = self.datasets.iter();
-        names.map(|one| one.spec.name.clone()).collect()
+        names.map(|one| one.name.clone()).collect()
     }
 
     fn no_dataset(&self, name: &str) -> RegistryError {
@@ -497,92 +421,9 @@ impl Registry {
     }
 }
 
-impl DatasetSpec {
-    /// The declaration of `decided`.
-    #[must_use]
-    pub fn of(decided: &DatasetDecision) -> Self {
-        Self {
-            name: decided.name.clone(),
-            path: decided.path.clone(),
-            uri: decided.uri.clone(),
-            index: decided.index.clone(),
-            budget: decided.pinned,
-            origin_readers: decided.origin_readers,
-        }
-    }
-}
-
-impl Dataset {
-    fn of(decided: &DatasetDecision) -> Self {
-        Self {
-            spec: DatasetSpec::of(decided),
-            id: decided.id,
-            size: decided.size,
-            items: decided.items,
-            trouble: decided.trouble.clone(),
-        }
-    }
-}
-
-impl Job {
-    fn seen(name: String) -> Self {
-        Self {
-            name,
-            dataset: None,
-            declared: false,
-            owner: None,
-            ideal_rate: None,
-            gpus: 1,
-            epochs: None,
-            pinned: None,
-            irregular: false,
-        }
-    }
-
-    fn of(decided: &JobDecision) -> Self {
-        Self {
-            name: decided.name.clone(),
-            dataset: decided.dataset.clone(),
-            declared: decided.declared,
-            owner: decided.owner,
-            ideal_rate: decided.ideal_rate,
-            gpus: decided.gpus,
-            epochs: decided.epochs,
-            pinned: decided.pinned,
-            irregular: decided.irregular,
-        }
-    }
-}
-
-impl DatasetSpec {
-    /// A dataset with nothing said but its name and place.
-    #[must_use]
-    pub fn new(name: impl Into<String>, path: ItemPath) -> Self {
-        Self {
-            name: name.into(),
-            path,
-            uri: None,
-            index: None,
-            budget: None,
-            origin_readers: OriginReaders::default(),
-        }
-    }
-}
-
-fn dataset_character(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "._-".contains(c)
-}
-
-/// Schedulers' names have more in them: `slurm:77_[3]`, `k8s:space/pod`.
-fn job_character(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "._-:@/+=,[]".contains(c)
-}
-
-fn check_name(
-    what: &'static str,
-    name: &str,
-    allowed: impl Fn(char) -> bool,
-) -> Result<(), RegistryError> {
+/// Checks a name: letters, digits and `punctuation`, with a letter or digit first.
+fn check_name(what: &'static str, name: &str, punctuation: &str) -> Result<(), RegistryError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || punctuation.contains(c);
     let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if starts && name.len() <= NAME_BYTES_MAX && name.chars().all(allowed) {
         return Ok(());
@@ -596,25 +437,5 @@ fn check_name(
 impl From<RegistryError> for CommandError {
     fn from(error: RegistryError) -> Self {
         Self::new(error.kind(), error.to_string(), error.advice())
-    }
-}
-
-impl RegistryError {
-    /// What kind of refusal it is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::NoDataset { .. } | Self::NoJob { .. } => ErrorKind::NotFound,
-            Self::DatasetTaken { .. }
-            | Self::JobTaken(_)
-            | Self::Overlap { .. }
-            | Self::Read { .. }
-            | Self::TooManyDatasets
-            | Self::TooManyJobs
-            | Self::Gpus { .. }
-            | Self::BudgetAboveCapacity { .. }
-            | Self::RateAboveTotal { .. } => ErrorKind::Conflict,
-            _ => ErrorKind::Invalid,
-        }
     }
 }

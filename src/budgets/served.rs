@@ -1,96 +1,133 @@
-//! Where a dataset lies: from what people write to a path of the namespace.
+//! Resolves what users write for a dataset or an index to a path of the namespace.
 
 use crate::index::IndexFile;
 use crate::origin::{OriginSpec, redacted};
-use copperfs_overlay::ItemPath;
+use copperfs_overlay::{InvalidPath, ItemPath};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What is served where.
+/// The origins of the namespace, and where it is mounted.
 #[derive(Clone, Debug, Default)]
-pub struct Served {
+pub struct ServedPaths {
     /// The origins of the namespace.
     pub origins: Vec<OriginSpec>,
-    /// Where the namespace is mounted on this host.
+    /// The mount points of the namespace on this host.
     pub mounts: Vec<PathBuf>,
 }
 
-impl Served {
-    /// The path of the namespace that `text` means: a path below a mount point, a path of the
-    /// namespace, or a URI that an origin serves; and the URI without credentials, if it is one.
+/// The location of a dataset.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Location {
+    /// Its path in the namespace.
+    pub path: ItemPath,
+    /// The URI that it was located by, without credentials, if it was one.
+    pub uri: Option<String>,
+}
+
+/// Why a text does not locate a dataset or an index.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LocateError {
+    /// It is neither a path nor a URI.
+    #[error(
+        "{0:?} is neither an absolute path nor a URI; write /lus/data/imagenet, or \
+         s3://bucket/imagenet"
+    )]
+    Relative(String),
+    /// It is no path of the namespace.
+    #[error("{text}: {source}")]
+    Path {
+        /// The text.
+        text: String,
+        /// Why it is no path.
+        source: InvalidPath,
+    },
+    /// No origin serves it.
+    #[error("no origin serves {location}; served are: {served}")]
+    NotServed {
+        /// The path or URI.
+        location: String,
+        /// The prefixes and URIs of all origins.
+        served: String,
+    },
+    /// An index needs an absolute path.
+    #[error("the index {0:?} is not an absolute path")]
+    RelativeIndex(String),
+}
+
+impl ServedPaths {
+    /// Returns the location that `text` denotes: a path below a mount point, a path of the namespace, or
+    /// a URI that an origin serves.
     ///
     /// # Errors
-    /// What is wrong with it, and what is served.
-    pub fn place(&self, text: &str) -> Result<(ItemPath, Option<String>), String> {
+    /// See [`LocateError`].
+    pub fn locate(&self, text: &str) -> Result<Location, LocateError> {
         if text.contains("://") {
-            return Ok((self.of_uri(text)?, Some(redacted(text))));
+            let (path, uri) = (self.path_of_uri(text)?, Some(redacted(text)));
+            return Ok(Location { path, uri });
         }
         if !text.starts_with('/') {
-            return Err(format!(
-                "{text:?} is neither an absolute path nor a URI; write /lus/data/imagenet, or \
-                 s3://bucket/imagenet"
-            ));
+            return Err(LocateError::Relative(text.to_owned()));
         }
-        let below = |mount: &PathBuf| Path::new(text).strip_prefix(mount).ok().map(Path::to_owned);
-        let inside = self.mounts.iter().find_map(below);
-        let bytes = match &inside {
-            Some(path) => path.as_os_str().as_bytes(),
-            None => text.as_bytes(),
-        };
-        let path = ItemPath::parse(bytes).map_err(|error| format!("{text:?}: {error}"))?;
-        if !self.holds(&path) {
-            return Err(format!("no origin serves {path}; {}", self.shown()));
+        let mut mounts = self.mounts.iter();
+        let inside = mounts.find_map(|mount| Path::new(text).strip_prefix(mount).ok());
+        let bytes = inside.unwrap_or(Path::new(text)).as_os_str().as_bytes();
+        let path = ItemPath::parse(bytes).map_err(|source| LocateError::Path {
+            text: format!("{text:?}"),
+            source,
+        })?;
+        if !self.serves(&path) {
+            return Err(self.not_served(path.to_string()));
         }
-        Ok((path, None))
+        Ok(Location { path, uri: None })
     }
 
-    fn holds(&self, path: &ItemPath) -> bool {
+    /// Returns the location of a dataset's index: a file of the namespace, or of the root nodes' hosts.
+    ///
+    /// # Errors
+    /// [`LocateError::RelativeIndex`].
+    pub fn locate_index(&self, text: &str) -> Result<IndexFile, LocateError> {
+        let on_host = text.strip_prefix("file://");
+        let path = on_host.unwrap_or(text);
+        if !path.starts_with('/') {
+            return Err(LocateError::RelativeIndex(text.to_owned()));
+        }
+        let inside = ItemPath::parse(path.as_bytes()).ok();
+        Ok(
+            match inside.filter(|path| on_host.is_none() && self.serves(path)) {
+                Some(path) => IndexFile::Tree(path),
+                None => IndexFile::Local(PathBuf::from(path)),
+            },
+        )
+    }
+
+    fn serves(&self, path: &ItemPath) -> bool {
         let mut origins = self.origins.iter();
         origins.any(|origin| path.is_within(&origin.prefix))
     }
 
-    fn of_uri(&self, uri: &str) -> Result<ItemPath, String> {
-        let found = self.origins.iter().filter_map(|origin| {
+    fn path_of_uri(&self, uri: &str) -> Result<ItemPath, LocateError> {
+        let served = self.origins.iter().filter_map(|origin| {
             let below = uri.strip_prefix(origin.uri.trim_end_matches('/'))?;
+            // `s3://bucket/set` does not serve `s3://bucket/settle`.
             (below.is_empty() || below.starts_with('/')).then_some((origin, below))
         });
-        let nearest = found.max_by_key(|(origin, _)| origin.uri.len());
-        let Some((origin, below)) = nearest else {
-            return Err(format!(
-                "no origin serves {}; {}",
-                redacted(uri),
-                self.shown()
-            ));
-        };
+        let (origin, below) = served
+            .max_by_key(|(origin, _)| origin.uri.len())
+            .ok_or_else(|| self.not_served(redacted(uri)))?;
         let path = format!("{}/{}", origin.prefix, below.trim_start_matches('/'));
-        ItemPath::parse(path.as_bytes()).map_err(|error| format!("{}: {error}", redacted(uri)))
+        ItemPath::parse(path.as_bytes()).map_err(|source| LocateError::Path {
+            text: redacted(uri),
+            source,
+        })
     }
 
-    fn shown(&self) -> String {
+    fn not_served(&self, location: String) -> LocateError {
         let served = self.origins.iter();
         let served: Vec<String> = served
             .map(|origin| format!("{} ({})", origin.prefix, redacted(&origin.uri)))
             .collect();
-        format!("served are: {}", served.join(", "))
-    }
-
-    /// Where a dataset's index is: in the namespace, or a file of the roots' hosts.
-    ///
-    /// # Errors
-    /// It is not an absolute path.
-    pub fn index(&self, text: &str) -> Result<IndexFile, String> {
-        let (local, path) = match text.strip_prefix("file://") {
-            Some(path) => (true, path),
-            None => (false, text),
-        };
-        if !path.starts_with('/') {
-            return Err(format!("the index {text:?} is not an absolute path"));
-        }
-        let inside = ItemPath::parse(path.as_bytes()).ok();
-        Ok(match inside.filter(|path| !local && self.holds(path)) {
-            Some(path) => IndexFile::Tree(path),
-            None => IndexFile::Local(PathBuf::from(path)),
-        })
+        let served = served.join(", ");
+        LocateError::NotServed { location, served }
     }
 }
 
@@ -99,7 +136,7 @@ pub(crate) mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    pub(crate) fn served() -> Served {
+    pub(crate) fn served() -> ServedPaths {
         let spec = |(prefix, uri): (&str, &str)| OriginSpec {
             prefix: ItemPath::parse(prefix.as_bytes()).unwrap(),
             uri: uri.into(),
@@ -110,14 +147,14 @@ pub(crate) mod tests {
             ("/data", "s3://bucket/set/"),
             ("/data/deep", "s3://bucket/set/x/deep"),
         ];
-        Served {
+        ServedPaths {
             origins: origins.map(spec).into(),
             mounts: vec!["/copper_mnt".into(), "/copper_data".into()],
         }
     }
 
     #[test]
-    fn a_place_is_a_path_of_a_mount_or_of_the_namespace_or_a_served_uri() {
+    fn a_location_is_a_path_of_a_mount_or_of_the_namespace_or_a_served_uri() {
         for (text, path, is_uri) in [
             ("/lus/x", "/lus/x", false),
             ("/copper_data/lus/x/", "/lus/x", false),
@@ -127,12 +164,9 @@ pub(crate) mod tests {
             ("s3://bucket/set/a/b/", "/data/a/b", true),
             ("s3://bucket/set/x/deep/1", "/data/deep/1", true),
         ] {
-            let (found, uri) = served().place(text).unwrap();
-            assert_eq!(
-                (found.to_string().as_str(), uri.is_some()),
-                (path, is_uri),
-                "{text}"
-            );
+            let found = served().locate(text).unwrap();
+            assert_eq!(found.path.to_string(), path, "{text}");
+            assert_eq!(found.uri.is_some(), is_uri, "{text}");
         }
         for (text, hint) in [
             ("/home/x", "served are: /lus (file:///lus)"),
@@ -140,18 +174,21 @@ pub(crate) mod tests {
             ("x", "neither an absolute path nor a URI"),
             ("/lus/../x", ".."),
         ] {
-            let error = served().place(text).unwrap_err();
+            let error = served().locate(text).unwrap_err().to_string();
             assert!(error.contains(hint), "{text}: {error}");
         }
     }
 
     #[test]
     fn an_index_is_in_the_namespace_or_on_the_roots() {
-        let tree = served().index("/data/.index").unwrap();
+        let tree = served().locate_index("/data/.index").unwrap();
         assert!(matches!(tree, IndexFile::Tree(_)));
         for local in ["/var/x.index", "file:///data/.index"] {
-            assert!(matches!(served().index(local), Ok(IndexFile::Local(_))));
+            assert!(matches!(
+                served().locate_index(local),
+                Ok(IndexFile::Local(_))
+            ));
         }
-        assert!(served().index("x.index").is_err());
+        assert!(served().locate_index("x.index").is_err());
     }
 }

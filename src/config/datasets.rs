@@ -5,7 +5,7 @@
 use super::assigned::split_name;
 use super::layer::Written;
 use super::settings::Settings;
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use crate::budgets::registry::{Limits, Registry};
 use crate::model::{DatasetSpec, OriginReaders};
 use copperfs_policy::amounts::parse_bytes;
@@ -13,7 +13,7 @@ use copperfs_policy::amounts::parse_bytes;
 /// What a table of a dataset may hold besides its name and place.
 pub const OPTIONS: [&str; 3] = ["index", "budget", "origin_readers"];
 
-impl Served {
+impl ServedPaths {
     /// What a node with these settings serves.
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
@@ -29,7 +29,10 @@ impl Served {
 ///
 /// # Errors
 /// What is wrong with the first that makes no sense, and what to try.
-pub(super) fn parse_all(written: &[Written], served: &Served) -> Result<Vec<DatasetSpec>, String> {
+pub(super) fn parse_all(
+    written: &[Written],
+    served: &ServedPaths,
+) -> Result<Vec<DatasetSpec>, String> {
     let mut registry = Registry::default();
     let mut specs = Vec::new();
     for one in written.iter().filter(|one| !one.text.is_empty()) {
@@ -43,17 +46,18 @@ pub(super) fn parse_all(written: &[Written], served: &Served) -> Result<Vec<Data
     Ok(specs)
 }
 
-fn parse(written: &Written, served: &Served) -> Result<DatasetSpec, String> {
+fn parse(written: &Written, served: &ServedPaths) -> Result<DatasetSpec, String> {
     let (name, place) = split_name(&written.text)?;
-    let (path, uri) = served.place(place)?;
+    let location = served.locate(place).map_err(|error| error.to_string())?;
     let mut spec = DatasetSpec {
-        uri,
-        ..DatasetSpec::new(name, path)
+        uri: location.uri,
+        ..DatasetSpec::new(name, location.path)
     };
     for (option, value) in &written.options {
         match option.as_str() {
             "index" => {
-                served.index(value)?;
+                let located = served.locate_index(value);
+                drop(located.map_err(|error| error.to_string())?);
                 spec.index = Some(value.clone());
             }
             "budget" => spec.budget = Some(parse_bytes(value).map_err(|error| error.to_string())?),

@@ -13,7 +13,7 @@ use super::settings::{
     OriginSpec, Orphan, PushSettings, ReaddirPlus, Settings, SymlinkPolicy, Toggle,
 };
 use super::{ConfigError, indexes, origins};
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use crate::budgets::registry::Registry;
 use copperfs_overlay::ItemPath;
 use copperfs_policy::amounts::{
@@ -85,7 +85,7 @@ pub fn resolve(layer: &Layer, machine: &Machine) -> Result<Settings, ConfigError
     let log = reader.log(&runtime_dir, foreground)?;
     let data_mount = reader.data_mount(&mountpoint)?;
     let mounts = data_mount.iter().chain([&mountpoint]).cloned().collect();
-    let served = Served { origins, mounts };
+    let served = ServedPaths { origins, mounts };
     let threads = reader.threads(machine)?;
     Ok(Settings {
         indexes: reader.indexes(&served.origins)?,
@@ -379,7 +379,7 @@ impl Reader<'_> {
         Ok(found)
     }
 
-    fn datasets(self, served: &Served) -> Result<Vec<DatasetSpec>, ConfigError> {
+    fn datasets(self, served: &ServedPaths) -> Result<Vec<DatasetSpec>, ConfigError> {
         let given = self.layer.get("dataset");
         let written = given.map_or(&[][..], |given| &given.values);
         datasets::parse_all(written, served).map_err(|why| self.wrong("dataset", why))

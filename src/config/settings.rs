@@ -116,7 +116,7 @@ pub struct Settings {
     pub shared_reserve_percent: u8,
     /// Bytes per second that storage gives for datasets, all nodes together; `None`: no limit.
     pub remote_io: Option<u64>,
-    /// How budgets and rates are decided, by name: one of [`crate::budgets::POLICIES`].
+    /// How budgets and rates are decided, by name: one of [`copperfs_policy::Policy`].
     pub allocation_policy: String,
     /// GPUs of the cluster, if jobs are to be checked against them.
     pub gpus: Option<u32>,

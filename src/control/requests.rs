@@ -3,7 +3,7 @@
 //! Amounts are numbers (bytes, bytes per second) or texts with a unit (`"120GB"`, `"200MB/s"`).
 
 use super::error::ControlError;
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use crate::config::datasets::origin_readers;
 use crate::model::{DatasetSpec, JobSpec};
 use crate::num::whole;
@@ -163,21 +163,23 @@ impl DatasetRequest {
         parsed(body)
     }
 
-    pub(super) fn into_spec(self, served: &Served) -> Result<DatasetSpec, ControlError> {
+    pub(super) fn into_spec(self, served: &ServedPaths) -> Result<DatasetSpec, ControlError> {
         let ((Some(place), None) | (None, Some(place))) = (&self.path, &self.uri) else {
             let error = "a dataset has a path or a uri";
             return Err(ControlError::malformed(error, "Give one of the two"));
         };
         let advice = "copperfs dataset add NAME PATH|URI";
         let refused = |why: String| ControlError::new(422, why, advice);
-        let (path, uri) = served.place(place).map_err(refused)?;
+        let location = served.locate(place);
+        let location = location.map_err(|error| refused(error.to_string()))?;
         if let Some(index) = &self.index {
-            served.index(index).map_err(refused)?;
+            let located = served.locate_index(index);
+            drop(located.map_err(|error| refused(error.to_string()))?);
         }
         let readers = self.origin_readers.as_deref().map(origin_readers);
         let readers = readers.transpose().map_err(refused)?;
         Ok(DatasetSpec {
-            uri,
+            uri: location.uri,
             index: self.index,
             budget: self
                 .budget
@@ -185,7 +187,7 @@ impl DatasetRequest {
                 .map(|value| size("budget", value))
                 .transpose()?,
             origin_readers: readers.unwrap_or_default(),
-            ..DatasetSpec::new(self.name, path)
+            ..DatasetSpec::new(self.name, location.path)
         })
     }
 }

@@ -5,8 +5,7 @@ use super::plan::PLANS_MAX;
 use super::request::{Access, User};
 use super::router::{document, router, routes};
 use super::*;
-use crate::budgets::Counted;
-use crate::budgets::agent::{BudgetAgentConfig, CountProgress, Counter, Neighbours};
+use crate::budgets::{BudgetAgentConfig, CountError, CountProgress, Counted, Counter, Neighbours};
 use crate::config::OriginSpec;
 use crate::model::{
     Counting, DatasetDecision, DatasetSpec, Decision, IdealRate, JobDecision, JobNode, JobReport,
@@ -63,7 +62,7 @@ impl Counter for Sizes {
         &self,
         dataset: &DatasetDecision,
         _progress: Arc<CountProgress>,
-    ) -> BoxFuture<'static, Result<Counted, String>> {
+    ) -> BoxFuture<'static, Result<Counted, CountError>> {
         let hollow = dataset.path.as_bytes().ends_with(b"hollow");
         let bytes = if hollow || dataset.name == "empty" {
             0
@@ -175,8 +174,8 @@ async fn answer(control: &Control, user: Option<u32>, request: (&str, &str, &[u8
     }
 }
 
-fn served() -> Served {
-    Served {
+fn served() -> ServedPaths {
+    ServedPaths {
         origins: vec![OriginSpec {
             prefix: path("/lus"),
             uri: "file:///lus".into(),

@@ -1,6 +1,6 @@
-//! What of an item is read from storage for a request, and reading it.
+//! Reading an item from storage for a request.
 
-use super::item_store::Cut;
+use super::item_store::ItemBytes;
 use crate::model::slots::{STRIPE_BYTES, stripe_len};
 use crate::num::to_usize;
 use crate::read::FileRef;
@@ -13,9 +13,9 @@ use copperfs_overlay::{
 use futures_util::StreamExt;
 use std::ops::Range;
 
-/// A request, as a home looks at it. Offsets count from the beginning of the stripe.
+/// A request to a home. Offsets are relative to the beginning of the stripe.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct StripeRequest {
     pub(super) file: FileRef,
     pub(super) stripe: u64,
     /// Bytes of the stripe.
@@ -23,8 +23,8 @@ pub(super) struct Wanted {
     pub(super) range: Range<u64>,
 }
 
-impl Wanted {
-    /// `Corrupt` where the request has a [`ItemRequest::fault`].
+impl StripeRequest {
+    /// Converts a request. `Corrupt` if it has a [`ItemRequest::fault`].
     pub(super) fn of(request: &ItemRequest) -> Result<Self, Failure> {
         if let Some(fault) = request.fault() {
             let detail = format!("{}: {fault}", request.path);
@@ -40,32 +40,33 @@ impl Wanted {
         })
     }
 
-    /// What is read where the stripe is not kept: what was asked for, in whole units of `align` bytes.
+    /// Returns the bytes to read if the stripe is not kept: the requested ones, in whole units of
+    /// `align` bytes.
     pub(super) fn aligned(&self, align: u64) -> Range<u64> {
         let end = self.range.end.next_multiple_of(align).min(self.len);
         self.range.start / align * align..end
     }
 }
 
-/// In which units storage is read for a home that does not keep the item: up the tree in blocks, since
-/// only they travel without being kept on the way; from its own origins in pages.
+/// Returns the unit of reads for items that are not kept: blocks up the tree, because only blocks
+/// pass through other nodes without being kept; pages from the home's own origins.
 pub(super) fn alignment(through: bool) -> u64 {
     if through { BLOCK_BYTES } else { RANGE_ALIGN }
 }
 
-/// A run of bytes of a stripe, as it was read.
+/// Consecutive bytes of a stripe that were read from storage.
 #[derive(Clone, Debug)]
 pub(super) struct Fetched {
-    /// Where it begins in the stripe.
+    /// Its offset in the stripe.
     pub(super) start: u64,
     pub(super) bytes: Bytes,
-    /// The hashes of its blocks, where it was read in blocks.
+    /// The hashes of its blocks, if it was read in blocks.
     pub(super) hashes: Vec<ContentHash>,
 }
 
 impl Fetched {
-    /// The bytes of `wanted`, if they are part of it.
-    pub(super) fn cut(&self, wanted: &Range<u64>) -> Option<Cut> {
+    /// Returns the bytes `wanted`, if they are part of it.
+    pub(super) fn cut(&self, wanted: &Range<u64>) -> Option<ItemBytes> {
         let from = to_usize(wanted.start.checked_sub(self.start)?);
         let to = to_usize(wanted.end.checked_sub(self.start)?);
         let bytes = (from <= to && to <= self.bytes.len()).then(|| self.bytes.slice(from..to))?;
@@ -73,11 +74,10 @@ impl Fetched {
             [hash] if bytes.len() == self.bytes.len() => Some(hash),
             _ => None,
         };
-        Some(Cut { bytes, hash })
+        Some(ItemBytes { bytes, hash })
     }
 
-    /// Its blocks, counted from the beginning of the stripe. Each with memory of its own where they are
-    /// to stay in memory.
+    /// Returns its blocks, numbered from the beginning of the stripe.
     pub(super) fn blocks(&self) -> Vec<ItemBlock> {
         let block = to_usize(BLOCK_BYTES);
         let cut = |index: usize| {
@@ -92,17 +92,18 @@ impl Fetched {
     }
 }
 
-/// Reads `extent` of the stripe; `through` as in [`ReadRequest::through`].
+/// Reads `extent` of the stripe. `through` as in [`ReadRequest::through`].
 ///
 /// # Errors
-/// The source's; `Corrupt` when what it gives cannot be true, `Stale` when it is not the content that
-/// an index promised.
+/// The source's failure; `Corrupt` if its answer is invalid; `Stale` if it is not the content
+/// promised by an index.
 pub(super) async fn fetch(
     source: &dyn Files,
-    wanted: &Wanted,
+    wanted: &StripeRequest,
     extent: Range<u64>,
     through: bool,
 ) -> Result<Fetched, Failure> {
+    // Whole blocks are fetched as blocks, which are verified by their hashes.
     let aligned = |at: u64| at.is_multiple_of(BLOCK_BYTES) || at == wanted.len;
     if aligned(extent.start) && aligned(extent.end) {
         return blocks(source, wanted, extent, through).await;
@@ -111,6 +112,7 @@ pub(super) async fn fetch(
     let mut at = extent.start;
     while at < extent.end {
         let block_end = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+        // A range request must not cross a block, or exceed its maximum.
         let end = extent.end.min(block_end).min(at + RANGE_BYTES_MAX);
         let request = RangeRequest {
             path: wanted.file.path.clone(),
@@ -136,7 +138,7 @@ pub(super) async fn fetch(
 
 async fn blocks(
     source: &dyn Files,
-    wanted: &Wanted,
+    wanted: &StripeRequest,
     extent: Range<u64>,
     through: bool,
 ) -> Result<Fetched, Failure> {
@@ -155,18 +157,20 @@ async fn blocks(
     let due = to_usize(extent.end - extent.start);
     let mut bytes = Vec::with_capacity(due);
     let mut hashes = Vec::with_capacity(to_usize(count));
-    // Where the current block begins, and has to end.
+    // The bounds of block number `done`.
     let block = to_usize(BLOCK_BYTES);
     let bounds = |done: usize| (done * block).min(due)..((done + 1) * block).min(due);
     while bytes.len() < due || (hashes.len() as u64) < count {
         let current = bounds(hashes.len());
         match parts.next().await {
             Some(Ok(BlockPart::Bytes(more))) => {
+                // Never buffer more than was announced, whatever the source sends.
                 if bytes.len() + more.len() > current.end {
                     return Err(corrupt(wanted, "a block longer than announced"));
                 }
                 bytes.extend_from_slice(&more);
             }
+            // The source has found an error, and sends this block again.
             Some(Ok(BlockPart::Restart)) => bytes.truncate(current.start),
             Some(Ok(BlockPart::End(hash))) => {
                 if bytes.len() != current.end {
@@ -186,8 +190,8 @@ async fn blocks(
     })
 }
 
-/// Refuses a file of one block that is not what an index promised.
-fn promised(wanted: &Wanted, hash: ContentHash) -> Result<(), Failure> {
+/// Refuses a file of one block whose content differs from the promise of an index.
+fn promised(wanted: &StripeRequest, hash: ContentHash) -> Result<(), Failure> {
     match wanted.file.content {
         Some(content) if wanted.file.size <= BLOCK_BYTES && content != hash => {
             let path = &wanted.file.path;
@@ -198,7 +202,7 @@ fn promised(wanted: &Wanted, hash: ContentHash) -> Result<(), Failure> {
     }
 }
 
-fn corrupt(wanted: &Wanted, cause: &str) -> Failure {
+fn corrupt(wanted: &StripeRequest, cause: &str) -> Failure {
     let detail = format!("{}: {cause}", wanted.file.path);
     Failure::new(FailureKind::Corrupt, detail)
 }

@@ -1,44 +1,44 @@
-//! The home's service: the shares of declared datasets that this node holds, and the items that it gives
-//! to whoever asks.
+//! The home's service: the node's shares of declared datasets, and the answers to requests for
+//! items.
 //!
-//! An item that is held is given at once. One that is not is read from storage, if the request pays for
-//! it, once for all who ask meanwhile; it is kept if it is at home here and the share has room.
+//! An item that is held is returned at once. Any other item is read from storage if the request
+//! pays for it, once for all concurrent requests. It is kept if this node is its home and the share
+//! has room.
 //!
-//! What it does not do: decide shares ([`crate::budgets`]), say who is at home where ([`super::slots`]),
-//! hold jobs' tokens, or travel ([`copperfs_overlay::Homes`]).
+//! It does not decide shares ([`crate::budgets`]), assign homes ([`crate::model::slots`]), hold
+//! jobs' tokens, or connect nodes ([`copperfs_overlay::Homes`]).
 //!
 //! Invariants
-//! - Storage is never read without payment: `charged` is what was read, and at most the payment.
-//! - What is held of a dataset is never above its share, and the shares are together never above the
+//! - Storage is never read without payment: `charged` is the number of bytes read, and at most the
+//!   payment.
+//! - The bytes held of a dataset never exceed its share, and all shares together never exceed the
 //!   capacity.
-//! - Trouble with the disk costs hits and no request.
-//! - A flight that somebody has paid for ends, also when nobody waits for it any more: what it brings is
-//!   kept if it may be, and nobody pays twice.
+//! - A fault of the disk costs hits and no request.
+//! - A paid flight continues if its requests are cancelled: its item is kept if possible, and no
+//!   request pays for it again.
 //!
-//! Locks, none held across an await: what was applied, the list of datasets, one dataset, its item_store, in
-//! that order.
+//! Locks, none held across an await: the applied decision, the list of datasets, one dataset, its
+//! item store, in that order.
 
-mod flight;
 mod lifetime;
 mod share;
 
-use super::fetch::Wanted;
+use super::fetch::StripeRequest;
 use super::item::ItemId;
-use super::item_store::Cut;
+use super::item_store::ItemBytes;
 use super::recency::Recency;
-use crate::model::slots::{Homes, STRIPE_BYTES};
+use crate::model::slots::{STRIPE_BYTES, SlotTable};
 use crate::model::{DatasetDecision, Decision, HomeNode, OriginReaders, Serial, ShareReport};
 use crate::num::to_usize;
+use bytes::Bytes;
 use copperfs_overlay::{
     ContentHash, Failure, FailureKind, Files, ItemAnswer, ItemPath, ItemRequest,
 };
 use copperfs_policy::Policy;
-use flight::landed;
 use lifetime::Absence;
 use parking_lot::{Mutex, RwLock};
-use share::{Next, Share};
+use share::{Next, Share, wait_done};
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,79 +46,80 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// What a [`Home`] is made with.
+/// The configuration of a [`Home`].
 #[derive(Clone, Debug)]
 pub struct HomeOptions {
-    /// Bytes of items that it may hold, all datasets together. A disk takes up to 4 KiB more for each
-    /// block of 1 MiB.
+    /// The maximum number of bytes of items, all datasets together. A disk uses up to 4 KiB more
+    /// for each block of 1 MiB.
     pub capacity: u64,
-    /// Where they lie.
-    pub place: HomePlace,
-    /// Which items go when a share shrinks.
+    /// Where items are kept.
+    pub storage: HomeStorage,
+    /// Determines the random evictions.
     pub seed: u64,
-    /// Bytes that may be under way from storage, beside the capacity; at least one stripe.
+    /// The maximum number of bytes in flight from storage, in addition to the capacity; at least
+    /// one stripe.
     pub in_flight_bytes_max: u64,
 }
 
 impl HomeOptions {
-    /// What [`HomeOptions::in_flight_bytes_max`] is by default: 32 whole stripes, which keep a fast
+    /// The default of [`HomeOptions::in_flight_bytes_max`]: 32 whole stripes, which keep a fast
     /// network busy over 10 ms of delay.
     pub const IN_FLIGHT_BYTES_MAX: u64 = 128 << 20;
 }
 
 /// Where a home keeps items.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum HomePlace {
-    /// In memory: gone with the process.
+pub enum HomeStorage {
+    /// In memory, until the process ends.
     Memory,
-    /// Below `datasets` in a directory, the node's store's.
+    /// In the directory `datasets` of the node's store.
     Disk {
-        /// That directory; it exists.
+        /// The directory of the node's store, which exists.
         directory: PathBuf,
-        /// The share of its filesystem that is left free, in per cent.
+        /// The percentage of its filesystem that is left free.
         reserve_percent: u8,
     },
 }
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub struct Home(Arc<Inner>);
+pub struct Home(Arc<Shared>);
 
-struct Inner {
+struct Shared {
     options: HomeOptions,
-    /// Storage by way of the roots.
+    /// Storage, through the roots.
     roots: Arc<dyn Files>,
-    /// Storage itself.
+    /// Storage, directly from this node.
     own: Option<Arc<dyn Files>>,
-    /// Bytes under way, in units of [`ROOM_UNIT`].
+    /// Limits bytes in flight, in units of [`ROOM_UNIT`].
     room: Arc<Semaphore>,
     shares: RwLock<HashMap<u64, Arc<Share>>>,
-    applied: Mutex<Applied>,
-    /// Under the policy `lru`: what goes next. `None`: shares are uniform caches.
+    applied: Mutex<AppliedDecision>,
+    /// The eviction order under the policy `lru`. `None`: shares are uniform caches.
     recency: Mutex<Option<Recency>>,
-    /// Datasets whose directories are being taken away.
+    /// Datasets whose directories are being removed.
     closing: Mutex<HashSet<u64>>,
-    /// Opening takes it to read, removing what nobody knows to write.
+    /// Held for reading while a directory is opened, and for writing while directories are removed.
     directories: tokio::sync::RwLock<()>,
     runtime: Handle,
 }
 
-/// The unit in which bytes under way are counted.
+/// The unit of [`Shared::room`].
 const ROOM_UNIT: u64 = 4096;
 
-/// What the last decision said.
-struct Applied {
+/// The last decision that was applied.
+struct AppliedDecision {
     serial: Option<Serial>,
     homes: Vec<HomeNode>,
     placement: Arc<Placement>,
     absence: Absence,
 }
 
-/// Which slots are at home here.
-#[derive(Debug)]
+/// The slots whose home is this node.
+#[derive(Debug, Default)]
 struct Placement {
-    homes: Homes,
-    /// This node's position among the homes; `None`: it is none.
+    homes: SlotTable,
+    /// This node's index among the homes. `None`: it is no home.
     here: Option<usize>,
 }
 
@@ -128,43 +129,32 @@ impl Placement {
     }
 }
 
-impl fmt::Debug for Home {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Home")
-            .field("options", &self.0.options)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A request whose item turns out not to be there is looked at anew so often.
-const LOOKS_MAX: usize = 4;
-/// Who joined a flight that failed asks once more: it was somebody else's attempt.
-const RETRIES: usize = 1;
-/// How long requests wait for a share that is being opened after a start, before they are served
-/// without it.
-const OPENING: Duration = Duration::from_secs(5);
+/// The maximum number of attempts for a request whose item turns out to be missing.
+const ATTEMPTS_MAX: usize = 4;
+/// A request that joined another request's failed flight tries once more itself.
+const JOIN_RETRIES: usize = 1;
+/// How long requests wait for a share that is being opened after a start. After that they are
+/// served without it.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Home {
-    /// A home without datasets. `roots` is asked for those whose storage the roots read, `own` for those
-    /// whose homes do; `None`: this node cannot. To be called within a runtime, which does the work.
+    /// Creates a home without datasets. `roots` serves datasets whose storage the roots read, and
+    /// `own` those whose homes read storage; `None`: this node cannot. Must be called within a
+    /// runtime, which runs the flights.
     #[must_use]
     pub fn new(options: HomeOptions, roots: Arc<dyn Files>, own: Option<Arc<dyn Files>>) -> Self {
         let in_flight = options.in_flight_bytes_max.max(STRIPE_BYTES);
         let room = to_usize(in_flight / ROOM_UNIT).min(Semaphore::MAX_PERMITS);
-        let placement = Arc::new(Placement {
-            homes: Homes::new(&[]),
-            here: None,
-        });
-        Self(Arc::new(Inner {
+        Self(Arc::new(Shared {
             options,
             roots,
             own,
             room: Arc::new(Semaphore::new(room)),
             shares: RwLock::default(),
-            applied: Mutex::new(Applied {
+            applied: Mutex::new(AppliedDecision {
                 serial: None,
                 homes: Vec::new(),
-                placement,
+                placement: Arc::default(),
                 absence: Absence::new(Instant::now()),
             }),
             recency: Mutex::default(),
@@ -174,20 +164,21 @@ impl Home {
         }))
     }
 
-    /// Bytes that this node has for datasets.
+    /// Returns this node's capacity for datasets in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.0.options.capacity
     }
 
-    /// Follows a decision, unless it has a newer one: shares, placement, datasets that are new or gone.
-    /// This node is the member of this rank and name. Where the shares are together above the capacity,
-    /// each gets its part of it, those of datasets that are cached whole first.
+    /// Applies a decision, unless a newer one was applied: shares, placement, new and removed
+    /// datasets. This node is the member with this rank and name. If the shares exceed the
+    /// capacity, each is reduced in proportion, those of whole datasets last.
     ///
-    /// A node that the decision does not name as a home keeps what it has for a minute, and so does one
-    /// whose dataset is unknown to a new allocator: both may be back.
+    /// A node that the decision does not name as a home keeps its items for a minute, and so does
+    /// one whose dataset is unknown to a new allocator, because both may return.
     pub fn apply(&self, decision: &Decision, rank: u32, name: &str) {
         let mut applied = self.0.applied.lock();
+        // An older decision must not undo a newer one.
         if applied.serial.is_some_and(|last| decision.serial < last) {
             return;
         }
@@ -199,14 +190,14 @@ impl Home {
         let here = decision.homes.iter().position(me);
         if applied.homes != decision.homes || applied.placement.here != here {
             applied.homes.clone_from(&decision.homes);
-            let homes = Homes::new(&decision.homes);
+            let homes = SlotTable::new(&decision.homes);
             applied.placement = Arc::new(Placement { homes, here });
         }
         let now = Instant::now();
         applied.absence.of_node(here.is_none(), now);
-        self.let_go(decision, same_term, &mut applied.absence, now);
+        self.close_removed(decision, same_term, &mut applied.absence, now);
         let away = applied.absence.is_over(now);
-        let mut due: Vec<Due> = Vec::with_capacity(decision.datasets.len());
+        let mut due: Vec<ShareTarget> = Vec::with_capacity(decision.datasets.len());
         for dataset in &decision.datasets {
             let share = self.share_of(dataset);
             let bytes = match here {
@@ -218,56 +209,54 @@ impl Home {
                 }
             };
             let whole = dataset.size > 0 && dataset.budget >= dataset.size;
-            due.push(Due {
+            due.push(ShareTarget {
                 share,
                 bytes,
                 whole,
             });
         }
         let lru = decision.policy == Policy::Lru.name();
-        {
+        if lru {
+            let capacity = self.0.options.capacity;
             let mut recency = self.0.recency.lock();
-            if !lru {
-                *recency = None;
-            } else if recency.is_none() {
-                *recency = Some(Recency::new(self.0.options.capacity));
-                // What lies there has no place in the order.
+            if recency.is_none() {
+                *recency = Some(Recency::new(capacity));
+                // Items from before have no position in the order.
                 due.iter().for_each(|due| due.share.shrink(0));
             }
-        }
-        if lru {
-            due.iter_mut()
-                .for_each(|due| due.bytes = self.0.options.capacity);
+            due.iter_mut().for_each(|due| due.bytes = capacity);
         } else {
+            *self.0.recency.lock() = None;
             self.clamp(&mut due);
         }
-        // What shrinks shrinks first, so that the sum is never above the capacity.
-        for Due { share, bytes, .. } in &due {
+        // Shrink before growing, so that the sum never exceeds the capacity.
+        for ShareTarget { share, bytes, .. } in &due {
             share.place(&applied.placement);
             share.shrink(*bytes);
         }
-        for Due { share, bytes, .. } in &due {
+        for ShareTarget { share, bytes, .. } in &due {
             share.set_bytes(*bytes);
         }
     }
 
-    /// Gives the bytes that are asked for, or says what they cost. Dropping the future ends neither a
-    /// read of storage that was paid for nor the waiting of others for it.
+    /// Returns the requested bytes, or their price. Dropping the future ends neither a paid read
+    /// from storage nor the wait of other requests for it.
     ///
     /// # Errors
-    /// Storage's, by their kind; `Unavailable` for a dataset that is not known here (yet);
-    /// `Unsupported` where this node is to read storage and cannot; `Corrupt` for a request with an
-    /// [`ItemRequest::fault`], or for what is no part of its dataset.
+    /// Storage's failures, with their kind; `Unavailable` for a dataset that is not known here
+    /// (yet); `Unsupported` if this node is to read storage and cannot; `Corrupt` for a request
+    /// with an [`ItemRequest::fault`], or for a path outside of its dataset.
     pub async fn item(&self, request: ItemRequest) -> Result<ItemAnswer, Failure> {
-        let wanted = Wanted::of(&request)?;
-        let share = self.known(&request)?;
-        share.opened(OPENING).await;
+        let wanted = StripeRequest::of(&request)?;
+        let share = self.share_for(&request)?;
+        share.opened(OPEN_TIMEOUT).await;
         let item = ItemId::of(&wanted.file, wanted.stripe);
+        // Before the look-up, so that room for the item is made under the policy `lru`.
         self.touch(&share, item, wanted.len, request.payment);
-        let mut retries = RETRIES;
-        // The disk gives nothing at the moment: what it holds is passed by.
+        let mut retries = JOIN_RETRIES;
+        // Set while the disk is suspended. Items on it are then treated as missing.
         let mut rests = false;
-        for _look in 0..LOOKS_MAX {
+        for _attempt in 0..ATTEMPTS_MAX {
             match share.next(&wanted, item, request.payment, rests) {
                 Next::Held(item_store) => {
                     if let Some(cut) = item_store
@@ -282,10 +271,10 @@ impl Home {
                     }
                 }
                 Next::Unpaid { cost } => return Ok(ItemAnswer::Unpaid { cost }),
-                Next::Join(pending, here) => match landed(pending).await {
+                Next::Join { pending, is_done } => match wait_done(pending).await {
                     Some(Ok(fetched)) => {
                         if let Some(cut) = fetched.cut(&wanted.range) {
-                            let paid = if here { Paid::Cached } else { Paid::Joined };
+                            let paid = if is_done { Paid::Cached } else { Paid::Joined };
                             return Ok(answer(cut, paid).await);
                         }
                     }
@@ -293,7 +282,7 @@ impl Home {
                         return Err(failure);
                     }
                     Some(Err(_)) => retries -= 1,
-                    // Whoever led died.
+                    // The flight was aborted. Try again.
                     None => {}
                 },
                 Next::Lead(lead, pending) => {
@@ -304,8 +293,10 @@ impl Home {
                     };
                     let room = Arc::clone(&self.0.room);
                     let flight = lead.fly(wanted.clone(), source, through, room);
+                    // The flight is a task of its own, so it continues if this request is
+                    // cancelled.
                     drop(self.0.runtime.spawn(flight));
-                    match landed(pending).await {
+                    match wait_done(pending).await {
                         Some(Ok(fetched)) => {
                             let cut = fetched.cut(&wanted.range);
                             let cut = cut.ok_or_else(|| vanished(&request))?;
@@ -320,17 +311,18 @@ impl Home {
         Err(vanished(&request))
     }
 
-    /// Whether a request would be answered from what is held: without storage, and without payment.
+    /// Returns whether a request would be answered without storage and without payment.
     #[must_use]
     pub fn has(&self, request: &ItemRequest) -> bool {
-        let (Some(share), Ok(wanted)) = (self.find(request.dataset), Wanted::of(request)) else {
+        let (Some(share), Ok(wanted)) = (self.find(request.dataset), StripeRequest::of(request))
+        else {
             return false;
         };
         share.holds(&ItemId::of(&wanted.file, wanted.stripe))
     }
 
-    /// Drops what is held of the datasets at `path` and below. Of one that reaches above it nothing goes:
-    /// a version's bytes do not change, and what is another version is asked for anew.
+    /// Drops the items of datasets at `path` and below. A dataset that contains `path` keeps its
+    /// items, because a version's bytes do not change, and another version is another item.
     pub fn clear(&self, path: &ItemPath) {
         for share in self.all() {
             if share.path().is_within(path) {
@@ -341,14 +333,14 @@ impl Home {
         }
     }
 
-    /// Whether [`Home::clear`] of `path` would affect a dataset.
+    /// Returns whether [`Home::clear`] of `path` would affect a dataset.
     #[must_use]
     pub fn is_home_below(&self, path: &ItemPath) -> bool {
         self.all().iter().any(|share| share.path().is_within(path))
     }
 
-    /// What is held of each dataset. To be asked every second or so: what was given up for some time
-    /// only goes then.
+    /// Reports on each dataset. Call it about every second, because expired items are dropped only
+    /// then.
     #[must_use]
     pub fn report(&self) -> Vec<ShareReport> {
         self.tidy(Instant::now());
@@ -357,7 +349,7 @@ impl Home {
         reports
     }
 
-    /// Under the policy `lru` what was read longest ago makes way for an item that is read.
+    /// Under the policy `lru`, evicts the least recently read items for an item that is read.
     fn touch(&self, share: &Share, item: ItemId, len: u64, payment: u64) {
         let gone = match &mut *self.0.recency.lock() {
             Some(recency) if payment >= len || share.holds(&item) => {
@@ -383,8 +375,8 @@ impl Home {
         shares.get(&id).map(Arc::clone)
     }
 
-    /// The dataset of a request.
-    fn known(&self, request: &ItemRequest) -> Result<Arc<Share>, Failure> {
+    /// Returns the share of a request's dataset.
+    fn share_for(&self, request: &ItemRequest) -> Result<Arc<Share>, Failure> {
         let Some(share) = self.find(request.dataset) else {
             let id = request.dataset;
             let detail = format!("{}: dataset {id:016x} is not known here", request.path);
@@ -398,7 +390,7 @@ impl Home {
         Ok(share)
     }
 
-    /// Who is asked for storage, and whether that is by way of other nodes.
+    /// Returns the source for reads from storage, and whether it leads through other nodes.
     fn source(&self, readers: OriginReaders) -> Result<(Arc<dyn Files>, bool), Failure> {
         match (readers, &self.0.own) {
             (OriginReaders::Roots, _) => Ok((Arc::clone(&self.0.roots), true)),
@@ -410,11 +402,12 @@ impl Home {
         }
     }
 
-    /// The share of a dataset, made if it is new.
+    /// Returns the share of a dataset, and creates it if it is new.
     fn share_of(&self, dataset: &DatasetDecision) -> Arc<Share> {
         let mut shares = self.0.shares.write();
         let known = shares.len();
         let share = shares.entry(dataset.id).or_insert_with(|| {
+            // Different datasets must not evict the same positions.
             let seed = self.0.options.seed ^ dataset.id;
             let share = Arc::new(Share::new(dataset, seed));
             self.open(&share, known);
@@ -424,12 +417,13 @@ impl Home {
         Arc::clone(share)
     }
 
-    /// Takes from the shares what they are above the capacity: from each its part, but nothing from
-    /// datasets that are cached whole as long as others have something. A job with a whole dataset is
-    /// given next to no remote IO, and a few misses would hold it up; to others a miss more is one more.
-    fn clamp(&self, due: &mut [Due]) {
+    /// Reduces the shares to the capacity: in proportion, but whole datasets only after all others.
+    /// A job with a whole dataset has next to no remote IO, so a few misses would delay it. For
+    /// other jobs a further miss is only one more.
+    fn clamp(&self, due: &mut [ShareTarget]) {
         let known = |share: &Arc<Share>| due.iter().any(|due| Arc::ptr_eq(&due.share, share));
         let all = self.all();
+        // Shares in their grace period are not part of the decision, but hold bytes.
         let lingers = all.iter().filter(|share| !known(share));
         let lingering: u64 = lingers.map(|share| share.stats().used).sum();
         let capacity = u128::from(self.0.options.capacity.saturating_sub(lingering));
@@ -448,36 +442,36 @@ impl Home {
     }
 }
 
-/// What a share is to be.
-struct Due {
+/// The size that a share is to have.
+struct ShareTarget {
     share: Arc<Share>,
     bytes: u64,
-    /// The dataset's budget is all of it.
+    /// Whether the dataset's budget is all of it.
     whole: bool,
 }
 
-/// How an answer came about.
+/// How an item was obtained.
 #[derive(Clone, Copy, Debug)]
 enum Paid {
-    /// It was here.
+    /// It was held.
     Cached,
-    /// Somebody else read it.
+    /// Another request has read it.
     Joined,
     /// It was read for this request.
     Led { charged: u64, admitted: u64 },
 }
 
-async fn answer(cut: Cut, paid: Paid) -> ItemAnswer {
+async fn answer(found: ItemBytes, paid: Paid) -> ItemAnswer {
     let (charged, admitted) = match paid {
         Paid::Led { charged, admitted } => (charged, admitted),
         Paid::Cached | Paid::Joined => (0, 0),
     };
-    let hash = match cut.hash {
+    let hash = match found.hash {
         Some(hash) => hash,
-        None => hash_of(cut.bytes.clone()).await,
+        None => hash_of(&found.bytes).await,
     };
     ItemAnswer::Bytes {
-        bytes: cut.bytes,
+        bytes: found.bytes,
         hash,
         cached: matches!(paid, Paid::Cached),
         charged,
@@ -485,22 +479,21 @@ async fn answer(cut: Cut, paid: Paid) -> ItemAnswer {
     }
 }
 
-/// Above so many bytes hashing is done elsewhere: it takes longer than 0.1 ms.
+/// Longer bytes are hashed on another thread, because that takes longer than 0.1 ms.
 const HASHED_HERE_MAX: usize = 256 << 10;
 
-async fn hash_of(bytes: bytes::Bytes) -> ContentHash {
+async fn hash_of(bytes: &Bytes) -> ContentHash {
     let hash = |bytes: &[u8]| ContentHash(*blake3::hash(bytes).as_bytes());
     if bytes.len() <= HASHED_HERE_MAX {
-        return hash(&bytes);
+        return hash(bytes);
     }
-    let again = bytes.clone();
-    match tokio::task::spawn_blocking(move || hash(&again)).await {
-        Ok(hash) => hash,
-        Err(_) => hash(&bytes),
-    }
+    let shared = bytes.clone();
+    let hashed = tokio::task::spawn_blocking(move || hash(&shared)).await;
+    // Only a runtime that shuts down does not run the task.
+    hashed.unwrap_or_else(|_stopped| hash(bytes))
 }
 
-/// Whether another attempt may fare better.
+/// Returns whether another attempt may succeed.
 fn may_pass(failure: &Failure) -> bool {
     use FailureKind as Kind;
     matches!(failure.kind, Kind::Unavailable | Kind::Corrupt | Kind::Io)

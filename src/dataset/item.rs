@@ -1,31 +1,30 @@
-//! What a home calls an item. Pure.
+//! Identities of items. Pure.
 
 use crate::model::slots::{SLOTS, stripe_blocks};
 use crate::num::to_usize;
 use crate::read::{FileId, FileRef};
 use copperfs_overlay::STRIPE_BLOCKS;
-use std::fmt;
 
-/// One item in one version, in 16 bytes: its place (a hash of path and stripe, whose low bits are its
-/// slot), its number of blocks, whether it is valid in a later launch, and its version (a hash of the
-/// file's identity, size and stripe).
+/// One version of an item, in 16 bytes: its key (a hash of path and stripe, whose low bits are its
+/// slot), its number of blocks, whether it is valid in a later launch, and its version (a hash of
+/// the file's identity, size and stripe).
 ///
-/// A store keeps the items of a dataset under these names, so that it tells after a restart where each
-/// is at home and whether all of it is there.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// A store keeps the items of a dataset under these names. So after a restart they tell each item's
+/// home, and whether the item is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ItemId([u8; 16]);
 
-/// As many blocks fit into a stripe.
+/// The number of blocks in a stripe.
 const BLOCKS_MAX: u8 = 4;
 const _: () = assert!(BLOCKS_MAX as u64 == STRIPE_BLOCKS);
 /// Added to the number of blocks if the item's version is not valid in a later launch.
 const ONE_LAUNCH: u8 = 0x80;
-/// The low bits of a place that are its slot.
+/// The low bits of a key, which are the slot.
 const SLOT_MASK: u16 = 0x3fff;
 const _: () = assert!(SLOT_MASK as usize + 1 == SLOTS);
 
 impl ItemId {
-    /// Stripe `stripe` of a file version.
+    /// Returns the identity of stripe `stripe` of a file version.
     #[must_use]
     pub fn of(file: &FileRef, stripe: u64) -> Self {
         let blocks = stripe_blocks(file.size, stripe);
@@ -53,35 +52,28 @@ impl ItemId {
         (1..=BLOCKS_MAX).contains(&id[8]).then_some(Self(id))
     }
 
-    /// The name under which a store keeps it.
+    /// Returns the name under which a store keeps it.
     #[must_use]
     pub fn file(&self) -> FileId {
         FileId::of(self.0)
     }
 
-    /// Where it is, whatever its version.
+    /// Returns its key, which all versions of it share.
     #[must_use]
-    pub fn place(&self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.0;
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    pub fn key(&self) -> u64 {
+        self.0.first_chunk().copied().map_or(0, u64::from_le_bytes)
     }
 
-    /// Its slot: see [`super::slot_of`].
+    /// Returns its slot: see [`crate::model::slot_of`].
     #[must_use]
     pub fn slot(&self) -> u16 {
         u16::from_le_bytes([self.0[0], self.0[1]]) & SLOT_MASK
     }
 
-    /// How many blocks it has.
+    /// Returns the number of its blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         to_usize(u64::from(self.0[8] & !ONE_LAUNCH))
-    }
-}
-
-impl fmt::Debug for ItemId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -103,7 +95,7 @@ mod tests {
             assert_eq!(item.blocks(), [4, 4, 2][usize::try_from(stripe).unwrap()]);
             assert_eq!(ItemId::from_file(item.file()), Some(item));
             let later = ItemId::of(&new, stripe);
-            assert!(later.place() == item.place() && later != item);
+            assert!(later.key() == item.key() && later != item);
         }
         let longer = FileRef::new(path, Version::from_data([1; 16]), size + 1, None);
         assert_ne!(ItemId::of(&old, 0), ItemId::of(&longer, 0));

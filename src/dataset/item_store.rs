@@ -1,7 +1,7 @@
-//! Where the bytes of one dataset's items lie on its home: in memory, or in a store of their own.
+//! The bytes of one dataset's items on its home: in memory, or in a store of their own.
 //!
-//! It holds what it is told to, and decides nothing ([`super::uniform`] does). What comes from a disk
-//! is checked when it is read; what is damaged is as good as not there.
+//! It holds the items that it is told to hold, and decides nothing ([`super::uniform`] does). Bytes
+//! from a disk are verified when they are read; damaged ones count as missing.
 
 use super::item::ItemId;
 use crate::cache::EvictionPolicy;
@@ -13,47 +13,37 @@ use copperfs_policy::amounts::Size;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Bytes out of an item, verified.
+/// Verified bytes of an item.
 #[derive(Clone, Debug)]
-pub(super) struct Cut {
+pub(super) struct ItemBytes {
     pub(super) bytes: Bytes,
-    /// Their hash, where it was known anyway.
+    /// Their hash, if it is already known.
     pub(super) hash: Option<ContentHash>,
 }
 
 /// See the module.
 pub(super) enum ItemStore {
-    /// Bounded by who decides what it holds. The lock is held for a look only.
+    /// Bounded by its caller, which decides what it holds. The lock is held for a look-up only.
     Memory(Mutex<HashMap<ItemId, Vec<ItemBlock>>>),
     /// In a directory of its own.
-    Disk { store: Store, directory: PathBuf },
-}
-
-impl fmt::Debug for ItemStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(_) => f.write_str("memory"),
-            Self::Disk { directory, .. } => directory.fmt(f),
-        }
-    }
+    Disk(Store),
 }
 
 impl ItemStore {
-    /// An empty one in memory.
+    /// Creates an empty store in memory.
     pub(super) fn memory() -> Self {
         Self::Memory(Mutex::default())
     }
 
-    /// The one in `directory`, made if it is missing, and the items that are complete in it. What is
-    /// left of others is removed.
+    /// Opens the store in `directory`, which is created if missing. Returns it with its complete
+    /// items, and removes the rest of incomplete ones.
     ///
     /// # Errors
-    /// The directory cannot be used. What is damaged in it is no error.
+    /// The directory cannot be used. Damaged files in it are no error.
     pub(super) async fn open(
         directory: &Path,
         reserve_percent: u8,
@@ -74,26 +64,26 @@ impl ItemStore {
                 None => leftovers.push(file),
             }
         }
-        // Which of them go first is drawn from their order: the same one every time.
+        // Random evictions depend on the order, so it must be reproducible.
         items.sort_unstable_by_key(|(item, _)| *item.file().as_bytes());
+        // Parts of items, left by a crash, would never be found again.
         store.release(leftovers);
-        let directory = directory.to_owned();
-        Ok((Self::Disk { store, directory }, items))
+        Ok((Self::Disk(store), items))
     }
 
-    /// Keeps the verified blocks of an item, all of them, and says whether it did. On a disk it returns
-    /// when they are written; one that is full, slow or faulty refuses.
+    /// Stores all verified blocks of an item. Returns whether they were stored. A disk stores them
+    /// before it returns, and refuses if it is full, slow or faulty.
     pub(super) async fn keep(&self, item: ItemId, blocks: Vec<ItemBlock>) -> bool {
         match self {
             Self::Memory(items) => {
                 items.lock().insert(item, blocks);
                 true
             }
-            Self::Disk { store, .. } => store.keep_item(item.file(), blocks).await,
+            Self::Disk(store) => store.keep_item(item.file(), blocks).await,
         }
     }
 
-    /// These are not held any more.
+    /// Removes items.
     pub(super) fn remove(&self, items: &[ItemId]) {
         match self {
             Self::Memory(held) => {
@@ -102,13 +92,19 @@ impl ItemStore {
                     held.remove(item);
                 }
             }
-            Self::Disk { store, .. } => store.release(items.iter().map(ItemId::file).collect()),
+            Self::Disk(store) => store.release(items.iter().map(ItemId::file).collect()),
         }
     }
 
-    /// Bytes `wanted` of an item of `len` bytes; `None`: they are not here, or damaged.
-    pub(super) async fn get(&self, item: &ItemId, len: u64, wanted: Range<u64>) -> Option<Cut> {
+    /// Returns the bytes `wanted` of an item of `len` bytes. `None` if they are missing or damaged.
+    pub(super) async fn get(
+        &self,
+        item: &ItemId,
+        len: u64,
+        wanted: Range<u64>,
+    ) -> Option<ItemBytes> {
         let first = wanted.start / BLOCK_BYTES;
+        // Whole blocks, because only they can be verified.
         let blocks = first..wanted.end.div_ceil(BLOCK_BYTES);
         let found = match self {
             Self::Memory(items) => {
@@ -120,11 +116,12 @@ impl ItemStore {
                 };
                 blocks.map(of).collect::<Option<Vec<_>>>()?
             }
-            Self::Disk { store, .. } => {
+            Self::Disk(store) => {
                 let file = item.file();
                 let reads = blocks.map(|index| {
                     let due = len.saturating_sub(index * BLOCK_BYTES).min(BLOCK_BYTES);
                     let read = store.block(&file, index, due);
+                    // One missing block fails the whole read.
                     async move { read.await.ok_or(()) }
                 });
                 try_join_all(reads).await.ok()?
@@ -136,18 +133,19 @@ impl ItemStore {
         )
     }
 
-    /// Whether it gives nothing for now: its disk has failed and is left alone for a while.
+    /// Returns whether it returns nothing for now, because its disk has failed and is not used for
+    /// a while.
     pub(super) fn rests(&self) -> bool {
         match self {
             Self::Memory(_) => false,
-            Self::Disk { store, .. } => store.rests(),
+            Self::Disk(store) => store.rests(),
         }
     }
 }
 
-/// Removes a dataset's directory; its name is free at once. Blocks.
+/// Removes a dataset's directory. Its name is free at once. Blocks.
 pub(super) fn remove_directory(directory: &Path) -> io::Result<()> {
-    // Whoever makes it anew meanwhile gets a fresh one.
+    // After the rename another directory of this name may be created.
     let gone = directory.with_extension(GONE);
     match std::fs::rename(directory, &gone) {
         Ok(()) => std::fs::remove_dir_all(gone),
@@ -156,11 +154,12 @@ pub(super) fn remove_directory(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// What the directory of a removed dataset is called while it is emptied.
+/// The extension of a removed dataset's directory while it is emptied.
 pub(super) const GONE: &str = "gone";
 
-/// The bytes of an item, if its blocks are all there.
+/// Returns the item and its length if all of its blocks are present.
 fn whole(item: ItemId, mut blocks: Vec<(u64, u64)>) -> Option<(ItemId, u32)> {
+    // All blocks must be present, and all but the last one must be full.
     blocks.sort_unstable();
     let last = item.blocks().checked_sub(1)?;
     let right = blocks.len() == last + 1
@@ -171,13 +170,13 @@ fn whole(item: ItemId, mut blocks: Vec<(u64, u64)>) -> Option<(ItemId, u32)> {
     Some((item, u32::try_from(len).ok().filter(|_| right)?))
 }
 
-/// Bytes `wanted` of blocks that follow one another.
-fn cut(blocks: &[(Bytes, ContentHash)], wanted: Range<u64>) -> Option<Cut> {
+/// Returns the bytes `wanted` of consecutive blocks.
+fn cut(blocks: &[(Bytes, ContentHash)], wanted: Range<u64>) -> Option<ItemBytes> {
     let (from, to) = (to_usize(wanted.start), to_usize(wanted.end));
     if let [(block, hash)] = blocks {
         let bytes = (from <= to && to <= block.len()).then(|| block.slice(from..to))?;
         let hash = (bytes.len() == block.len()).then_some(*hash);
-        return Some(Cut { bytes, hash });
+        return Some(ItemBytes { bytes, hash });
     }
     let mut all = BytesMut::with_capacity(to - from);
     let mut at = 0;
@@ -186,7 +185,7 @@ fn cut(blocks: &[(Bytes, ContentHash)], wanted: Range<u64>) -> Option<Cut> {
         all.extend_from_slice(block.get(part)?);
         at += block.len();
     }
-    (all.len() == to - from).then(|| Cut {
+    (all.len() == to - from).then(|| ItemBytes {
         bytes: all.freeze(),
         hash: None,
     })

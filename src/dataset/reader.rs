@@ -1,15 +1,16 @@
 //! Reading a dataset's items on the node where the job runs: from their homes, paid with the job's
 //! tokens.
 //!
-//! Purpose: answer the reads of one open file. An item is asked of its home whole, once for each open,
-//! where it is read from its beginning or in order, and in the runs that are asked for otherwise. What
-//! the home has costs nothing; what it lacks it reads from storage for as many bytes as the request
-//! pays for, so a job without tokens waits for them, and nobody else does.
+//! It answers the reads of open files. An item is requested from its home as a whole, once per
+//! open, if it is read from its beginning or sequentially, and otherwise in the requested ranges.
+//! Items that the home holds cost nothing. It reads missing ones from storage for as many bytes as
+//! the request pays for. So a job without tokens waits for them, without delaying other jobs.
 //!
-//! What it does not do: keep items (that is the homes' business), decide anything.
+//! It does not keep items, which the homes do, and decides nothing.
 //!
-//! Where a home cannot be reached its slots' next nodes are asked, and at last this node itself, which
-//! reads storage for it without keeping it: that costs an extra read of storage, never a wrong byte.
+//! If a home cannot be reached, the slot's next nodes are asked, and finally this node itself,
+//! which reads storage without keeping the item. That costs an extra read from storage, and never
+//! returns a wrong byte.
 
 mod open;
 #[cfg(test)]
@@ -18,51 +19,41 @@ mod view;
 
 pub use open::OpenDatasetFile;
 
-use crate::job::{Activities, JobActivity, JobName, RateLimit, Reader, Readers, Terms};
+use crate::job::{
+    Activities, CachedReader, JobActivity, JobName, RateLimit, Reader, Readers, Terms,
+};
 use crate::model::{Decision, JobDecision, UNATTRIBUTED};
 use crate::read::FileRef;
 use copperfs_metrics::{Counter, Scope, Unit};
 use copperfs_overlay::{Failure, ItemAnswer, ItemPath, ItemRequest};
 use futures_util::future::BoxFuture;
-use open::Opened;
+use open::OpenContext;
 use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use view::View;
 
-/// Bytes of items that open files hold on this node, all together: some thirty stripes, or more small
-/// files than loaders have open. Who finds no room reads in runs, which are given out at once.
+/// The maximum number of bytes of items that open files hold on this node: about thirty stripes, or
+/// more small files than loaders have open. Readers without room read in ranges, which are not
+/// held.
 pub const HELD_BYTES_MAX: u64 = 128 << 20;
-/// What [`HELD_BYTES_MAX`] is counted in.
+/// The unit of [`Shared::held`].
 const HELD_UNIT: u64 = 4096;
 
-/// The nodes that keep items.
-pub trait Homes: Send + Sync + 'static {
-    /// Asks the member at `rank`, which may be this node; `None`: this node, for lack of another.
+/// The connection to the homes of items.
+pub trait HomeClient: Send + Sync + 'static {
+    /// Sends a request to the member at `rank`, which may be this node. `None`: this node, as the
+    /// last resort.
     ///
     /// # Errors
-    /// `Unavailable` when it cannot be reached; what it failed with.
+    /// `Unavailable` if it cannot be reached; otherwise its own failure.
     fn ask(
         &self,
         rank: Option<u32>,
         request: ItemRequest,
     ) -> BoxFuture<'static, Result<ItemAnswer, Failure>>;
-}
-
-/// What readers on this node have cost. All of them rise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ReaderStats {
-    /// Requests to homes.
-    pub requests: u64,
-    /// Requests that a home could not answer for lack of payment.
-    pub unpaid: u64,
-    /// Requests that went elsewhere because a home could not be reached.
-    pub elsewhere: u64,
-    /// Bytes of datasets that were read through the software mount, unattributed.
-    pub unattributed_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -75,42 +66,34 @@ struct Counters {
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
-pub struct DatasetReader(Arc<Inner>);
+pub struct DatasetReader(Arc<Shared>);
 
-pub(super) struct Inner {
-    /// Replaced as a whole with each decision; held for a look.
+pub(super) struct Shared {
+    /// Replaced with each decision. The lock is held for a look-up only.
     view: RwLock<Arc<View>>,
-    homes: Arc<dyn Homes>,
+    homes: Arc<dyn HomeClient>,
     readers: Arc<Readers>,
     activities: Arc<Activities>,
-    /// Room for what open files hold, in units of [`HELD_UNIT`].
+    /// Limits the bytes held by open files, in units of [`HELD_UNIT`].
     held: Arc<Semaphore>,
-    /// How long the homes of one read may take.
+    /// The time limit of a read's requests to homes.
     request_timeout: Duration,
     counters: Counters,
 }
 
-impl fmt::Debug for DatasetReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatasetReader")
-            .field("serial", &self.0.view().decision.serial)
-            .finish_non_exhaustive()
-    }
-}
-
 impl DatasetReader {
-    /// A reader that knows no datasets yet. `readers` tells whose processes read, `activities` what
-    /// they do. A read whose homes have not answered within `request_timeout` fails; the time in which its
-    /// job waits for tokens does not count.
+    /// Creates a reader without datasets. `readers` finds the job of a thread, and `activities`
+    /// records its reads. A read whose homes have not answered within `request_timeout` fails; time
+    /// in which its job waits for tokens does not count.
     #[must_use]
     pub fn new(
-        homes: Arc<dyn Homes>,
+        homes: Arc<dyn HomeClient>,
         readers: Arc<Readers>,
         activities: Arc<Activities>,
         request_timeout: Duration,
     ) -> Self {
         let room = usize::try_from(HELD_BYTES_MAX / HELD_UNIT).unwrap_or(Semaphore::MAX_PERMITS);
-        Self(Arc::new(Inner {
+        Self(Arc::new(Shared {
             view: RwLock::default(),
             homes,
             readers,
@@ -121,15 +104,18 @@ impl DatasetReader {
         }))
     }
 
-    /// Follows `decision` from now on, also with files that are open. `own` is this node's rank. To be
-    /// called again when a job is new here: each gets its terms by this.
+    /// Applies `decision`, also to open files. `own` is this node's rank. Call it again when a job
+    /// begins to read here, so that the job gets its terms.
     pub fn apply(&self, decision: &Arc<Decision>, own: u32) {
+        // The view is rebuilt only for a new decision, but terms are applied each time, because
+        // jobs may be new.
         let known = self.0.view();
         if known.decision.serial != decision.serial {
             let view = View::new(Arc::clone(decision), &known);
             self.0.readers.declare(owners(decision));
             *self.0.view.write() = Arc::new(view);
         }
+        // A job that has just begun to read has no terms yet.
         for activity in self.0.activities.all() {
             activity.apply(terms(decision, own, &activity));
         }
@@ -142,24 +128,34 @@ impl DatasetReader {
         let view = self.0.view();
         let dataset = view.dataset_of(path)?;
         let decided = &view.decision.datasets[dataset];
-        let begun = Begun {
-            reader: Arc::clone(&self.0),
-            dataset: decided.id,
-            name: decided.name.clone(),
-            file: file.clone(),
-            pid,
+        let (reader, name) = (Arc::clone(&self.0), decided.name.clone());
+        let (dataset, file) = (decided.id, file.clone());
+        let finish = move |found: Option<&Reader>| {
+            let now = Instant::now();
+            let activity = reader.activities.of(found, &name, now);
+            activity.opened(now);
+            OpenDatasetFile::new(OpenContext {
+                reader,
+                dataset,
+                file,
+                activity,
+                pid,
+            })
         };
-        Some(match self.0.readers.known(pid, Instant::now()) {
-            Some(reader) => Opening::Ready(begun.opened(reader.as_deref())),
-            None => Opening::Later(Box::pin(async move {
-                let readers = Arc::clone(&begun.reader.readers);
-                let reader = readers.find(pid).await;
-                begun.opened(reader.as_deref())
-            })),
+        Some(match self.0.readers.cached(pid, Instant::now()) {
+            CachedReader::Known(found) => Opening::Ready(finish(found.as_deref())),
+            // A read of `/proc` may block, so it must not run on this thread.
+            CachedReader::Unknown => {
+                let readers = Arc::clone(&self.0.readers);
+                Opening::Later(Box::pin(async move {
+                    let found = readers.find(pid).await;
+                    finish(found.as_deref())
+                }))
+            }
         })
     }
 
-    /// The dataset that `path` belongs to, by name.
+    /// Returns the name of the dataset that contains `path`.
     #[must_use]
     pub fn dataset_of(&self, path: &ItemPath) -> Option<String> {
         let view = self.0.view();
@@ -167,8 +163,8 @@ impl DatasetReader {
         Some(view.decision.datasets[dataset].name.clone())
     }
 
-    /// `bytes` of the file at `path` were read through the software mount, where nobody knows by whom.
-    /// Said once for each dataset.
+    /// Records that `bytes` of the file at `path` were read through the software mount, by an
+    /// unknown reader. Warns once for each dataset.
     pub fn unattributed(&self, path: &ItemPath, bytes: u64) {
         let view = self.0.view();
         let Some(dataset) = view.dataset_of(path) else {
@@ -199,21 +195,9 @@ impl DatasetReader {
         let unattributed = &counters.unattributed_bytes;
         datasets.counter("unattributed_bytes", Bytes, help, unattributed);
     }
-
-    /// The counters as they stand.
-    #[must_use]
-    pub fn stats(&self) -> ReaderStats {
-        let counters = &self.0.counters;
-        ReaderStats {
-            requests: counters.requests.get(),
-            unpaid: counters.unpaid.get(),
-            elsewhere: counters.elsewhere.get(),
-            unattributed_bytes: counters.unattributed_bytes.get(),
-        }
-    }
 }
 
-/// An open of a dataset's file, in progress.
+/// An open of a dataset's file.
 pub enum Opening {
     /// The reader is known.
     Ready(OpenDatasetFile),
@@ -221,83 +205,48 @@ pub enum Opening {
     Later(BoxFuture<'static, OpenDatasetFile>),
 }
 
-impl fmt::Debug for Opening {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ready(_) => "Ready",
-            Self::Later(_) => "Later",
-        })
-    }
-}
-
-/// An open whose reader is not known yet.
-struct Begun {
-    reader: Arc<Inner>,
-    dataset: u64,
-    name: String,
-    file: FileRef,
-    pid: u32,
-}
-
-impl Begun {
-    fn opened(self, reader: Option<&Reader>) -> OpenDatasetFile {
-        let now = Instant::now();
-        let activity = self.reader.activities.of(reader, &self.name, now);
-        activity.opened(now);
-        OpenDatasetFile::new(Opened {
-            reader: self.reader,
-            dataset: self.dataset,
-            file: self.file,
-            activity,
-            pid: self.pid,
-        })
-    }
-}
-
-impl Inner {
+impl Shared {
     fn view(&self) -> Arc<View> {
         let view = self.view.read();
         Arc::clone(&view)
     }
 }
 
-/// The owners of the declared jobs.
+/// Returns the owners of the declared jobs.
 fn owners(decision: &Decision) -> HashMap<JobName, u32> {
     let jobs = decision.jobs.iter();
     jobs.filter_map(|job| Some((job.name.parse().ok()?, job.owner?)))
         .collect()
 }
 
-/// The part of the total, or of its own rate where there is no total, that a job may read on a node that
-/// the allocator has not heard of yet: enough to begin with, little enough that the total is not
-/// exceeded by much.
+/// The divisor of the total (or of the job's rate if there is no total) that limits a job on a node
+/// that the allocator does not know yet: enough to begin, and too little to exceed the total by
+/// much.
 const UNHEARD_PART: u64 = 100;
 
-/// What `decision` says to a job on this node.
+/// Returns the terms of a job on this node.
 fn terms(decision: &Decision, own: u32, activity: &JobActivity) -> Terms {
     let dataset = decision.dataset(activity.dataset());
     let name = activity.job().map_or(UNATTRIBUTED, JobName::as_str);
     let job = decision.job(name);
     let here = job.and_then(|job| job.nodes.iter().find(|node| node.rank == own));
-    let limit = match (decision.remote_io_total, job, here) {
+    // The decision may lag behind a job's first reads on a node. Until it names the node, a small
+    // part of the total applies.
+    let limit = match (job, here) {
         (
-            _,
             Some(JobDecision {
                 remote_io: None, ..
             }),
             _,
-        )
-        | (None, None, _) => RateLimit::Unlimited,
-        (_, _, Some(here)) => RateLimit::BytesPerSecond(here.remote_io),
-        (Some(total), _, None) => RateLimit::BytesPerSecond(total / UNHEARD_PART),
-        (
-            None,
-            Some(JobDecision {
-                remote_io: Some(rate),
-                ..
-            }),
-            None,
-        ) => RateLimit::BytesPerSecond(rate / UNHEARD_PART),
+        ) => RateLimit::Unlimited,
+        (_, Some(here)) => RateLimit::BytesPerSecond(here.remote_io),
+        (job, None) => {
+            let own_rate = job.and_then(|job| job.remote_io);
+            match decision.remote_io_total.or(own_rate) {
+                Some(total) => RateLimit::BytesPerSecond(total / UNHEARD_PART),
+                None => RateLimit::Unlimited,
+            }
+        }
     };
     let nodes = job.map_or(1, |job| job.nodes.len());
     Terms {

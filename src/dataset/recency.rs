@@ -1,8 +1,8 @@
-//! Which items of all datasets on one home were read when: the order of an LRU cache. Pure.
+//! The order in which the items of all datasets on one home were read, for an LRU cache. Pure.
 //!
-//! Under the policy `lru` a home has no shares: what was read longest ago goes, whosever it is, as in a
-//! general cache (Alluxio's default in `SiloD`, section 7). It is there to be measured against: a job
-//! that reads each item once an epoch evicts what it will want next.
+//! Under the policy `lru` a home has no shares: the item that was read longest ago is evicted, from
+//! whichever dataset, as in a general cache (Alluxio's default in `SiloD`, section 7). It exists
+//! for comparison: a job that reads each item once per epoch evicts the items that it needs next.
 
 use super::item::ItemId;
 use lru::LruCache;
@@ -16,7 +16,7 @@ pub struct Recency {
 }
 
 impl Recency {
-    /// Of a home of `capacity` bytes.
+    /// Creates an empty order for a home of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         Self {
@@ -26,8 +26,8 @@ impl Recency {
         }
     }
 
-    /// An item of `dataset` is read: `len` bytes, counted as held from now on. Gives what goes for it.
-    /// What is larger than the cache is not counted.
+    /// Records a read of an item of `dataset` with `len` bytes, which counts as held from now on.
+    /// Returns the items that it evicts. Items larger than the cache are not counted.
     pub fn read(&mut self, dataset: u64, item: ItemId, len: u32) -> Vec<(u64, ItemId)> {
         let bytes = u64::from(len);
         if self.order.get(&(dataset, item)).is_some() || bytes > self.capacity {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_longest_ago_goes() {
+    fn the_least_recently_read_item_is_evicted() {
         let mut recency = Recency::new(30);
         for name in ["a", "b", "c"] {
             assert_eq!(recency.read(1, item(name), 10), []);
@@ -76,8 +76,8 @@ mod tests {
         assert_eq!(recency.read(2, item("f"), 31), [], "larger than all");
     }
 
-    /// The reason why training wants another rule: with room for nine tenths of a dataset, epochs in
-    /// random order hit much less than nine tenths of it.
+    /// The reason for uniform caches: with room for nine tenths of a dataset, epochs in random
+    /// order hit much less than nine tenths of it.
     #[test]
     fn epochs_in_random_order_thrash() {
         const ITEMS: usize = 1000;
@@ -100,8 +100,8 @@ mod tests {
                 held.insert(*item);
             }
         }
-        // One without eviction hits 3,600; the expected value here is some 2,700 (the triangular law
-        // of `allocator::baselines`).
+        // A cache without eviction hits 3,600. The expected value here is about 2,700 (the
+        // triangular law of `copperfs_policy::baselines`).
         assert!((2_300..3_300).contains(&hits), "{hits}");
     }
 }

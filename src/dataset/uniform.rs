@@ -1,14 +1,15 @@
-//! The rules of a uniform cache, as one home keeps it for one dataset (`SiloD`, section 2.2). Pure.
+//! The uniform cache of one dataset on one home (`SiloD`, section 2.2). Pure.
 //!
-//! Items are admitted until the share is full, and nothing is evicted until the share shrinks; then
-//! items go that are no longer at home here, and after them any, each as likely as any other. Since
-//! every epoch reads every item once, in random order, the hit ratio of an epoch is that of bytes held
-//! to bytes of the dataset, whichever items they are.
+//! Items are admitted until the share is full, and nothing is evicted until the share shrinks. Then
+//! strays are evicted first, which are items whose home is now elsewhere, and after them random
+//! items. Since every epoch reads every item once in random order, its hit ratio is the ratio of
+//! bytes held to bytes of the dataset, whichever items they are.
 //!
-//! Invariant: what is held, and what is held and reserved when something is reserved, is never above
-//! the share.
+//! Invariant: bytes held never exceed the share, and neither do bytes held and reserved together
+//! when something is reserved.
 
 use super::item::ItemId;
+use crate::num::mix64;
 use std::collections::HashMap;
 
 /// See the module.
@@ -17,11 +18,12 @@ pub struct Uniform {
     share: u64,
     used: u64,
     reserved: u64,
-    /// Dense, so that each is as easily drawn as any other.
+    /// Dense, so that a random one can be drawn.
     entries: Vec<Entry>,
-    /// Where in `entries` the item at a place is: one version of it.
-    places: HashMap<u64, u32>,
-    /// Items that were not at home here when the placement was last looked at; some may be gone since.
+    /// The index in `entries` by [`ItemId::key`]: one version of each item.
+    positions: HashMap<u64, u32>,
+    /// Items without their home here when the placement was last examined. Some may have been
+    /// evicted since.
     strays: Vec<ItemId>,
     random: u64,
     evicted: u64,
@@ -33,8 +35,7 @@ struct Entry {
     len: u32,
 }
 
-/// Room that is set aside for an item while its bytes are on the way: to be given to
-/// [`Uniform::commit`] or [`Uniform::abort`].
+/// Room reserved for an item while it is fetched, for [`Uniform::commit`] or [`Uniform::abort`].
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "the room stays reserved until it is committed or aborted"]
 pub struct Reserved {
@@ -42,43 +43,43 @@ pub struct Reserved {
     len: u32,
 }
 
-/// What becomes of an item that is about to be read from storage.
+/// The decision on an item that is about to be read from storage.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Admission {
     /// It is held already.
     Held,
-    /// There is no room for it in the share: it is passed on and not kept.
+    /// There is no room for it in the share, so it is not kept.
     Refused,
     /// There is room.
     Reserved(Reserved),
 }
 
-/// What became of an item that arrived.
+/// The result of committing an item.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Committed {
-    /// It is held. It is not when the share has shrunk meanwhile.
+    /// Whether it is held. It is not if the share has shrunk in the meantime.
     pub kept: bool,
     /// The older version of it, which is no longer held.
     pub replaced: Option<ItemId>,
 }
 
-/// How full it is.
+/// The fill level of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct UniformStats {
-    /// Bytes that it may hold.
+    /// The share in bytes.
     pub share: u64,
     /// Bytes held.
     pub used: u64,
-    /// Bytes that room is reserved for.
+    /// Bytes reserved.
     pub reserved: u64,
     /// Items held.
     pub items: u64,
-    /// Items evicted since it was made.
+    /// Items evicted since the cache was created.
     pub evicted: u64,
 }
 
 impl Uniform {
-    /// An empty cache without a share. Which items go when it shrinks follows from `seed`.
+    /// Creates an empty cache without a share. `seed` determines the random evictions.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -86,27 +87,28 @@ impl Uniform {
             used: 0,
             reserved: 0,
             entries: Vec::new(),
-            places: HashMap::new(),
+            positions: HashMap::new(),
             strays: Vec::new(),
             random: seed,
             evicted: 0,
         }
     }
 
-    /// Whether this version of the item is held.
+    /// Returns whether this version of the item is held.
     #[must_use]
     pub fn holds(&self, item: &ItemId) -> bool {
         self.at(item).is_some()
     }
 
-    /// Reserves room for an item of `len` bytes, if the share has it. An older version of the item goes
-    /// for it, and, where that is not enough, what is not at home here: `evicted` gets what went.
+    /// Reserves room for an item of `len` bytes, if the share has it. Evicts an older version of
+    /// the item, and then strays if necessary. Appends the evicted items to `evicted`.
     pub fn admit(&mut self, item: ItemId, len: u32, evicted: &mut Vec<ItemId>) -> Admission {
         if self.holds(&item) {
             return Admission::Held;
         }
         let bytes = u64::from(len);
-        // Nothing goes for what will not fit.
+        // Do not evict anything for an item that does not fit.
+        // An item larger than the whole share would evict strays for nothing.
         if bytes > self.share.saturating_sub(self.reserved) {
             return Admission::Refused;
         }
@@ -121,7 +123,7 @@ impl Uniform {
         Admission::Reserved(Reserved { item, len })
     }
 
-    /// The bytes are here: they are held from now on.
+    /// Holds an item whose bytes have arrived.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn commit(&mut self, room: Reserved) -> Committed {
         let Reserved { item, len } = room;
@@ -131,27 +133,27 @@ impl Uniform {
         Committed { kept, replaced }
     }
 
-    /// The bytes did not come, or could not be kept.
+    /// Releases the room of an item that did not arrive, or could not be kept.
     #[expect(clippy::needless_pass_by_value, reason = "room is used once")]
     pub fn abort(&mut self, room: Reserved) {
         self.reserved -= u64::from(room.len);
     }
 
-    /// The share is `bytes` now. Gives what is evicted for it: first what is not at home here, then any.
+    /// Sets the share. Returns the evicted items: strays first, and then random ones.
     pub fn set_share(&mut self, bytes: u64) -> Vec<ItemId> {
         self.share = bytes;
         self.shrink()
     }
 
-    /// Items of slots for which `at_home` says no are the first to go, and make way for those that are
-    /// at home here. Looks at all of them.
-    pub fn place(&mut self, at_home: impl Fn(u16) -> bool) {
+    /// Marks the items of slots that are not `at_home` as strays, which are evicted first. Examines
+    /// all items.
+    pub fn mark_strays(&mut self, at_home: impl Fn(u16) -> bool) {
         let strays = self.entries.iter().map(|entry| entry.item);
         self.strays = strays.filter(|item| !at_home(item.slot())).collect();
     }
 
-    /// Takes up what an earlier process has kept. Gives what is not held: beyond the share, or of two
-    /// versions the one that came first.
+    /// Restores items that an earlier process has kept. Returns those that are not held, because
+    /// they exceed the share, or because they are the earlier one of two versions.
     pub fn restore(&mut self, items: impl IntoIterator<Item = (ItemId, u32)>) -> Vec<ItemId> {
         let mut gone = Vec::new();
         for (item, len) in items {
@@ -166,7 +168,7 @@ impl Uniform {
         gone
     }
 
-    /// Forgets an item: its bytes are lost. Says whether it was held.
+    /// Removes an item whose bytes are lost. Returns whether it was held.
     pub fn remove(&mut self, item: &ItemId) -> bool {
         match self.at(item) {
             Some(at) => {
@@ -177,7 +179,7 @@ impl Uniform {
         }
     }
 
-    /// How full it is.
+    /// Returns the fill level.
     #[must_use]
     pub fn stats(&self) -> UniformStats {
         UniformStats {
@@ -190,39 +192,40 @@ impl Uniform {
     }
 
     fn at(&self, item: &ItemId) -> Option<u32> {
-        let at = *self.places.get(&item.place())?;
+        let at = *self.positions.get(&item.key())?;
         let entry = self.entries.get(at as usize)?;
         (entry.item == *item).then_some(at)
     }
 
-    /// Says whether it is held: of one dataset a node holds four thousand million items at most.
+    /// Returns whether it is held, which fails beyond 2^32 items.
     fn insert(&mut self, item: ItemId, len: u32) -> bool {
         let Ok(at) = u32::try_from(self.entries.len()) else {
             return false;
         };
         self.entries.push(Entry { item, len });
-        self.places.insert(item.place(), at);
+        self.positions.insert(item.key(), at);
         self.used += u64::from(len);
         true
     }
 
-    /// Takes an entry out; the last one gets its position.
+    /// Removes an entry. The last entry takes its position.
     fn take(&mut self, at: u32) -> Option<ItemId> {
         if at as usize >= self.entries.len() {
             return None;
         }
+        // The last entry takes the position, so that entries stay dense.
         let gone = self.entries.swap_remove(at as usize);
-        self.places.remove(&gone.item.place());
+        self.positions.remove(&gone.item.key());
         if let Some(moved) = self.entries.get(at as usize) {
-            self.places.insert(moved.item.place(), at);
+            self.positions.insert(moved.item.key(), at);
         }
         self.used -= u64::from(gone.len);
         Some(gone.item)
     }
 
-    /// Takes out whatever version of the item is held.
+    /// Removes any version of the item.
     fn displace(&mut self, item: &ItemId) -> Option<ItemId> {
-        let at = *self.places.get(&item.place())?;
+        let at = *self.positions.get(&item.key())?;
         self.take(at)
     }
 
@@ -238,6 +241,7 @@ impl Uniform {
     }
 
     fn evict_stray(&mut self) -> Option<ItemId> {
+        // A stray may have been removed since it was marked.
         while let Some(stray) = self.strays.pop() {
             if self.remove(&stray) {
                 self.evicted += 1;
@@ -248,21 +252,12 @@ impl Uniform {
     }
 
     fn evict_any(&mut self) -> Option<ItemId> {
-        let count = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        let at = self.draw(count);
-        self.evicted += 1;
-        self.take(at)
-    }
-
-    /// Evenly below `count`, to one part in 2^32 (splitmix64; Steele, Lea and Flood, 2014).
-    fn draw(&mut self, count: u32) -> u32 {
+        // Splitmix64 (Steele, Lea and Flood, 2014), scaled to the number of entries. The probabilities
+        // differ by less than 2^-32 of each other.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        let drawn = (u128::from(mixed) * u128::from(count)) >> 64;
-        u32::try_from(drawn).unwrap_or_default()
+        let drawn = (u128::from(mix64(self.random)) * self.entries.len() as u128) >> 64;
+        self.evicted += 1;
+        self.take(u32::try_from(drawn).unwrap_or_default())
     }
 }
 

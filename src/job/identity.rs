@@ -1,15 +1,18 @@
-//! Who reads: from a thread to its process, and from that to its job.
+//! Finds the job of a reader: from a thread to its process, and from that to its job.
 //!
-//! A process belongs to the job that `rules` find in its environment or its cgroup, if it may name that job
-//! (`owners`). A process without one belongs to the job of its nearest ancestor that has one, else to none.
-//! The environments of other users, and with `hidepid` their whole `/proc` entries, cannot be read: then
-//! only the cgroup decides, or the reader is unattributed. Nothing here fails.
+//! A process belongs to the job that `rules` finds in its environment or its cgroup, if it may name
+//! that job (`owners`). A process without one belongs to the job of its nearest ancestor with one,
+//! or to no job. The environments of other users cannot be read, and with `hidepid` neither can
+//! their whole `/proc` entries. Then only the cgroup decides, or the reader is unattributed.
+//! Nothing here fails.
 //!
-//! Reading another process's environment waits for the lock of its memory map, which a large process holds
-//! while it forks. So `/proc` is never read on a thread that answers requests: [`Readers::known`] answers
-//! from memory, and [`Readers::find`] reads `/proc` on another thread, for a bounded time.
+//! Reading another process's environment waits for the lock of its memory map, which a large
+//! process holds while it forks. So `/proc` is never read on a thread that answers requests:
+//! [`Readers::cached`] answers from memory, and [`Readers::find`] reads `/proc` on another thread,
+//! for a bounded time.
 //!
-//! I/O: reads the given `/proc`. The caller supplies the time, except for the time limit of a look-up.
+//! I/O: reads the given `/proc`. The caller supplies the time, except for the time limit of a
+//! look-up.
 
 mod owners;
 mod proc;
@@ -36,79 +39,89 @@ use tokio::sync::Semaphore;
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Concurrent look-ups, each on its own thread: enough for all loaders of a node that wait for one
-/// trainer's memory map. Further look-ups wait for a place within [`LOOK_TIMEOUT`].
+/// trainer's memory map. Further look-ups wait for a slot within [`LOOK_TIMEOUT`].
 const LOOKS_MAX: usize = 64;
 
-/// Threads and processes remembered: more than the readers of a node with 256 cores that runs 16
+/// Threads and processes in memory: more than the readers of a node with 256 cores that runs 16
 /// loaders on each. A thread that was dropped is looked up again.
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
-/// How long a thread's number is taken for the same thread without a look. Numbers are given anew
-/// only after all others were used: even with 32,768 of them a node would have to start as many
-/// processes in this time.
+/// How long a thread's number is assumed to denote the same thread. Linux reuses a number only
+/// after all others: even with 32,768 numbers a node would have to start as many processes in this
+/// time.
 const TRUSTED: Duration = Duration::from_secs(1);
 
-/// How long an answer is used. `exec` changes an environment, and schedulers move processes into
-/// cgroups after they have begun.
+/// How long a result is used. `exec` changes an environment, and schedulers move processes into
+/// cgroups after they have started.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// How many ancestors are asked: a loader's worker below a trainer below `torchrun` below a script
-/// below a scheduler's step is six. Bounds the cost of a reader who belongs to no job.
+/// The maximum number of ancestors that are examined. A loader's worker below a trainer below
+/// `torchrun` below a script below a scheduler's step has five. Bounds the cost of a reader without
+/// a job.
 const ANCESTORS_MAX: usize = 16;
 
-/// A process that reads, and whose it is.
+/// A process that reads, and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reader {
-    /// The process of the thread that asked.
+    /// The process of the reading thread.
     pub process: Process,
-    /// Its furthest ancestor of the same job, found over an unbroken line: it is there as long as
-    /// the job's script is, while loaders come and go. The process itself if it has no job.
+    /// Its outermost ancestor of the same job, over an unbroken line. It lives as long as the job's
+    /// script, while loaders come and go. The process itself if it has no job.
     pub anchor: Process,
     /// Its job, if it has one.
     pub job: Option<JobName>,
 }
 
-/// Finds out who reads, and remembers it.
+/// Finds readers, and caches the results.
 ///
 /// Locks: one mutex for each table. None is held while an environment is read, or while another is taken.
 #[derive(Debug)]
 pub struct Readers {
     proc: Proc,
     /// By thread id.
-    threads: Mutex<LruCache<u32, Known>>,
-    /// What a process itself says, without its ancestors.
-    own: Mutex<LruCache<Process, (Instant, Own)>>,
+    threads: Mutex<LruCache<u32, KnownThread>>,
+    /// The claims of each process, and when they were read.
+    own: Mutex<LruCache<Process, (Instant, ProcessClaims)>>,
     owners: Mutex<Owners>,
     looks: Arc<Semaphore>,
 }
 
-/// What a process itself shows, without its ancestors.
+/// The result of a look-up in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CachedReader {
+    /// The reader for the thread, or `None` if the thread cannot be seen.
+    Known(Option<Arc<Reader>>),
+    /// The thread has to be looked up with [`Readers::find`].
+    Unknown,
+}
+
+/// The jobs that a process names itself, without its ancestors.
 #[derive(Debug, Clone)]
-struct Own {
+struct ProcessClaims {
     /// The user of the process, if visible.
     user: Option<u32>,
     /// The jobs that it names, in order of preference.
     claims: Arc<[Claim]>,
 }
 
-impl Own {
+impl ProcessClaims {
     fn names(&self, job: &JobName) -> bool {
         self.claims.iter().any(|claim| claim.job == *job)
     }
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownThread {
     thread: Process,
-    /// When the thread was last seen to be the same.
+    /// When the thread was last verified to be the same.
     checked: Instant,
-    /// When all of it was looked up.
+    /// When the reader was looked up.
     resolved: Instant,
     reader: Arc<Reader>,
 }
 
 impl Readers {
-    /// Knows nobody yet.
+    /// Creates an empty cache.
     #[must_use]
     pub fn new(proc: Proc) -> Self {
         Self::remembering(proc, REMEMBERED_MAX)
@@ -132,23 +145,26 @@ impl Readers {
         }
     }
 
-    /// The reader for thread `pid`, from memory only; `Some(None)` if it has none. `None`: it has to be
-    /// looked up with [`find`](Self::find).
+    /// Returns the reader for the thread `pid` from memory only.
     #[must_use]
-    pub fn known(&self, pid: u32, now: Instant) -> Option<Option<Arc<Reader>>> {
+    pub fn cached(&self, pid: u32, now: Instant) -> CachedReader {
         if pid == 0 {
-            return Some(None);
+            return CachedReader::Known(None);
         }
-        let mut threads = self.threads.lock();
-        let known = threads.get(&pid)?;
-        let trusted = now.saturating_duration_since(known.checked) < TRUSTED;
-        trusted.then(|| Some(Arc::clone(&known.reader)))
+        match self.threads.lock().get(&pid) {
+            Some(known) if now.saturating_duration_since(known.checked) < TRUSTED => {
+                CachedReader::Known(Some(Arc::clone(&known.reader)))
+            }
+            _ => CachedReader::Unknown,
+        }
     }
 
-    /// Like [`reader`](Self::reader), on another thread, for at most a second; after that returns `None`.
-    /// May be cancelled; the result is remembered anyway.
+    /// Like [`reader`](Self::reader), but on another thread and for at most a second, after which
+    /// it returns `None`. May be cancelled; the result is cached anyway.
     pub async fn find(self: Arc<Self>, pid: u32) -> Option<Arc<Reader>> {
         let looking = async {
+            // The permit belongs to the thread and not to this future: a thread that hangs in
+            // `/proc` keeps its slot even if the open is cancelled.
             let place = Arc::clone(&self.looks).acquire_owned().await.ok()?;
             let this = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
@@ -168,31 +184,25 @@ impl Readers {
         })
     }
 
-    /// The `/proc` that is asked.
+    /// Returns the `/proc` that is read.
     #[must_use]
     pub fn proc(&self) -> &Proc {
         &self.proc
     }
 
-    /// The job of the process that the thread `pid` belongs to (OPEN and READ carry a thread's id; a
-    /// process's own will do). `None`: no job, no such thread, or one outside of the daemon's pid
-    /// namespace (0).
+    /// Returns the reader for the thread `pid` (OPEN and READ carry a thread's id; the id of a process
+    /// is valid, too). `None`: the thread does not exist, cannot be seen, or is outside of the daemon's
+    /// pid namespace (0).
     ///
     /// Takes about a microsecond if the thread is known. Otherwise it reads `/proc`, which takes a
     /// millisecond, or as long as a fork of the process or an ancestor. Must not run on a thread that
     /// answers requests.
     #[must_use]
-    pub fn job_of(&self, pid: u32, now: Instant) -> Option<JobName> {
-        self.reader(pid, now)?.job.clone()
-    }
-
-    /// As [`job_of`](Self::job_of), with the process and the job's outermost one. `None`: no such
-    /// thread, or one that cannot be seen.
-    #[must_use]
     pub fn reader(&self, pid: u32, now: Instant) -> Option<Arc<Reader>> {
         if pid == 0 {
             return None;
         }
+        // The lock is released before `/proc` is read.
         let known = self.threads.lock().get(&pid).cloned();
         if let Some(known) = &known
             && now.saturating_duration_since(known.checked) < TRUSTED
@@ -209,7 +219,7 @@ impl Readers {
             }
             _ => (now, Arc::new(self.resolve(pid, now)?)),
         };
-        let known = Known {
+        let known = KnownThread {
             thread,
             checked: now,
             resolved,
@@ -222,12 +232,12 @@ impl Readers {
     fn resolve(&self, thread: u32, now: Instant) -> Option<Reader> {
         let (process, mut parent) = self.proc.process(self.proc.process_of(thread)?)?;
         // The process and its ancestors, as far as they are examined.
-        let mut line = vec![(process, self.own(process, now))];
+        let mut line = vec![(process, self.claims_of(process, now))];
         for _ in 0..ANCESTORS_MAX {
             let Some((ancestor, above)) = self.proc.process(parent) else {
                 break;
             };
-            line.push((ancestor, self.own(ancestor, now)));
+            line.push((ancestor, self.claims_of(ancestor, now)));
             parent = above;
         }
         let found = (0..line.len()).find_map(|at| self.believed(line.get(at..)?, now));
@@ -245,13 +255,18 @@ impl Readers {
     /// Given a process and its ancestors, returns the job of the first one, and the outermost process of
     /// that job.
     ///
-    /// A claim is believed if it comes from a cgroup, if the process's user may name the job, or if an
-    /// unbroken line of ancestors names the job and the user of one of them may name it: nobody can make a
-    /// process the child of another user's process.
-    fn believed(&self, line: &[(Process, Own)], now: Instant) -> Option<(JobName, Process)> {
+    /// A claim is believed if it comes from a cgroup, if the process's user may name the job, or if
+    /// an unbroken line of ancestors names the job and the user of one of them may name it. The
+    /// last rule is safe because no user can make a process the child of another user's process.
+    fn believed(
+        &self,
+        line: &[(Process, ProcessClaims)],
+        now: Instant,
+    ) -> Option<(JobName, Process)> {
         let (_, first) = line.first()?;
         for Claim { job, by_cgroup } in &*first.claims {
             let of_job = line.iter().take_while(|(_, own)| own.names(job));
+            // The line ends at the first process that does not name the job.
             let anchor = of_job.clone().last().map(|(process, _)| *process)?;
             let users = of_job.filter_map(|(_, own)| own.user);
             let mut owners = self.owners.lock();
@@ -268,8 +283,8 @@ impl Readers {
         None
     }
 
-    /// What a process says itself.
-    fn own(&self, process: Process, now: Instant) -> Own {
+    /// Returns the claims of a process itself.
+    fn claims_of(&self, process: Process, now: Instant) -> ProcessClaims {
         if let Some((when, own)) = self.own.lock().get(&process)
             && now.saturating_duration_since(*when) < FRESH
         {
@@ -277,7 +292,7 @@ impl Readers {
         }
         let environment = self.proc.environment(process.pid);
         let cgroup = self.proc.cgroup(process.pid);
-        let own = Own {
+        let own = ProcessClaims {
             user: self.proc.user(process.pid),
             claims: rules::claims(&environment, &cgroup).into(),
         };

@@ -1,14 +1,15 @@
-//! Meters over time: how much of it was busy, and how much came through lately.
+//! Meters over time: busy time, and recent throughput.
 
+use crate::num::{as_f64, to_usize};
 use std::time::{Duration, Instant};
 
-/// How much of the time at least one of something was there: a reader that waits for tokens, a read
-/// under way. Cheap: two additions for each change. Pure: the time is passed in, and may go back a
+/// Measures the time during which at least one event was in progress, such as a reader that waits
+/// for tokens. Cheap: two additions for each change. Pure: the time is passed in, and may go back a
 /// little between threads.
 #[derive(Debug, Clone)]
 pub(super) struct Busy {
     count: u64,
-    /// Until when `busy` is counted.
+    /// The time up to which `busy` is counted.
     until: Instant,
     busy: Duration,
 }
@@ -32,7 +33,7 @@ impl Busy {
         self.count = self.count.saturating_sub(1);
     }
 
-    /// All time with at least one, up to `now`.
+    /// Returns the total busy time up to `now`.
     pub(super) fn total(&mut self, now: Instant) -> Duration {
         self.advance(now);
         self.busy
@@ -47,18 +48,16 @@ impl Busy {
     }
 }
 
-/// Whole seconds that a [`Recent`] looks back.
-const SECONDS: u64 = 5;
-/// The same, and the second that runs.
-const SLOTS: usize = 6;
+/// The number of whole seconds over which [`Recent`] averages.
+const SECONDS: usize = 5;
 
 /// Bytes per second over the last few seconds.
 #[derive(Debug, Clone)]
 pub(super) struct Recent {
     began: Instant,
-    /// Bytes of each second, by its number modulo the length: the one that runs, and those before.
-    slots: [u64; SLOTS],
-    /// The second that runs, from `began`.
+    /// Bytes of the current second and the ones before, at the second's number modulo the length.
+    slots: [u64; SECONDS + 1],
+    /// The number of the current second since `began`.
     second: u64,
 }
 
@@ -66,28 +65,31 @@ impl Recent {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             began: now,
-            slots: [0; SLOTS],
+            slots: [0; SECONDS + 1],
             second: 0,
         }
     }
 
     pub(super) fn add(&mut self, bytes: u64, now: Instant) {
         self.advance(now);
-        let slot = &mut self.slots[slot(self.second)];
+        let slot = self.slot(self.second);
         *slot = slot.saturating_add(bytes);
     }
 
-    /// Bytes per second over the last five full seconds, or as many as there were.
+    /// Returns bytes per second over the last five full seconds, or as many as there were.
     pub(super) fn rate(&mut self, now: Instant) -> f64 {
         self.advance(now);
-        let full = self.second.min(SECONDS);
+        let full = self.second.min(SECONDS as u64);
         if full == 0 {
             return 0.0;
         }
-        let bytes: u64 = (1..=full)
-            .map(|back| self.slots[slot(self.second - back)])
-            .fold(0, u64::saturating_add);
-        float(bytes) / float(full)
+        let current = *self.slot(self.second);
+        let all = self
+            .slots
+            .iter()
+            .fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        // Slots before the first second are 0.
+        as_f64(all.saturating_sub(current)) / as_f64(full)
     }
 
     fn advance(&mut self, now: Instant) {
@@ -95,22 +97,17 @@ impl Recent {
         if second <= self.second {
             return;
         }
-        let skipped = (second - self.second).min(SECONDS + 1);
+        // After a long pause every slot is cleared once.
+        let skipped = (second - self.second).min(SECONDS as u64 + 1);
         for back in 0..skipped {
-            self.slots[slot(second - back)] = 0;
+            *self.slot(second - back) = 0;
         }
         self.second = second;
     }
-}
 
-fn slot(second: u64) -> usize {
-    crate::num::to_usize(second % (SECONDS + 1))
-}
-
-/// A count as a float: exact up to 2^53, which no count of bytes here reaches.
-#[expect(clippy::cast_precision_loss, reason = "nine petabytes are exact")]
-pub(super) fn float(count: u64) -> f64 {
-    count as f64
+    fn slot(&mut self, second: u64) -> &mut u64 {
+        &mut self.slots[to_usize(second) % (SECONDS + 1)]
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recent_rate_forgets_what_is_older() {
+    fn a_recent_rate_forgets_older_seconds() {
         let start = Instant::now();
         let at = |s: f64| start + Duration::from_secs_f64(s);
         let mut recent = Recent::new(start);

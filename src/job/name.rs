@@ -1,19 +1,18 @@
-//! Names of jobs, and the numbers that stand for them on the wire.
+//! Names of jobs, and their numbers on the wire.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest name: longer than any scheduler's, short enough for a message of a thousand jobs.
+/// The maximum length of a name: longer than any scheduler's, and short enough for a message with a
+/// thousand jobs.
 const NAME_BYTES_MAX: usize = 160;
 
-/// A job's name, with who gave it in front: `slurm:1234`, `pbs:77[3]`, `k8s:<uid of the pod>`,
-/// `torchrun:<run id>`, `run:<name>`. Printable ASCII without blanks, at most 160 bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+/// A job's name after its kind: `slurm:1234`, `pbs:77[3]`, `k8s:<uid of the pod>`, `torchrun:<run
+/// id>`, `run:<name>`. Printable ASCII without blanks, at most 160 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobName(String);
 
-/// A text that cannot be a job's name.
+/// A text is no job's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} cannot name a job: {why}. Write up to 160 letters, digits and punctuation marks, \
@@ -24,15 +23,12 @@ pub struct JobNameError {
     why: &'static str,
 }
 
-/// What a job is called on the wire: the first 16 bytes of its name's BLAKE3 hash.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct JobId(pub u128);
-
 impl JobName {
-    /// The kinds of names, in the order in which a process is asked for them.
+    /// The kinds of names, in order of preference.
     pub const KINDS: [&'static str; 5] = ["run", "slurm", "pbs", "k8s", "torchrun"];
 
-    /// A name of a kind, out of what an environment or a cgroup says. `None` if that is no name.
+    /// Creates a name of a kind from a value in an environment or a cgroup. `None` if it is
+    /// invalid.
     #[must_use]
     pub fn of_kind(kind: &str, name: &str) -> Option<Self> {
         if name.is_empty() {
@@ -41,18 +37,18 @@ impl JobName {
         format!("{kind}:{name}").parse().ok()
     }
 
-    /// The whole name.
+    /// Returns the whole name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// What stands for it on the wire.
+    /// Returns its number on the wire: the first 16 bytes of its BLAKE3 hash, big-endian.
     #[must_use]
-    pub fn id(&self) -> JobId {
+    pub fn id(&self) -> u128 {
         let hash = blake3::hash(self.0.as_bytes());
-        let (first, _) = hash.as_bytes().split_at(16);
-        JobId(first.iter().fold(0, |id, byte| id << 8 | u128::from(*byte)))
+        let first = hash.as_bytes().first_chunk().copied().unwrap_or_default();
+        u128::from_be_bytes(first)
     }
 }
 
@@ -84,35 +80,9 @@ impl FromStr for JobName {
     }
 }
 
-impl TryFrom<String> for JobName {
-    type Error = JobNameError;
-
-    fn try_from(text: String) -> Result<Self, JobNameError> {
-        text.parse()
-    }
-}
-
-impl From<JobName> for String {
-    fn from(name: JobName) -> Self {
-        name.0
-    }
-}
-
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
-    }
-}
-
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "JobId({self})")
     }
 }
 
@@ -122,7 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_printable_and_say_who_gave_them() {
+    fn names_are_printable_and_begin_with_their_kind() {
         for good in [
             "slurm:1234",
             "pbs:77[3]",
@@ -141,18 +111,17 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_the_beginning_of_the_hash() {
+    fn an_id_is_the_first_half_of_the_hash() {
         let name: JobName = "slurm:1234".parse().unwrap();
         let hash = blake3::hash(b"slurm:1234").to_hex();
-        assert_eq!(name.id().to_string(), hash.as_str()[..32]);
+        assert_eq!(format!("{:032x}", name.id()), hash.as_str()[..32]);
     }
 
     proptest! {
         #[test]
-        fn a_name_survives_its_text(text in "(run|slurm):[!-~]{1,100}") {
+        fn names_survive_formatting(text in "(run|slurm):[!-~]{1,100}") {
             let name: JobName = text.parse().unwrap();
-            let json = serde_json::to_string(&name).unwrap();
-            prop_assert_eq!(serde_json::from_str::<JobName>(&json).unwrap(), name);
+            prop_assert_eq!(name.to_string(), text);
         }
     }
 }

@@ -1,121 +1,101 @@
-//! Does a job read each item once in each epoch? (SiloD §6, "handling irregular data access".)
+//! Whether a job reads each item once in each epoch (SiloD §6, "handling irregular data access").
 //!
-//! Sampling with replacement and curriculum learning (Eq. 10: samples out of a prefix that grows)
-//! read items again long before the others were read at all. [`super::progress`] finds such repeats,
-//! and leaves out those that an epoch's end explains; this decides how many are too many. Pure.
+//! Sampling with replacement and curriculum learning (Eq. 10: samples from a growing prefix) read
+//! items again long before all others have been read. [`super::progress`] detects such repeats,
+//! except for those that an epoch's end explains. This module decides how many are too many. Pure.
 
 #[cfg(test)]
 mod tests;
 
-/// Reads before anything is said: fewer say nothing.
+/// The minimum number of reads for a judgement.
 const READS_MIN: u64 = 64;
 
-/// Repeats of a hundred reads that a regular job may have: loaders that were restarted, a batch that
-/// was tried before training. Sampling with replacement passes it after a twenty-fifth of an epoch.
+/// The percentage of repeats that a regular job may have, for loaders that were restarted, or a
+/// batch that was tried before training. Sampling with replacement exceeds it after a twenty-fifth
+/// of an epoch.
 const REPEATS_PERCENT: u64 = 2;
 
-/// And some more: the few that chance brings close together.
+/// Additional repeats for chance in a short sequence.
 const REPEATS_FREE: u64 = 4;
 
-/// Epochs without repeats, one after the other, that make an irregular job regular again.
+/// The number of consecutive epochs without repeats after which an irregular job is regular again.
 const CLEAN_RUNS: u32 = 2;
 
-/// How far loaders may read ahead into the next epoch, in items, of a dataset with `items`: a tenth,
-/// and 256 (16 workers with two batches of 8 each) as far as that is no more than a quarter.
+/// Returns how many items loaders may read ahead into the next epoch of a dataset with `items`: a
+/// tenth and at least 256 (16 workers with two batches of 8 each), but at most a quarter if that is
+/// below 256.
 pub(super) fn window(items: u64) -> u64 {
     (items / 10).max((items / 4).min(256))
 }
 
-/// The judgement on one job's reading, with hysteresis.
-#[derive(Debug)]
-pub struct Pattern(State);
-
-#[derive(Debug)]
-enum State {
-    Regular {
-        reads: u64,
-        repeats: u64,
-    },
-    /// Reads are followed in runs that begin anew at the first few repeats: only a job that has begun
-    /// to read every item once gets through nearly a dataset in one run.
-    Irregular {
-        reads: u64,
-        repeats: u64,
-        clean: u32,
-    },
-}
-
-impl Default for Pattern {
-    fn default() -> Self {
-        Self(State::Regular {
-            reads: 0,
-            repeats: 0,
-        })
-    }
+/// The judgement on one job's access pattern, with hysteresis.
+///
+/// Reads of an irregular job are tracked in runs that restart after a few repeats. Only a job that
+/// has begun to read every item once gets through nearly a whole dataset in one run.
+#[derive(Debug, Default)]
+pub struct Pattern {
+    irregular: bool,
+    /// The reads so far, or in this run.
+    reads: u64,
+    /// The repeats among them.
+    repeats: u64,
+    /// The number of consecutive runs without many repeats, of an irregular job.
+    clean_runs: u32,
 }
 
 impl Pattern {
-    /// Whether it is irregular.
+    /// Returns whether the job is irregular.
     #[must_use]
     pub fn irregular(&self) -> bool {
-        matches!(self.0, State::Irregular { .. })
+        self.irregular
     }
 
-    /// A regular job has read an item. `repeat`: again in the same epoch, far from its end.
+    /// Records a read of a regular job. `repeat`: again in the same epoch, far from its end.
     pub(super) fn read(&mut self, repeat: bool) {
-        let State::Regular { reads, repeats } = &mut self.0 else {
+        if self.irregular {
             return;
-        };
-        *reads += 1;
-        *repeats += u64::from(repeat);
-        if *reads >= READS_MIN && *repeats > REPEATS_FREE + *reads * REPEATS_PERCENT / 100 {
-            self.0 = State::Irregular {
-                reads: 0,
-                repeats: 0,
-                clean: 0,
+        }
+        self.reads += 1;
+        self.repeats += u64::from(repeat);
+        // The free repeats keep a short sequence from being judged by chance.
+        let tolerated = REPEATS_FREE + self.reads * REPEATS_PERCENT / 100;
+        if self.reads >= READS_MIN && self.repeats > tolerated {
+            *self = Self {
+                irregular: true,
+                ..Self::default()
             };
         }
     }
 
-    /// An epoch of a regular job has ended: what was before counts half, but for datasets with so few
-    /// items that they are judged over several epochs.
+    /// Records the end of a regular job's epoch. Earlier reads then count half, except for datasets with
+    /// so few items that they are judged over several epochs.
     pub(super) fn epoch_ended(&mut self) {
-        if let State::Regular { reads, repeats } = &mut self.0
-            && *reads >= 4 * READS_MIN
-        {
-            *reads /= 2;
-            *repeats /= 2;
+        if !self.irregular && self.reads >= 4 * READS_MIN {
+            self.reads /= 2;
+            self.repeats /= 2;
         }
     }
 
-    /// An irregular job has read an item. `repeat`: again in this run. `items`: as many as an epoch
-    /// has. `true`: the run is over, and what was seen in it is to be forgotten; the job may be regular
-    /// now.
+    /// Records a read of an irregular job. `repeat`: again in this run. `items`: the number of items in
+    /// an epoch. Returns whether the run is over. Its reads are then to be forgotten, and the job may
+    /// have become regular.
     pub(super) fn read_irregular(&mut self, repeat: bool, items: u64) -> bool {
-        let State::Irregular {
-            reads,
-            repeats,
-            clean,
-        } = &mut self.0
-        else {
-            return false;
-        };
-        *reads += 1;
-        *repeats += u64::from(repeat);
-        if *repeats <= (*reads / 100).max(2) {
+        if !self.irregular {
             return false;
         }
-        *clean = if *reads >= items - items / 10 {
-            *clean + 1
-        } else {
-            0
-        };
-        if *clean >= CLEAN_RUNS {
-            *self = Self::default();
-        } else {
-            *reads = 0;
-            *repeats = 0;
+        self.reads += 1;
+        self.repeats += u64::from(repeat);
+        if self.repeats <= (self.reads / 100).max(2) {
+            return false;
         }
+        // A run that ends after nine tenths of the dataset was nearly an epoch without repeats.
+        let is_clean = self.reads >= items - items / 10;
+        let clean_runs = if is_clean { self.clean_runs + 1 } else { 0 };
+        *self = Self {
+            irregular: clean_runs < CLEAN_RUNS,
+            clean_runs,
+            ..Self::default()
+        };
         true
     }
 }

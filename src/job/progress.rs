@@ -1,4 +1,4 @@
-//! How far a job is in a dataset on this node: epochs, and what was read in them.
+//! A job's progress in a dataset on this node: epochs, and the reads in them.
 
 mod ordinals;
 #[cfg(test)]
@@ -7,61 +7,58 @@ mod tests;
 pub use ordinals::Ordinals;
 
 use super::pattern::{Pattern, window};
-use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// How an item was read.
+/// The outcome of a read of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ItemOutcome {
     /// Its bytes.
     pub bytes: u64,
-    /// It came from the dataset's cache (this node's or its home's).
+    /// Whether it came from the dataset's cache (this node's or its home's).
     pub cached: bool,
-    /// Bytes of the origin that this read was charged: 0 for who joined another's.
+    /// Bytes read from storage that were charged to this read. 0 if it joined another read.
     pub charged: u64,
-    /// Its home has admitted it to the cache because of this read.
+    /// Whether its home has admitted it to the cache because of this read.
     pub admitted: bool,
 }
 
-/// What was read in an epoch, on one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The reads of an epoch, on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EpochCounts {
-    /// Items read, repeats too, those in the page cache too.
+    /// Items read, including repeats and page-cache hits.
     pub items: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Items that the dataset's cache or the page cache had.
+    /// Items in the dataset's cache or the page cache.
     pub hit_items: u64,
     /// Their bytes.
     pub hit_bytes: u64,
-    /// Of the hits, items that the kernel's page cache had: opened and closed without a read.
+    /// Hits in the kernel's page cache: opened and closed without a read.
     pub page_cache_items: u64,
     /// Their bytes.
     pub page_cache_bytes: u64,
-    /// Bytes of the origin that these reads were charged.
+    /// Bytes read from storage that were charged to these reads.
     pub charged_bytes: u64,
-    /// Bytes that came into the dataset's cache by these reads.
+    /// Bytes that these reads brought into the dataset's cache.
     pub admitted_bytes: u64,
 }
 
 impl EpochCounts {
-    /// Of one item that was read.
+    /// Returns the counts of one read item.
     #[must_use]
     pub fn of_read(outcome: ItemOutcome) -> Self {
-        let when = |yes: bool, number: u64| if yes { number } else { 0 };
         Self {
             items: 1,
             bytes: outcome.bytes,
             hit_items: u64::from(outcome.cached),
-            hit_bytes: when(outcome.cached, outcome.bytes),
-            page_cache_items: 0,
-            page_cache_bytes: 0,
+            hit_bytes: u64::from(outcome.cached) * outcome.bytes,
             charged_bytes: outcome.charged,
-            admitted_bytes: when(outcome.admitted, outcome.bytes),
+            admitted_bytes: u64::from(outcome.admitted) * outcome.bytes,
+            ..Self::default()
         }
     }
 
-    /// Of one item that the page cache had.
+    /// Returns the counts of one item in the page cache.
     #[must_use]
     pub fn of_page_cache(bytes: u64) -> Self {
         Self {
@@ -75,13 +72,7 @@ impl EpochCounts {
         }
     }
 
-    /// Bytes that were not cached.
-    #[must_use]
-    pub fn miss_bytes(&self) -> u64 {
-        self.bytes - self.hit_bytes
-    }
-
-    /// Adds another part.
+    /// Adds other counts.
     pub fn add(&mut self, other: &Self) {
         self.items += other.items;
         self.bytes += other.bytes;
@@ -94,72 +85,70 @@ impl EpochCounts {
     }
 }
 
-/// Results of epochs kept: more than a training has; 64 KiB for each job.
+/// The maximum number of ended epochs whose counts are kept: more than a training has; 64 KiB for
+/// each job.
 const ENDED_MAX: usize = 1000;
 
-/// Reads looked back on to see that an epoch has ended before all of its items were read.
+/// The number of last reads that are examined to detect an epoch that ended before all of its items
+/// were read.
 const LAST: u32 = 16;
 
-/// Repeats among the last reads that say so. An item that was left out (`drop_last`, at most a tenth)
-/// is read for the first time in the next epoch, so not all of them need to be repeats.
+/// The number of repeats among them that indicate it. An item that was left out (`drop_last`, at
+/// most a tenth) is read for the first time in the next epoch, so not all of them need to be
+/// repeats.
 const LAST_REPEATS: u32 = 14;
 
-/// Items that an epoch which ends early has to have: who reads fewer items of a large dataset over and
-/// over begins a curriculum.
+/// The minimum number of items of an epoch that ends early. A job that reads fewer items of a large
+/// dataset repeatedly begins a curriculum.
 const EPOCH_ITEMS_MIN: u64 = 64;
 
-/// A job's way through a dataset on one node.
+/// A job's progress in a dataset on one node.
 ///
-/// An epoch ends when as many items were read as it has here ([`expect`](Self::expect)); or, on one
-/// node, when nearly all of the last 16 reads (14) were of items that it had already read (a sampler
-/// that leaves some out, or reads a part of the dataset); or, on several nodes, at the first repeat
-/// after nine tenths of it (there only one item in so many comes again in the next epoch).
+/// An epoch ends when as many items have been read as it has here ([`expect`](Self::expect)). It
+/// ends early on one node when nearly all of the last 16 reads (14) were repeats (a sampler that
+/// leaves some items out, or reads a part of the dataset). On several nodes it ends early at the
+/// first repeat after nine tenths of it, because there only some items are read again in the next
+/// epoch.
 ///
-/// Loaders read ahead, so items of the next epoch come before the last ones of this one: an item's
-/// first read counts for this epoch and its second for the next. When neither explains a read, or a
-/// second comes long before the end, the job does not read as trainings do: [`Pattern`] judges.
-/// Of a job that is irregular, an epoch is as many reads as a dataset has items here.
+/// Loaders read ahead, so items of the next epoch come before the last ones of this epoch. So an
+/// item's first read counts for this epoch and its second for the next. If neither explains a read,
+/// or a second read comes long before the end, the job does not read like a training, and
+/// [`Pattern`] judges. An epoch of an irregular job is as many reads as the dataset has items here.
 #[derive(Debug, Default)]
 pub struct Progress {
     expected: Option<u64>,
     several_nodes: bool,
     number: u64,
-    /// Read in this epoch; of an irregular job, since its reads were last followed anew.
+    /// Items read in this epoch, or by an irregular job in this run.
     seen: Bits,
-    /// Read for the next epoch.
+    /// Items read for the next epoch.
     ahead: Bits,
-    /// Read in the epoch before, if that ended before all was read: what it left out may still come,
-    /// late, and is taken for this epoch's; its second read then is this epoch's, and the late one
-    /// is made good.
+    /// Items read in the previous epoch, if that ended early. An item that it left out may still be
+    /// read late, which then counts for this epoch. Its second read is then this epoch's, and the
+    /// late one is moved to the previous epoch.
     before_late: Option<Bits>,
     this: EpochCounts,
     next: EpochCounts,
-    /// All but this epoch and what is ahead of it.
+    /// The counts of all earlier epochs.
     before: EpochCounts,
-    /// The last reads, the newest in the lowest bit: set for a repeat.
+    /// The last reads, with the newest in the lowest bit: set for a repeat.
     last: u32,
-    /// Of those, the repeats that no epoch's end explains.
+    /// The repeats among them that no epoch's end explains.
     unexplained: u32,
     pattern: Pattern,
     ended: VecDeque<EpochCounts>,
 }
 
 impl Progress {
-    /// Nothing was read yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// How many items an epoch has on this node, if that is known, and on how many nodes the job
-    /// reads. 0 items count as not known.
+    /// Sets the number of items of an epoch on this node, if known, and the number of nodes on
+    /// which the job reads. 0 items count as unknown.
     pub fn expect(&mut self, items: Option<u64>, nodes: u32) {
         self.expected = items.filter(|items| *items > 0);
         self.several_nodes = nodes > 1;
     }
 
-    /// An item was read. `ordinal`: its number in [`Ordinals`]; without one it is counted, and not
-    /// told from others.
+    /// Records a read. `ordinal`: the item's number in [`Ordinals`]. Without one it is counted, but
+    /// not distinguished from other items.
     pub fn read(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
         if self.pattern.irregular() {
             self.read_irregular(ordinal, counts);
@@ -170,7 +159,13 @@ impl Progress {
 
     fn read_regular(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
         let first = ordinal.is_none_or(|item| self.seen.insert(item));
-        let late = !first && self.was_late(ordinal);
+        // The first read of an item in this epoch may have been a late one of the previous epoch. Then
+        // this one is the item's read in this epoch.
+        let late = !first
+            && match (&mut self.before_late, ordinal) {
+                (Some(before), Some(item)) => before.insert(item),
+                _ => false,
+            };
         let mut unexplained = false;
         if first {
             self.this.add(counts);
@@ -181,12 +176,12 @@ impl Progress {
             }
         } else {
             let second = ordinal.is_none_or(|item| self.ahead.insert(item));
-            // A tenth may be left out at the end, and loaders be ahead of that.
+            // A tenth may be left out at the end, and loaders may be ahead of that.
             let early = |items| self.this.items + window(items) + items / 10 < items;
             unexplained = self.expected.is_some_and(|items| !second || early(items));
             self.next.add(counts);
         }
-        // What leaves the last reads was not the beginning of an epoch.
+        // A repeat that leaves the last reads did not belong to the beginning of an epoch.
         self.pattern.read(self.unexplained >> (LAST - 1) & 1 == 1);
         self.last = shifted(self.last, !first && !late);
         self.unexplained = shifted(self.unexplained, unexplained);
@@ -200,15 +195,6 @@ impl Progress {
         }
     }
 
-    /// Whether the first read of an item in this epoch was a late one of the epoch before; then this
-    /// is its read in this epoch.
-    fn was_late(&mut self, ordinal: Option<u32>) -> bool {
-        match (&mut self.before_late, ordinal) {
-            (Some(before), Some(item)) => before.insert(item),
-            _ => false,
-        }
-    }
-
     fn end_early(&mut self) {
         let items = self.this.items;
         if items < EPOCH_ITEMS_MIN && self.expected.is_some_and(|expected| items * 2 < expected) {
@@ -219,6 +205,7 @@ impl Progress {
                 return self.become_irregular();
             }
         }
+        // Reuses the allocation of the previous set.
         let mut read = self.before_late.take().unwrap_or_default();
         read.clone_from(&self.seen);
         self.before_late = Some(read);
@@ -236,6 +223,7 @@ impl Progress {
 
     fn end_epoch(&mut self) {
         self.note_epoch();
+        // Items read ahead are the first ones of the new epoch.
         std::mem::swap(&mut self.seen, &mut self.ahead);
         self.ahead.clear();
         self.this = std::mem::take(&mut self.next);
@@ -247,10 +235,10 @@ impl Progress {
     fn become_irregular(&mut self) {
         let ahead = std::mem::take(&mut self.next);
         self.this.add(&ahead);
-        self.follow_anew();
+        self.restart_tracking();
     }
 
-    fn follow_anew(&mut self) {
+    fn restart_tracking(&mut self) {
         self.seen.clear();
         self.ahead.clear();
         self.before_late = None;
@@ -260,10 +248,11 @@ impl Progress {
 
     fn read_irregular(&mut self, ordinal: Option<u32>, counts: &EpochCounts) {
         self.this.add(counts);
+        // Items without a number cannot be recognised as repeats.
         let repeat = !ordinal.is_none_or(|item| self.seen.insert(item));
         let items = self.expected.unwrap_or(u64::MAX);
         if self.pattern.read_irregular(repeat, items) {
-            self.follow_anew();
+            self.restart_tracking();
         }
         if !self.pattern.irregular() || self.this.items >= items {
             self.note_epoch();
@@ -280,25 +269,19 @@ impl Progress {
         self.number += 1;
     }
 
-    /// The epoch's number, from 0.
+    /// Returns the number of the current epoch, from 0.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Items of an epoch here, if known.
-    #[must_use]
-    pub fn expected(&self) -> Option<u64> {
-        self.expected
-    }
-
-    /// What was read in this epoch.
+    /// Returns the counts of the current epoch.
     #[must_use]
     pub fn epoch(&self) -> &EpochCounts {
         &self.this
     }
 
-    /// What was read at all.
+    /// Returns the counts of all reads.
     #[must_use]
     pub fn total(&self) -> EpochCounts {
         let mut total = self.before;
@@ -307,15 +290,16 @@ impl Progress {
         total
     }
 
-    /// Whether it does not read each item once in each epoch.
+    /// Returns whether the job deviates from reading each item once per epoch.
     #[must_use]
     pub fn irregular(&self) -> bool {
         self.pattern.irregular()
     }
 
-    /// The last epochs that have ended, oldest first.
-    pub fn ended(&self) -> impl Iterator<Item = &EpochCounts> {
-        self.ended.iter()
+    /// Returns the counts of the last ended epochs, oldest first.
+    #[must_use]
+    pub fn ended(&self) -> &VecDeque<EpochCounts> {
+        &self.ended
     }
 }
 
@@ -323,13 +307,13 @@ fn shifted(last: u32, newest: bool) -> u32 {
     (last << 1 | u32::from(newest)) & ((1 << LAST) - 1)
 }
 
-/// A set of ordinals: a bit for each, as far as there are any. At most 3 MiB ([`Ordinals`] has no more
-/// than 22 million).
+/// A set of ordinals with a bit for each. At most 3 MiB, because [`Ordinals`] has at most 22
+/// million.
 #[derive(Debug, Default, Clone)]
 struct Bits(Vec<u64>);
 
 impl Bits {
-    /// Adds it; `false`: it was there.
+    /// Adds an ordinal. Returns whether it is new.
     fn insert(&mut self, ordinal: u32) -> bool {
         let word = crate::num::to_usize(u64::from(ordinal / 64));
         let bit = 1 << (ordinal % 64);

@@ -1,115 +1,120 @@
-//! The ideal rate of a job (`f*` in SiloD), out of its own reads: what it reads per second when data is
-//! not its bottleneck.
+//! Estimates the ideal rate of a job (`f*` in SiloD) from its own reads: the rate at which it reads
+//! when data is not its bottleneck.
 //!
-//! What a filesystem sees is which of the job's threads wait for bytes. While data is the bottleneck
-//! all of its loaders wait nearly all of the time; while the GPU is, they have read ahead as far as
-//! they may and only some of them read now and then. So time is cut into windows, and each window is
-//! asked two things: for which part of it did all known readers wait at once, and which part of the
-//! readers' time went into waiting. Only waiting for what was *not* cached counts: an ideal rate is one
-//! with all data in the cache, and hits take the time that they take there.
+//! A filesystem sees which of the job's threads wait for bytes. While data is the bottleneck, all
+//! of its loaders wait nearly all of the time. While the GPU is the bottleneck, they have read
+//! ahead as far as they may, and only some of them read now and then. So time is divided into
+//! windows, and for each window two values are computed: the fraction of it in which all known
+//! readers waited at once, and the fraction of the readers' time that was spent waiting. Only
+//! waiting for items that were *not* cached counts: an ideal rate is one with all data in the
+//! cache, and hits take their time there, too.
 //!
-//! - Waiting took less than `STALL_MAX` of the readers' time: a *free* window. Even if each wait held
-//!   the job up, its ideal rate is no more than that much higher.
-//! - All readers waited at once for less than `STALL_MAX` of it: loaders are *ahead*. The rate is
-//!   right if the GPU is what they wait for, and too low if it is their own decoding, which cannot be
-//!   told apart from here: so such windows are used only without free ones, with half the confidence.
-//! - Else the job was *bound* by data: its ideal rate is at least what it got.
+//! - If waiting took less than `STALL_MAX` of the readers' time, the window is *free*. Even if each
+//!   wait delayed the job, its ideal rate is at most that much higher.
+//! - If all readers waited at once for less than `STALL_MAX` of it, loaders are *ahead*. The rate
+//!   is right if they wait for the GPU, and too low if their own decoding is the bottleneck. These
+//!   cases cannot be distinguished here, so such windows are used only if there are no free ones,
+//!   with half the confidence.
+//! - Otherwise the job was *bound* by data, and its ideal rate is at least the observed rate.
 //!
-//! The estimate is the median of the last free windows: fills of a queue, pauses for validation and
-//! checkpoints are few. Pure: the time is passed in.
+//! The estimate is the median of the last free windows, because filled queues and pauses for
+//! validation and checkpoints are few. Pure: the time is passed in.
 
 #[cfg(test)]
 mod tests;
 
-use super::meter::float;
-use serde::{Deserialize, Serialize};
+use crate::num::as_f64;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The shortest window, and the fewest reads in it: batches come in bursts, and one of them more or
-/// less must not matter.
+/// The minimum length of a window and the minimum number of reads in it. Batches come in bursts,
+/// and one more or less must not matter.
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_READS: u64 = 16;
 
-/// Loaders read batches in bursts, so a window ends where a burst begins: after a pause at least half
-/// as long as the longest of the last windows. One that finds none in this time ends anyway.
+/// Loaders read batches in bursts, so a window ends where a burst begins: after a pause at least
+/// half as long as the longest of the last windows. A window without such a pause ends after this
+/// time.
 const WINDOW_BURSTS: Duration = Duration::from_secs(10);
 
-/// How much of the longest pause is forgotten with each window.
+/// The factor by which the longest pause shrinks with each window.
 const GAP_KEPT: f64 = 0.7;
 
-/// The longest window, and the longest pause in one: after it the job has done something else.
+/// The maximum length of a window, and of a pause in it. After a longer pause the job has done
+/// something else.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Which part of a window may be spent waiting: as exact as the estimate is to be.
+/// The fraction of a window that may be spent waiting: the accuracy of the estimate.
 const STALL_MAX: f64 = 0.05;
 
-/// Windows of each kind that are remembered: one or two minutes, so that an estimate follows a job
-/// that changes (a compilation at its start, growing images), and no spike weighs much.
+/// The maximum number of windows of each kind: one or two minutes, so that an estimate follows a
+/// job that changes (a compilation at its start, growing images), and no outlier weighs much.
 const WINDOWS_MAX: usize = 64;
 
-/// Windows that an estimate needs.
+/// The minimum number of windows for an estimate.
 const WINDOWS_MIN: usize = 3;
 
 /// How long the number of readers is remembered, at least: longer than an epoch of a small dataset,
-/// since loaders are started anew in each and then all wait at once.
+/// because loaders are restarted in each epoch and then all wait at once.
 const READERS_MEMORY: Duration = Duration::from_secs(300);
 
-/// Threads of a job on a node that are followed; the waits of more are not counted.
+/// The maximum number of threads of a job on a node that are tracked. Waits of further threads are
+/// ignored.
 const READERS_MAX: usize = 1024;
 
-/// What is known of a job's ideal rate on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The estimate of a job's ideal rate on this node.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// Bytes per second.
     pub rate: f64,
-    /// How far to trust it, from 0 to 1: more windows and less difference between them give more.
+    /// The confidence, from 0 to 1. It grows with the number of windows and with their agreement.
     pub confidence: f64,
-    /// Windows that it is made of.
+    /// The number of windows.
     pub windows: u32,
-    /// Data was always its bottleneck: it would read at least `rate`. Its confidence is 0.
+    /// Whether data was always the bottleneck. The ideal rate is then at least `rate`, and the
+    /// confidence is 0.
     pub bound: bool,
 }
 
-/// What a job's readers do, and the windows made of it.
+/// Tracks a job's readers, and divides time into windows.
 #[derive(Debug)]
-pub struct Loader {
-    /// Threads that wait, and for how many requests.
+pub struct RateEstimator {
+    /// The waiting threads, each with its number of requests.
     waiting: Vec<(u32, u32)>,
-    readers: Readers,
-    /// Until when the window's times are counted.
+    readers: ReaderCount,
+    /// The time up to which the window's times are counted.
     at: Instant,
     window: Option<Window>,
-    /// Seconds of the longest pause between two reads, lately.
+    /// The longest recent pause between two reads, in seconds.
     gap_s: f64,
     free: Rates,
     ahead: Rates,
     bound: Rates,
 }
 
-/// The most threads that have waited at once, lately.
+/// The largest recent number of threads that waited at once.
 #[derive(Debug)]
-struct Readers {
+struct ReaderCount {
     now: usize,
     before: usize,
     since: Instant,
 }
 
-/// A window that is not over. It begins and ends with the end of a read, so that it holds as many
-/// reads as it has time for.
+/// The current window. It begins and ends with the end of a read, so that its number of reads fits
+/// its length.
 #[derive(Debug)]
 struct Window {
     began: Instant,
     last: Instant,
     reads: u64,
     bytes: u64,
-    /// Seconds of the longest pause between two reads.
+    /// The longest pause between two reads, in seconds.
     gap_s: f64,
     /// Seconds in which all readers waited.
     all_s: f64,
-    /// Seconds that readers waited, added up.
+    /// The sum of the readers' waiting times, in seconds.
     waited_s: f64,
-    /// Seconds that reads of what was cached took, added up, and of what was not.
+    /// The sums of the durations of hits and of misses, in seconds.
     hits_s: f64,
     misses_s: f64,
 }
@@ -117,13 +122,13 @@ struct Window {
 #[derive(Debug, Default)]
 struct Rates(VecDeque<f64>);
 
-impl Loader {
-    /// Nobody has read yet.
+impl RateEstimator {
+    /// Creates an estimator without reads.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
             waiting: Vec::new(),
-            readers: Readers {
+            readers: ReaderCount {
                 now: 0,
                 before: 0,
                 since: now,
@@ -137,7 +142,7 @@ impl Loader {
         }
     }
 
-    /// The thread `reader` waits for one more request.
+    /// Records that the thread `reader` waits for one more request.
     pub fn begin(&mut self, reader: u32, now: Instant) {
         self.advance(now);
         if let Some((_, requests)) = self.waiting.iter_mut().find(|(id, _)| *id == reader) {
@@ -148,7 +153,7 @@ impl Loader {
         self.readers.saw(self.waiting.len(), now);
     }
 
-    /// One of its requests was answered, or given up.
+    /// Records that one of its requests was answered or abandoned.
     pub fn end(&mut self, reader: u32, now: Instant) {
         self.advance(now);
         let place = self.waiting.iter().position(|(id, _)| *id == reader);
@@ -161,15 +166,16 @@ impl Loader {
         }
     }
 
-    /// How many threads wait.
+    /// Returns the number of waiting threads.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// An item was read, or found in the page cache.
+    /// Records that an item was read, or found in the page cache.
     pub fn read(&mut self, bytes: u64, cached: bool, started: Instant, now: Instant) {
         self.advance(now);
+        // Times of several threads may be out of order; `advance` has made them monotonic.
         let now = self.at;
         let Some(window) = &mut self.window else {
             self.window = Some(Window::new(now));
@@ -204,14 +210,15 @@ impl Loader {
             return;
         };
         self.gap_s = window.gap_s.max(self.gap_s * GAP_KEPT);
-        let rate = float(window.bytes) / seconds;
+        let rate = as_f64(window.bytes) / seconds;
         let took = window.hits_s + window.misses_s;
         let missed = if took > 0.0 {
             window.misses_s / took
         } else {
             1.0
         };
-        let readers = float(self.readers.most().max(1) as u64);
+        // A loader that never waits is not known as a reader, so there may be none.
+        let readers = as_f64(self.readers.most().max(1) as u64);
         let kind = if window.waited_s * missed < STALL_MAX * seconds * readers {
             &mut self.free
         } else if window.all_s * missed < STALL_MAX * seconds {
@@ -222,7 +229,7 @@ impl Loader {
         kind.push(rate);
     }
 
-    /// What is known by now; nothing before the first windows are over.
+    /// Returns the estimate. `None` before the end of the first window.
     #[must_use]
     pub fn estimate(&self) -> Option<Estimate> {
         for (rates, trust) in [(&self.free, 1.0), (&self.ahead, 0.5)] {
@@ -230,14 +237,11 @@ impl Loader {
                 return Some(rates.estimate(trust));
             }
         }
-        let all = Rates([&self.free, &self.ahead, &self.bound].iter().fold(
-            VecDeque::new(),
-            |mut all, rates| {
-                all.extend(&rates.0);
-                all
-            },
-        ));
-        // Not the most: the first reads fill queues faster than the job will ever read again.
+        // There are too few windows of any kind, so use all of them for a lower bound.
+        let kinds = [&self.free, &self.ahead, &self.bound].into_iter();
+        let all = Rates(kinds.flat_map(|rates| &rates.0).copied().collect());
+        // Not the maximum, because the first reads fill queues faster than the job ever reads
+        // again.
         (!all.0.is_empty()).then(|| Estimate {
             rate: all.quantile(0.9),
             confidence: 0.0,
@@ -254,7 +258,7 @@ impl Loader {
             && let Some(window) = &mut self.window
         {
             let seconds = passed.as_secs_f64();
-            window.waited_s += seconds * float(count as u64);
+            window.waited_s += seconds * as_f64(count as u64);
             if count >= self.readers.most() {
                 window.all_s += seconds;
             }
@@ -262,7 +266,7 @@ impl Loader {
     }
 }
 
-impl Readers {
+impl ReaderCount {
     fn saw(&mut self, count: usize, now: Instant) {
         if now.saturating_duration_since(self.since) > READERS_MEMORY {
             self.before = self.now;
@@ -305,7 +309,8 @@ impl Rates {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// `windows ÷ (windows + 4)`, less the spread of the middle half over the median.
+    /// The confidence is `windows ÷ (windows + 4)`, reduced by the spread of the middle half
+    /// relative to the median.
     fn estimate(&self, trust: f64) -> Estimate {
         let rate = self.quantile(0.5);
         let spread = (self.quantile(0.75) - self.quantile(0.25)) / rate.max(1.0);
@@ -318,7 +323,7 @@ impl Rates {
         }
     }
 
-    /// The rate below which that part of them lies; not to be asked of none.
+    /// Returns a quantile of the rates. There must be at least one.
     fn quantile(&self, part: f64) -> f64 {
         let mut sorted: Vec<f64> = self.0.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
@@ -327,7 +332,7 @@ impl Rates {
             clippy::cast_sign_loss,
             reason = "at most 192 windows"
         )]
-        let place = (part * float(sorted.len().saturating_sub(1) as u64)).round() as usize;
+        let place = (part * as_f64(sorted.len().saturating_sub(1) as u64)).round() as usize;
         sorted.get(place).copied().unwrap_or(0.0)
     }
 }

@@ -1,67 +1,68 @@
-//! What the allocator is asked to do, and what it answers.
+//! Commands to the allocator, and its replies.
 //!
-//! Any node takes a command and hands it up to the allocator. It is answered when the decision that
-//! follows from it is made; every node has it within the next second.
+//! Any node accepts a command and forwards it up to the allocator. The allocator replies after it
+//! has made the decision that includes the change; every node has that decision within the next
+//! second.
 
-use super::decision::{Decision, FormatError, OriginReaders, Serial, decode, encode};
+use super::decision::{DatasetDecision, Decision, OriginReaders, Serial};
 use super::report::NodeReport;
 use copperfs_overlay::ItemPath;
 use serde::{Deserialize, Serialize};
 
-/// A dataset, as it is declared.
+/// A dataset as declared.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DatasetSpec {
     /// Its name, unique.
     pub name: String,
-    /// Where it begins in the namespace.
+    /// The root of the dataset in the namespace.
     pub path: ItemPath,
-    /// The URI that it was declared from, if it was one.
+    /// The URI that it was declared from, if any.
     pub uri: Option<String>,
-    /// The index that names its files: a path of the namespace, or of the roots' hosts.
+    /// The index of its files, if any: a path of the namespace, or of the root nodes' hosts.
     pub index: Option<String>,
     /// A budget set by hand, in bytes.
     pub budget: Option<u64>,
-    /// Who reads storage for it.
+    /// The nodes that read storage for it.
     pub origin_readers: OriginReaders,
 }
 
-/// A job, as it is declared.
+/// A job as declared.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// Its name, unique: what its readers are recognised as.
+    /// Its unique name, by which its readers are recognised.
     pub name: String,
     /// The dataset that it reads.
     pub dataset: String,
-    /// Bytes per second that it reads when data is not its bottleneck; `None`: estimated.
+    /// Bytes per second that it reads when data is not its bottleneck. `None`: to be estimated.
     pub ideal_rate: Option<u64>,
     /// GPUs.
     pub gpus: u32,
-    /// Epochs that it will run.
+    /// The number of epochs that it will run, if known.
     pub epochs: Option<u32>,
     /// The user that declared it. Only this user's processes may name the job in their environment. `None`:
     /// the user is unknown or root, which declares jobs for other users.
     pub owner: Option<u32>,
 }
 
-/// What the allocator is asked to do.
+/// A command to the allocator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Declares a dataset.
     AddDataset(DatasetSpec),
-    /// Takes a dataset back; what is cached of it goes.
+    /// Removes a dataset and its cached items.
     RemoveDataset(String),
     /// Declares a job.
     AddJob(JobSpec),
     /// Ends a job.
     EndJob(String),
-    /// `allocateCacheSize`: sets a dataset's budget by hand; `None`: the policy decides again.
+    /// `allocateCacheSize`: sets a dataset's budget by hand, or returns it to the policy (`None`).
     AllocateCacheSize {
         /// The dataset, by name.
         dataset: String,
         /// Bytes.
         size: Option<u64>,
     },
-    /// `allocateRemoteIO`: sets a job's rate by hand; `None`: the policy decides again.
+    /// `allocateRemoteIO`: sets a job's rate by hand, or returns it to the policy (`None`).
     AllocateRemoteIo {
         /// The job, by name.
         job: String,
@@ -70,88 +71,88 @@ pub enum Command {
     },
     /// Changes the policy, by name.
     SetPolicy(String),
-    /// Changes nothing: tells what there is.
+    /// Changes nothing, and requests an [`Overview`].
     Overview,
     /// Declares a dataset, and replaces a dataset of the same name.
     ReplaceDataset(DatasetSpec),
 }
 
-/// The answer to a command that was carried out.
+/// The reply to a command that was carried out.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// It is part of this decision.
+    /// The change is part of the decision with this serial.
     Done(Serial),
-    /// What [`Command::Overview`] asked for.
+    /// The reply to [`Command::Overview`].
     Overview(Box<Overview>),
 }
 
-/// What is decided, and what nodes report: as the allocator sees it.
+/// The current decision and the reports of all nodes, as the allocator knows them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Overview {
-    /// The name of the node that it runs on.
+    /// The name of the allocator's node.
     pub allocator: String,
     /// The newest decision.
     pub decision: Decision,
-    /// What the nodes that live reported last, by rank.
+    /// The last report of every live node, by rank.
     pub reports: Vec<NodeReport>,
-    /// The ideal rates that the decision was made with, one for each of its jobs.
+    /// The ideal rates that the decision is based on, one for each of its jobs.
     pub rates: Vec<IdealRate>,
-    /// The datasets that are being counted.
+    /// Progress of the dataset counts that are running.
     pub counting: Vec<Counting>,
-    /// GPUs of the cluster, if they were configured.
+    /// GPUs of the cluster, if configured.
     pub gpus: Option<u32>,
 }
 
-/// What a job is taken to read when data is not its bottleneck.
+/// The rate at which a job is assumed to read when data is not its bottleneck.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct IdealRate {
     /// The job, by name.
     pub job: String,
     /// Bytes per second.
     pub rate: u64,
-    /// Where that comes from.
+    /// The origin of the value.
     pub source: RateSource,
-    /// How far it can be relied on, 0 to 1.
+    /// The confidence in the rate, 0 to 1.
     pub confidence: f32,
-    /// The part of what it reads next that is cached.
+    /// The fraction of its next reads that is cached.
     pub hit_ratio: f64,
 }
 
-/// Where an ideal rate comes from.
+/// The origin of an ideal rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RateSource {
-    /// Whoever declared the job said it.
+    /// It was declared with the job.
     Declared,
-    /// Its own reads show it.
+    /// It was estimated from the job's reads.
     Estimated,
-    /// Nothing is known: what the job could use at most is assumed.
+    /// Nothing is known, so the rate is the most that the job could use.
     Assumed,
 }
 
-/// How far the counting of a dataset is.
+/// The progress of a dataset's count.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counting {
     /// The dataset, by name.
     pub dataset: String,
-    /// Directories gone through.
+    /// Directories listed so far.
     pub directories: u64,
-    /// Items found.
+    /// Items found so far.
     pub items: u64,
-    /// Their bytes.
+    /// Bytes of these items.
     pub bytes: u64,
 }
 
-/// What kind of refusal it is.
+/// The kind of a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// The command makes no sense.
     Invalid,
     /// There is no such dataset or job.
     NotFound,
-    /// It does not go together with what there is.
+    /// It conflicts with existing datasets, jobs, or limits.
     Conflict,
-    /// No allocator can be reached now.
+    /// No allocator can be reached.
     Unavailable,
 }
 
@@ -159,16 +160,64 @@ pub enum ErrorKind {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}. {advice}")]
 pub struct CommandError {
-    /// What kind of refusal it is.
+    /// The kind of refusal.
     pub kind: ErrorKind,
-    /// What failed, and why.
+    /// The failure and its reason.
     pub message: String,
-    /// What to try.
+    /// Advice on what to try.
     pub advice: String,
 }
 
+impl DatasetSpec {
+    /// A declaration with a name and a path only.
+    #[must_use]
+    pub fn new(name: impl Into<String>, path: ItemPath) -> Self {
+        Self {
+            name: name.into(),
+            path,
+            uri: None,
+            index: None,
+            budget: None,
+            origin_readers: OriginReaders::default(),
+        }
+    }
+
+    /// The declaration of a dataset in a decision.
+    #[must_use]
+    pub fn of(decided: &DatasetDecision) -> Self {
+        Self {
+            name: decided.name.clone(),
+            path: decided.path.clone(),
+            uri: decided.uri.clone(),
+            index: decided.index.clone(),
+            budget: decided.pinned,
+            origin_readers: decided.origin_readers,
+        }
+    }
+}
+
+impl From<DatasetSpec> for DatasetDecision {
+    /// A dataset as declared, before it is counted and before it has a budget.
+    fn from(spec: DatasetSpec) -> Self {
+        Self {
+            id: Self::id_of(&spec.name, &spec.path),
+            name: spec.name,
+            path: spec.path,
+            uri: spec.uri,
+            size: 0,
+            items: 0,
+            index: spec.index,
+            origin_readers: spec.origin_readers,
+            pinned: spec.budget,
+            budget: 0,
+            homed: Vec::new(),
+            trouble: None,
+        }
+    }
+}
+
 impl CommandError {
-    /// A refusal.
+    /// Creates a refusal.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
@@ -178,7 +227,7 @@ impl CommandError {
         }
     }
 
-    /// That no allocator can be reached.
+    /// Creates the error for an allocator that cannot be reached.
     #[must_use]
     pub fn unavailable(why: impl Into<String>) -> Self {
         let advice = "Try again; copperfs status shows which nodes cannot be reached";
@@ -186,32 +235,11 @@ impl CommandError {
     }
 }
 
-/// A command on its way up.
+/// A command on its way up the tree.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Asked {
-    /// Nodes that have passed it on: a command that goes in a circle ends.
+pub(crate) struct ForwardedCommand {
+    /// The number of nodes that have forwarded it, so that a command in a circle ends.
     pub(crate) hops: u8,
-    /// What is asked.
+    /// The command itself.
     pub(crate) command: Command,
-}
-
-/// The answer on its way down.
-pub(super) type Answered = Result<Reply, CommandError>;
-
-impl Asked {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        encode(self)
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        decode(bytes)
-    }
-}
-
-pub(crate) fn encode_answer(answer: &Answered) -> Vec<u8> {
-    encode(answer)
-}
-
-pub(crate) fn decode_answer(bytes: &[u8]) -> Result<Answered, FormatError> {
-    decode(bytes)
 }

@@ -1,76 +1,77 @@
-//! What nodes say to the allocator.
+//! Reports of nodes to the allocator, and the frames that travel the trees.
 
-use super::decision::{Decision, FormatError, Serial, decode, encode};
+use super::decision::{Decision, Serial};
 use serde::{Deserialize, Serialize};
 
-/// What goes up the tree. Each frame is whole in itself: a newer one takes the place of one that was
-/// not taken yet.
+/// A frame that goes up a tree. Each frame is complete in itself: a newer frame replaces one that
+/// was not received yet.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Up {
+pub struct ReportFrame {
     /// The decision that the sender holds.
-    pub holds: Serial,
-    /// That decision, where the receiver is not known to hold it or a newer one: it may have lost it.
-    pub held: Option<Box<Decision>>,
-    /// What nodes report: the sender itself, and those below it. The newest of each.
+    pub serial: Serial,
+    /// That decision, unless the receiver is known to hold it or a newer one. The receiver may have
+    /// lost it.
+    pub decision: Option<Box<Decision>>,
+    /// The newest reports of the sender and of the nodes below it.
     pub reports: Vec<NodeReport>,
 }
 
-/// What goes down the tree, whole in itself as well.
+/// A frame that goes down a tree. It is complete in itself, too.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Down {
-    /// The allocator's sign of life, passed on by every node on the way.
-    pub beat: Beat,
+pub struct DecisionFrame {
+    /// The allocator's heartbeat, forwarded by every node on the way.
+    pub heartbeat: Heartbeat,
     /// The decision that the sender holds.
-    pub holds: Serial,
-    /// That decision, where the receiver is not known to hold it or a newer one.
+    pub serial: Serial,
+    /// That decision, unless the receiver is known to hold it or a newer one.
     pub decision: Option<Box<Decision>>,
 }
 
-/// An allocator's sign of life. One that is passed on in a circle is no news to those in it, so that
-/// they find out that nobody is above them.
+/// An allocator's heartbeat. In a circle of nodes the count stops increasing, so they notice that
+/// no allocator is above them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Beat {
-    /// Which allocator: another number each time one begins.
+pub struct Heartbeat {
+    /// Identifies the allocator: a different number each time an allocator starts.
     pub allocator: u64,
-    /// Rises.
+    /// Increases with each heartbeat.
     pub count: u64,
 }
 
-/// One node, as it stands.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// The state of one node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// Its place in the member list.
+    /// Its index in the member list.
     pub rank: u32,
-    /// Its name there.
+    /// Its name in the member list.
     pub name: String,
-    /// Another number each time the process starts.
+    /// Identifies the process: a different number after each start.
     pub boot: u64,
-    /// Rises with each report of one process: which of two is the newer.
+    /// Increases with each report of one process, and tells which of two reports is newer.
     pub count: u64,
-    /// The decision that it follows.
+    /// The serial of the decision that it follows.
     pub follows: Serial,
-    /// Bytes that it has for datasets; 0: it stores none.
+    /// Its capacity for datasets in bytes. 0: it stores none.
     pub capacity: u64,
-    /// What it holds.
+    /// The datasets' shares that it holds.
     pub shares: Vec<ShareReport>,
-    /// What is read on it.
+    /// The jobs that read on it.
     pub jobs: Vec<JobReport>,
 }
 
 /// One dataset's share on one node.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ShareReport {
-    /// The dataset, by [`super::DatasetDecision::id`].
+    /// The dataset's [`super::DatasetDecision::id`].
     pub dataset: u64,
-    /// Bytes that it holds.
+    /// Bytes held.
     pub cached: u64,
-    /// Items that it holds.
+    /// Items held.
     pub items: u64,
-    /// Bytes that it may hold.
+    /// The limit on the bytes held.
     pub share: u64,
-    /// Bytes read from storage for it since the process started.
+    /// Bytes read from storage for the dataset since the process started.
     pub origin_bytes: u64,
-    /// The last failure of storage, if the last read failed.
+    /// Why the last read of storage failed, if it did.
     pub trouble: Option<String>,
 }
 
@@ -81,72 +82,39 @@ pub struct JobReport {
     pub job: String,
     /// The dataset's name.
     pub dataset: String,
-    /// Which epoch it is in, from 0.
+    /// The current epoch, from 0.
     pub epoch: u32,
-    /// Items read in it.
+    /// Items read in the current epoch.
     pub items: u64,
-    /// Bytes read in it.
+    /// Bytes read in the current epoch.
     pub bytes: u64,
-    /// Of those, bytes that were cached, at home or by the kernel.
+    /// Bytes of these that were cached, at the home or by the kernel.
     pub hit_bytes: u64,
-    /// Bytes that the job's own reads brought into the cache in this epoch: of use from the next one
-    /// on (§6, delayed effectiveness).
+    /// Bytes that the job's own reads brought into the cache in this epoch. They are useful from
+    /// the next epoch on (§6, delayed effectiveness).
     pub admitted_bytes: u64,
-    /// Bytes read since it was first seen here.
+    /// Bytes read since the job was first observed on the node.
     pub total_bytes: u64,
-    /// Bytes read from storage on its account since then.
+    /// Bytes read from storage for the job since then.
     pub charged_bytes: u64,
-    /// Bytes per second, over the last seconds.
+    /// Bytes read per second, over the last seconds.
     pub throughput: u64,
-    /// Bytes per second from storage, over the last seconds.
+    /// Bytes read from storage per second, over the last seconds.
     pub remote_io: u64,
-    /// Bytes per second that it was allowed.
+    /// The job's limit on the node in bytes per second, if it has one.
     pub allowed: Option<u64>,
-    /// The part of the last seconds in which a read waited for tokens, 0 to 1.
+    /// The fraction of the last seconds in which a read waited for tokens, 0 to 1.
     pub throttled: f32,
-    /// What it would read if data were not its bottleneck, in bytes per second, as far as its own reads
-    /// show it.
+    /// The estimated rate in bytes per second if data were not its bottleneck.
     pub ideal_rate: Option<u64>,
-    /// How far that can be relied on, 0 to 1.
+    /// The confidence in `ideal_rate`, 0 to 1.
     pub confidence: f32,
-    /// Data was always its bottleneck: `ideal_rate` is only what it reached.
+    /// Whether data was always the bottleneck. `ideal_rate` is then only a lower bound.
     pub bound: bool,
-    /// It breaks the pattern.
+    /// Whether the job deviates from reading each item once per epoch.
     pub irregular: bool,
-    /// Its processes are gone.
+    /// Whether its processes have ended.
     pub ended: bool,
-    /// The hit ratio of each epoch that has ended, the last ones: (epoch, bytes, bytes hit).
+    /// Hits of the last epochs that ended: (epoch, bytes, bytes hit).
     pub epochs: Vec<(u32, u64, u64)>,
-}
-
-impl Down {
-    /// The bytes that travel.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        encode(self)
-    }
-
-    /// Reads what [`Down::encode`] wrote.
-    ///
-    /// # Errors
-    /// See [`FormatError`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        decode(bytes)
-    }
-}
-
-impl Up {
-    /// The bytes that travel.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        encode(self)
-    }
-
-    /// Reads what [`Up::encode`] wrote.
-    ///
-    /// # Errors
-    /// See [`FormatError`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        decode(bytes)
-    }
 }

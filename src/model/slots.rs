@@ -1,43 +1,46 @@
-//! Which node an item is at home on: weighted rendezvous over 16,384 slots. Pure.
+//! The home node of each item: weighted rendezvous hashing over 16,384 slots. Pure.
 //!
-//! An item falls into a slot by the hash of its path and stripe; a slot's home is the node with the
-//! smallest score (Thaler and Ravishankar, 1998; weights as exponential clocks: the score of a node of
-//! capacity *w* is −ln *u* ÷ *w*, *u* uniform in (0, 1) by the hash of slot and name). So each node has
-//! slots in proportion to its capacity, a node that leaves gives its slots to the others in that
-//! proportion, one that joins takes from all, and nothing else moves.
+//! An item belongs to a slot by the hash of its path and stripe. A slot's home is the node with the
+//! smallest score (Thaler and Ravishankar, 1998). Weights work as exponential clocks: a node of
+//! capacity *w* has the score −ln *u* ÷ *w*, where *u*, uniform in (0, 1), is derived from the hash
+//! of slot and name. So each node has slots in proportion to its capacity, a leaving node's slots
+//! go to the others in that proportion, a joining node takes slots from all, and no other slot
+//! moves.
 //!
-//! All nodes must agree: slots and scores are part of the wire format. They do, on every machine: only
-//! integers, and the operations of IEEE 754 that are exactly rounded (+, −, ×, ÷), are used, in one
-//! fixed order, which Rust neither reorders nor fuses. The logarithm is this file's own for that
-//! reason: that of the C library differs in its last bit from one version to the next.
+//! All nodes must agree, so slots and scores are part of the wire format. They agree on every
+//! machine because the computation uses only integers and the operations of IEEE 754 that are
+//! exactly rounded (+, −, ×, ÷), in one fixed order, which Rust neither reorders nor fuses. For the
+//! same reason this file has its own logarithm: the C library's differs in the last bit between
+//! versions.
 
 use super::decision::HomeNode;
+use crate::num::{as_f64, mix64};
 use copperfs_overlay::{BLOCK_BYTES, ItemPath, STRIPE_BLOCKS};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Slots. With 4 nodes the part of each is within 1 % of the whole of what its capacity says, and the
-/// bytes of each slot can be counted once for a dataset of any size (128 KiB of numbers).
+/// The number of slots. With 4 nodes each node's part is within 1 % of its capacity's part, and
+/// counting bytes per slot takes 128 KiB for a dataset of any size.
 pub const SLOTS: usize = 16_384;
 
-/// Bytes of a stripe, and of the largest file that is one item.
+/// Bytes of a stripe, which is also the size of the largest file that is one item.
 pub const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
-/// How many items a file of `size` bytes is: one of up to 4 MiB (empty ones too), and one for each
-/// 4 MiB stripe of a larger one.
+/// Returns the number of items of a file of `size` bytes: one for a file of up to 4 MiB (also if
+/// empty), and one for each 4 MiB stripe of a larger file.
 #[must_use]
 pub fn items_of(size: u64) -> u64 {
     size.div_ceil(STRIPE_BYTES).max(1)
 }
 
-/// Bytes of stripe `stripe` of a file of `size` bytes; 0 beyond its end.
+/// Returns the bytes of stripe `stripe` of a file of `size` bytes; 0 beyond its end.
 #[must_use]
 pub fn stripe_len(size: u64, stripe: u64) -> u64 {
     size.saturating_sub(stripe.saturating_mul(STRIPE_BYTES))
         .min(STRIPE_BYTES)
 }
 
-/// The blocks of stripe `stripe` of a file of `size` bytes; empty beyond its end.
+/// Returns the blocks of stripe `stripe` of a file of `size` bytes; empty beyond its end.
 #[must_use]
 pub fn stripe_blocks(size: u64, stripe: u64) -> Range<u64> {
     let first = stripe.saturating_mul(STRIPE_BLOCKS);
@@ -45,16 +48,17 @@ pub fn stripe_blocks(size: u64, stripe: u64) -> Range<u64> {
     first..first.saturating_add(count)
 }
 
-/// The slot of an item: the first eight bytes of a BLAKE3 hash, little-endian, modulo [`SLOTS`]. What
-/// is hashed is the path in the namespace without leading slash, and behind it, for every stripe but
-/// the first, a NUL byte and the stripe's number as 8 bytes, little-endian: as for an item's root.
+/// Returns the slot of an item: the first eight bytes of a BLAKE3 hash, little-endian, modulo
+/// [`SLOTS`]. The hash covers the path in the namespace without its leading slash, and for every
+/// stripe but the first a NUL byte and the stripe's number as 8 bytes, little-endian. An item's
+/// root uses the same hash.
 #[must_use]
 pub fn slot_of(path: &ItemPath, stripe: u64) -> u16 {
     let [low, high, ..] = digest_of(path, stripe).to_le_bytes();
     u16::from_le_bytes([low, high]) % SLOTS_U16
 }
 
-/// The hash of which an item's slot is the low bits.
+/// Returns the hash whose low bits are an item's slot.
 pub(crate) fn digest_of(path: &ItemPath, stripe: u64) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(path.as_bytes());
@@ -65,16 +69,16 @@ pub(crate) fn digest_of(path: &ItemPath, stripe: u64) -> u64 {
     head(&hasher.finalize())
 }
 
-/// [`SLOTS`], which fits.
+/// [`SLOTS`] as `u16`.
 const SLOTS_U16: u16 = 16_384;
-/// In the table: no node stores anything.
-const NOBODY: u32 = u32::MAX;
+/// The table entry of a slot without a home.
+const NO_HOME: u32 = u32::MAX;
 
-/// The home of every slot, for one membership.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Homes {
+/// The home of every slot, for one set of nodes.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SlotTable {
     candidates: Vec<Candidate>,
-    /// For each slot a position among the nodes, or [`NOBODY`].
+    /// The index of each slot's home among the nodes, or [`NO_HOME`].
     table: Vec<u32>,
 }
 
@@ -82,21 +86,22 @@ pub struct Homes {
 struct Candidate {
     /// The first eight bytes of the BLAKE3 hash of its name.
     seed: u64,
-    /// One over its capacity.
+    /// The reciprocal of its capacity.
     per_weight: f64,
-    /// Its position among the nodes.
+    /// Its index among the nodes.
     position: u32,
 }
 
-impl Homes {
-    /// The table for `nodes`; those without capacity are nobody's home. A tenth of a second for 2,000.
+impl SlotTable {
+    /// Computes the table for `nodes`. A node without capacity is the home of no slot. Takes a
+    /// tenth of a second for 2,000 nodes.
     #[must_use]
     pub fn new(nodes: &[HomeNode]) -> Self {
         let candidates: Vec<Candidate> = (0..)
             .zip(nodes)
             .filter(|(_, node)| node.capacity > 0)
             .map(|(position, node)| Candidate {
-                seed: digest(node.name.as_bytes()),
+                seed: head(&blake3::hash(node.name.as_bytes())),
                 per_weight: 1.0 / as_f64(node.capacity),
                 position,
             })
@@ -107,22 +112,16 @@ impl Homes {
         Self { candidates, table }
     }
 
-    /// The home of a slot, as a position among the nodes that this was made of. `None`: no node stores
-    /// datasets, or there is no such slot.
+    /// Returns the home of a slot as an index into the nodes of [`SlotTable::new`]. `None`: no node
+    /// stores datasets, or the slot does not exist.
     #[must_use]
     pub fn home_of_slot(&self, slot: u16) -> Option<usize> {
         let home = *self.table.get(usize::from(slot))?;
-        (home != NOBODY).then_some(home as usize)
+        (home != NO_HOME).then_some(home as usize)
     }
 
-    /// The home of an item.
-    #[must_use]
-    pub fn home_of(&self, path: &ItemPath, stripe: u64) -> Option<usize> {
-        self.home_of_slot(slot_of(path, stripe))
-    }
-
-    /// The first `n` nodes in a slot's order: its home, then who would be without it, and so on. Fewer
-    /// where there are fewer.
+    /// Returns the first `n` nodes in a slot's order: its home, the home if that node left, and so
+    /// on. Returns fewer if there are fewer nodes.
     #[must_use]
     pub fn order_of_slot(&self, slot: u16, n: usize) -> Vec<usize> {
         if usize::from(slot) >= SLOTS {
@@ -140,7 +139,7 @@ impl Homes {
     }
 }
 
-/// What a candidate bids for a slot; the smallest has it.
+/// A candidate's score for a slot. The smallest score wins.
 #[derive(Clone, Copy, Debug)]
 struct Scored {
     score: f64,
@@ -149,8 +148,7 @@ struct Scored {
 }
 
 impl Scored {
-    /// By score. What is equal (never, in practice) is told apart by name, so that the order of the
-    /// list plays no part.
+    /// Compares scores. Names break ties, so that the order of the nodes does not matter.
     fn compare(&self, other: &Self) -> Ordering {
         self.score
             .total_cmp(&other.score)
@@ -161,7 +159,7 @@ impl Scored {
 
 impl Candidate {
     fn uniform(&self, key: u64) -> f64 {
-        uniform(mix(key ^ self.seed))
+        uniform(mix64(key ^ self.seed))
     }
 
     fn score(&self, key: u64) -> Scored {
@@ -173,14 +171,15 @@ impl Candidate {
     }
 }
 
-/// The winner of a slot.
+/// Returns the index of a slot's home, or [`NO_HOME`].
 fn first(candidates: &[Candidate], key: u64) -> u32 {
-    /// Above any error of the logarithm, relative.
+    /// A relative margin above any error of the logarithm.
     const MARGIN: f64 = 1.0 + 1e-9;
     let mut best: Option<Scored> = None;
     let mut bar = f64::INFINITY;
     for candidate in candidates {
-        // −ln u is never less than 1 − u: nearly all are out without a logarithm.
+        // −ln u ≥ 1 − u, so most candidates are ruled out without computing a logarithm.
+        // The margin in `bar` covers errors of the logarithm, so no winner is skipped.
         if (1.0 - candidate.uniform(key)) * candidate.per_weight > bar {
             continue;
         }
@@ -190,52 +189,36 @@ fn first(candidates: &[Candidate], key: u64) -> u32 {
             best = Some(scored);
         }
     }
-    best.map_or(NOBODY, |best| best.position)
+    best.map_or(NO_HOME, |best| best.position)
 }
 
-/// A slot's number, spread over 64 bits.
+/// Spreads a slot's number over 64 bits.
 fn key(slot: u16) -> u64 {
-    mix((u64::from(slot) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    mix64((u64::from(slot) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The first eight bytes of the BLAKE3 hash of `bytes`.
-fn digest(bytes: &[u8]) -> u64 {
-    head(&blake3::hash(bytes))
-}
-
+/// Returns the first eight bytes of a hash.
 fn head(hash: &blake3::Hash) -> u64 {
-    let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
-    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    let first = hash.as_bytes().first_chunk().copied();
+    first.map_or(0, u64::from_le_bytes)
 }
 
-/// The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A capacity; rounded to nearest above 2^53, the same everywhere.
-#[expect(clippy::cast_precision_loss, reason = "a weight")]
-fn as_f64(number: u64) -> f64 {
-    number as f64
-}
-
-/// 52 bits of a hash as a number in (0, 1), never 0 or 1. Exact.
+/// Converts 52 bits of a hash to a number strictly between 0 and 1, exactly.
 fn uniform(hash: u64) -> f64 {
     /// 2^-52.
     const UNIT: f64 = 1.0 / 4_503_599_627_370_496.0;
     (as_f64(hash >> 12) + 0.5) * UNIT
 }
 
-/// The natural logarithm of a normal number above 0, to some 1e-15, the same on every machine.
+/// Returns the natural logarithm of a positive normal number, to about 1e-15, identically on every
+/// machine.
 fn ln(x: f64) -> f64 {
-    /// Terms of the series: the first that is left out is below 1e-18.
+    /// Terms of the series. The first omitted term is below 1e-18.
     const TERMS: u32 = 11;
     const MANTISSA: u64 = (1 << 52) - 1;
     let bits = x.to_bits();
     let mut exponent = i32::try_from(bits >> 52).unwrap_or_default() - 1023;
-    // 1 to 2, then √½ to √2, so that nothing cancels near 1.
+    // Reduce to 1..2, then to √½..√2, so that no digits cancel near 1.
     let mut mantissa = f64::from_bits((bits & MANTISSA) | (1023 << 52));
     if mantissa > std::f64::consts::SQRT_2 {
         mantissa *= 0.5;
@@ -267,16 +250,16 @@ mod tests {
             .collect()
     }
 
-    /// The names of the homes of all slots.
+    /// Returns the name of each slot's home.
     fn table(nodes: &[HomeNode]) -> Vec<Option<String>> {
-        let homes = Homes::new(nodes);
+        let homes = SlotTable::new(nodes);
         (0..SLOTS_U16)
             .map(|slot| Some(nodes[homes.home_of_slot(slot)?].name.clone()))
             .collect()
     }
 
     fn slots(nodes: &[HomeNode]) -> Vec<f64> {
-        let homes = Homes::new(nodes);
+        let homes = SlotTable::new(nodes);
         let mut counts = vec![0.0; nodes.len()];
         for slot in 0..SLOTS_U16 {
             counts[homes.home_of_slot(slot).unwrap()] += 1.0;
@@ -286,7 +269,7 @@ mod tests {
 
     #[test]
     fn stable_across_versions_and_machines() {
-        // What the first version computed: a change of it is a change of the protocol.
+        // Values computed by the first version. A change to them changes the protocol.
         let slot = |text, stripe| slot_of(&path(text), stripe);
         let some = [
             slot("lus/data/a.jpg", 0),
@@ -295,7 +278,7 @@ mod tests {
             slot("", 0),
         ];
         assert_eq!(some, [1701, 6932, 14671, 5039]);
-        let homes = Homes::new(&nodes(&[1 << 40, 1 << 40, 2 << 40, 3 << 40]));
+        let homes = SlotTable::new(&nodes(&[1 << 40, 1 << 40, 2 << 40, 3 << 40]));
         let order: Vec<_> = [0, 1, 2, 16_383]
             .map(|slot| homes.order_of_slot(slot, 4))
             .into();
@@ -308,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_is_one() {
+    fn the_logarithm_agrees_with_the_standard_one() {
         for i in 1..200_000_u32 {
             let x = f64::from(i) / 200_000.0;
             assert!((ln(x) - x.ln()).abs() <= 4e-15 * x.ln().abs(), "{x}");
@@ -332,10 +315,10 @@ mod tests {
     }
 
     #[test]
-    fn who_stores_nothing_is_nobodys_home() {
-        assert_eq!(Homes::new(&[]).home_of_slot(0), None);
-        assert_eq!(Homes::new(&nodes(&[0, 0])).home_of_slot(7), None);
-        let homes = Homes::new(&nodes(&[0, 5, 0]));
+    fn nodes_without_capacity_are_no_home() {
+        assert_eq!(SlotTable::new(&[]).home_of_slot(0), None);
+        assert_eq!(SlotTable::new(&nodes(&[0, 0])).home_of_slot(7), None);
+        let homes = SlotTable::new(&nodes(&[0, 5, 0]));
         assert!((0..SLOTS_U16).all(|slot| homes.home_of_slot(slot) == Some(1)));
         assert_eq!(homes.order_of_slot(0, 3), [1]);
         assert_eq!(homes.home_of_slot(SLOTS_U16), None);
@@ -345,10 +328,11 @@ mod tests {
     #[test]
     fn two_thousand_nodes_are_quick() {
         let began = std::time::Instant::now();
-        let homes = Homes::new(&nodes(&vec![1 << 40; 2000]));
+        let homes = SlotTable::new(&nodes(&vec![1 << 40; 2000]));
         let took = began.elapsed();
         println!("2,000 nodes: {took:?}");
-        // Measured 0.3 s without optimisation on a busy machine; this allows for a busier one.
+        // Measured at 0.3 s without optimisation on a busy machine. The bound allows for a busier
+        // machine.
         assert!(took.as_secs() < 10, "{took:?}");
         assert!(homes.home_of_slot(0).is_some());
     }
@@ -367,7 +351,7 @@ mod tests {
         }
 
         #[test]
-        fn only_what_must_moves(
+        fn only_slots_of_the_changed_node_move(
             capacities in prop::collection::vec(1_u64..1 << 42, 2..12),
             gone in any::<prop::sample::Index>(),
         ) {
@@ -375,9 +359,9 @@ mod tests {
             let gone = gone.index(all.len());
             let mut fewer = all.clone();
             let name = fewer.remove(gone).name;
-            let whole = Homes::new(&all);
+            let whole = SlotTable::new(&all);
             for (slot, (with, without)) in (0..).zip(table(&all).into_iter().zip(table(&fewer))) {
-                // Read either way: the node leaves, or it joins.
+                // Holds for a node that leaves and for a node that joins.
                 if with.as_ref() == Some(&name) {
                     let heir = whole.order_of_slot(slot, 2)[1];
                     prop_assert_eq!(without, Some(all[heir].name.clone()));
@@ -388,7 +372,7 @@ mod tests {
         }
 
         #[test]
-        fn more_capacity_takes_and_never_gives(
+        fn a_node_that_grows_loses_no_slot(
             capacities in prop::collection::vec(1_u64 << 20..1 << 42, 2..8),
             grown in any::<prop::sample::Index>(),
         ) {
@@ -402,7 +386,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_the_list_plays_no_part(
+        fn the_order_of_the_nodes_does_not_matter(
             capacities in prop::collection::vec(0_u64..1 << 42, 1..10),
             turn in any::<prop::sample::Index>(),
         ) {
@@ -413,12 +397,12 @@ mod tests {
         }
 
         #[test]
-        fn an_order_begins_at_home_and_names_everybody_once(
+        fn a_slots_order_begins_with_its_home_and_names_each_node_once(
             capacities in prop::collection::vec(1_u64..1 << 42, 1..20),
             slot in 0..SLOTS_U16,
             n in 0_usize..25,
         ) {
-            let homes = Homes::new(&nodes(&capacities));
+            let homes = SlotTable::new(&nodes(&capacities));
             let mut all = homes.order_of_slot(slot, 20);
             prop_assert_eq!(homes.home_of_slot(slot), all.first().copied());
             prop_assert_eq!(&homes.order_of_slot(slot, n)[..], &all[..n.min(all.len())]);

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The facts about a node that do not change after its start.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Own {
     pub(super) sockets: fuse::Sockets,
     /// The paths of the origins in the namespace.
@@ -55,10 +55,9 @@ fn identity(membership: &Membership) -> Identity {
 }
 
 /// See the module. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Cluster(Arc<Inner>, Arc<Sweeps<Arc<Reports>>>);
 
-#[derive(Debug)]
 struct Inner {
     own: Own,
     overlay: OnceLock<Arc<Overlay>>,

@@ -5,7 +5,7 @@ use super::datasets::Datasets;
 use super::front::Front;
 use super::sweeps::Wanted;
 use super::{NodeError, warm};
-use crate::budgets::Served;
+use crate::budgets::ServedPaths;
 use crate::config::Settings;
 use crate::control::{Control, ControlServer, Conversation, Names, NodeCommands};
 use crate::read::ReadPath;
@@ -89,7 +89,7 @@ pub(super) async fn serve(
     let names = Arc::new(commands.front.read.clone());
     let sockets = commands.cluster.sockets().clone();
     let agent = datasets.agent.clone();
-    let control = Control::new(Arc::new(commands), agent, Served::of(settings), names);
+    let control = Control::new(Arc::new(commands), agent, ServedPaths::of(settings), names);
     let failed = |source| NodeError::Control {
         path: sockets.owner.clone(),
         source,

@@ -2,13 +2,13 @@
 //! and the nodes below.
 
 use super::items::{ItemOpening, Items, OpenItem};
-use crate::budgets::agent::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours};
+use crate::budgets::{BudgetAgent, BudgetAgentConfig, Counter, Neighbours};
 use crate::config::{self, Settings};
-use crate::dataset::home::{Home, HomeOptions, HomePlace};
-use crate::dataset::reader::{DatasetReader, Homes, OpenDatasetFile, Opening};
-use crate::job::{Activities, ActivityReport, JobName, Proc, RateLimit, Readers};
+use crate::dataset::home::{Home, HomeOptions, HomeStorage};
+use crate::dataset::reader::{DatasetReader, HomeClient, OpenDatasetFile, Opening};
+use crate::job::{Activities, Proc, Readers};
 use crate::model::ShareReport;
-use crate::model::{Decision, JobReport, NodeReport, UNATTRIBUTED};
+use crate::model::{Decision, NodeReport};
 use crate::origin::Origins;
 use crate::read::{Cut, FileRef};
 use bytes::Bytes;
@@ -98,7 +98,7 @@ struct Peers {
     overlay: OnceLock<copperfs_overlay::Homes>,
 }
 
-impl Homes for Peers {
+impl HomeClient for Peers {
     fn ask(
         &self,
         rank: Option<u32>,
@@ -136,7 +136,7 @@ pub(super) struct Ground<'a> {
     /// Counts the items of datasets while this node is the allocator.
     pub(super) counter: Arc<dyn Counter>,
     /// The directory of the store, if there is one, and the bytes of it that are for datasets.
-    pub(super) place: HomePlace,
+    pub(super) place: HomeStorage,
     pub(super) capacity: u64,
 }
 
@@ -147,7 +147,7 @@ impl Datasets {
         let this = ThisNode::of(settings, ground.capacity);
         let options = HomeOptions {
             capacity: ground.capacity,
-            place: ground.place,
+            storage: ground.place,
             seed: this.boot,
             in_flight_bytes_max: HomeOptions::IN_FLIGHT_BYTES_MAX,
         };
@@ -161,10 +161,10 @@ impl Datasets {
             home: home.clone(),
             overlay: OnceLock::new(),
         });
-        let activities = Arc::new(Activities::new());
+        let activities = Arc::new(Activities::default());
         let readers = Arc::new(Readers::new(Proc::at(Path::new("/proc"))));
         let reader = DatasetReader::new(
-            Arc::clone(&peers) as Arc<dyn Homes>,
+            Arc::clone(&peers) as Arc<dyn HomeClient>,
             Arc::clone(&readers),
             Arc::clone(&activities),
             settings.request_timeout,
@@ -238,8 +238,7 @@ impl Datasets {
         let decision = Arc::clone(&self.agent.watch().borrow());
         // The decision may contain terms for jobs that have just begun here.
         self.reader.apply(&decision, self.this.rank);
-        let reports = self.activities.reports(self.readers.proc(), Instant::now());
-        let jobs = reports.iter().map(|report| self.said(report)).collect();
+        let jobs = self.activities.reports(self.readers.proc(), Instant::now());
         NodeReport {
             rank: self.this.rank,
             name: self.this.name.clone(),
@@ -251,71 +250,6 @@ impl Datasets {
             jobs,
         }
     }
-}
-
-impl Inner {
-    /// The part of a job's report that is sent.
-    fn said(&self, report: &ActivityReport) -> JobReport {
-        let name = report.job.as_ref().map_or(UNATTRIBUTED, JobName::as_str);
-        let activity = self.activities.get(report.job.as_ref(), &report.dataset);
-        let allowed = match activity.as_ref().map(|activity| activity.tokens().limit()) {
-            Some(RateLimit::BytesPerSecond(rate)) => Some(rate),
-            _ => None,
-        };
-        let ended = activity
-            .map(|activity| activity.epochs())
-            .unwrap_or_default();
-        let first = report.epoch.saturating_sub(ended.len() as u64);
-        let epochs = (first..).zip(&ended);
-        let skipped = ended.len().saturating_sub(EPOCHS_TOLD);
-        let estimate = report.estimate.as_ref();
-        JobReport {
-            job: name.to_owned(),
-            dataset: report.dataset.clone(),
-            epoch: small(report.epoch),
-            items: report.current.items,
-            bytes: report.current.bytes,
-            hit_bytes: report.current.hit_bytes,
-            admitted_bytes: report.current.admitted_bytes,
-            total_bytes: report.bytes,
-            charged_bytes: report.charged_bytes,
-            throughput: whole(report.throughput),
-            remote_io: whole(report.remote_rate),
-            allowed,
-            throttled: short(report.throttled),
-            ideal_rate: estimate.map(|estimate| whole(estimate.rate)),
-            confidence: estimate.map_or(0.0, |estimate| short(estimate.confidence)),
-            bound: estimate.is_some_and(|estimate| estimate.bound),
-            irregular: report.irregular,
-            ended: report.ended,
-            epochs: epochs
-                .skip(skipped)
-                .map(|(number, epoch)| (small(number), epoch.bytes, epoch.hit_bytes))
-                .collect(),
-        }
-    }
-}
-
-/// The number of ended epochs in each report: enough for a table, and little to send.
-const EPOCHS_TOLD: usize = 16;
-
-fn small(number: u64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-/// A rate in whole bytes per second; 0 if it is not a number.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the cast saturates"
-)]
-fn whole(rate: f64) -> u64 {
-    rate.round() as u64
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a part of one, for people")]
-fn short(part: f64) -> f32 {
-    part as f32
 }
 
 impl Neighbours for Upstream {
@@ -393,7 +327,7 @@ impl Datasets {
 
 impl OpenItem for OpenDatasetFile {
     fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
-        Self::read_now(self, file, offset, size)
+        Self::try_read(self, file, offset, size)
     }
 
     fn read(

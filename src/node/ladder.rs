@@ -4,7 +4,7 @@ use super::NodeError;
 use super::backing::Backings;
 use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
-use crate::dataset::HomePlace;
+use crate::dataset::HomeStorage;
 use crate::origin::{HangingBound, Kept, Once};
 use crate::read::{FileRef, ReadOptions, ReadPath, ResidentData};
 use crate::store::{Store, StoreOptions, Stored};
@@ -71,14 +71,14 @@ fn shared_data_bytes(settings: &Settings) -> u64 {
 
 /// The place of this node's dataset items, and its size in bytes: the part of the store, or without a store of the memory
 /// for file data, that is not reserved for undeclared files.
-pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
+pub(super) fn dataset_room(settings: &Settings) -> (HomeStorage, u64) {
     let Some(disk) = &settings.disk else {
         let bytes = if stores_datasets(settings) {
             settings.cache.data_bytes - shared_data_bytes(settings)
         } else {
             0
         };
-        return (HomePlace::Memory, bytes);
+        return (HomeStorage::Memory, bytes);
     };
     let whole = match disk.size {
         Size::Bytes(bytes) => bytes,
@@ -92,7 +92,7 @@ pub(super) fn dataset_room(settings: &Settings) -> (HomePlace, u64) {
     } else {
         0
     };
-    let place = HomePlace::Disk {
+    let place = HomeStorage::Disk {
         directory: disk.directory.clone(),
         reserve_percent: disk.reserve_percent,
     };

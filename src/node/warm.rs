@@ -259,7 +259,7 @@ fn steps(warmer: Warmer, pages: PlanReader) -> impl Stream<Item = Result<Step, S
                     let reason = format!("the plan cannot be read: {error}");
                     return Some((Err(reason), (warmer, pages, page, ready)));
                 }
-                page.extend(reader.into_items());
+                page.extend(reader.take());
             }
         },
     )

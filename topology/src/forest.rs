@@ -1,16 +1,15 @@
-//! Several trees over one member list: one for each root.
+//! Several trees over one member list, one for each root.
 //!
-//! Tree `k` is the arithmetic of [`Tree`] over the list rotated so that root `k` comes first. With
-//! evenly spread roots and at most `arity` of them, a node has children in at most one tree, so that
-//! `r` roots cost nobody more than `r` upward connections. Every node computes the same forest from
-//! the same list. Pure.
+//! Tree `k` is a [`Tree`] over the list rotated so that root `k` comes first. With evenly spread roots and at most
+//! `arity` of them, a node has children in about one tree only, and `r` roots cost a node at most `r` connections to
+//! parents. Every node computes the same forest from the same list. Pure.
 
 use crate::tree::Tree;
 
 /// Most roots of a forest.
 pub const ROOTS_MAX: usize = 64;
 
-/// The trees of a cluster. Nodes are ranks in the member list, trees are numbers from 0.
+/// The trees of a cluster. Nodes are ranks in the member list; trees are numbered from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Forest {
     tree: Tree,
@@ -19,9 +18,9 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// A forest over `len` nodes, each with up to `arity` children in a tree, with roots at ranks
-    /// `roots`; `None` for no node, no root, an arity of 0, more than [`ROOTS_MAX`] roots, or a root
-    /// that is not in the list or named twice.
+    /// A forest over `len` nodes, each with up to `arity` children in a tree, with roots at ranks `roots`. Returns `None`
+    /// for no node, no root, an arity of 0, more than [`ROOTS_MAX`] roots, a root that is not in the list, or a root that
+    /// is listed twice.
     #[must_use]
     pub fn new(len: usize, arity: usize, roots: Vec<usize>) -> Option<Self> {
         let tree = Tree::new(len, arity)?;
@@ -35,7 +34,7 @@ impl Forest {
         sound.then_some(Self { tree, roots })
     }
 
-    /// The ranks of `count` roots spread evenly over `len` nodes: `k * len / count`.
+    /// Returns the ranks of `count` roots spread evenly over `len` nodes: `k * len / count`.
     #[must_use]
     pub fn spread(len: usize, count: usize) -> Vec<usize> {
         (0..count)
@@ -59,7 +58,7 @@ impl Forest {
         self.tree.arity()
     }
 
-    /// The root of each tree, by rank.
+    /// The rank of each tree's root.
     #[must_use]
     pub fn roots(&self) -> &[usize] {
         &self.roots
@@ -71,42 +70,42 @@ impl Forest {
         self.roots.contains(&rank)
     }
 
-    /// The parent of `rank` in `tree`; `None` for its root and for what does not exist.
+    /// The parent of `rank` in `tree`; `None` for its root, and if the rank or the tree does not exist.
     #[must_use]
     pub fn parent(&self, tree: usize, rank: usize) -> Option<usize> {
-        let above = self.tree.parent(self.place(tree, rank)?)?;
+        let above = self.tree.parent(self.position(tree, rank)?)?;
         self.rank(tree, above)
     }
 
     /// The children of `rank` in `tree`.
     pub fn children(&self, tree: usize, rank: usize) -> impl Iterator<Item = usize> {
-        self.place(tree, rank)
-            .map_or(0..0, |place| self.tree.children(place))
-            .filter_map(move |place| self.rank(tree, place))
+        self.position(tree, rank)
+            .map_or(0..0, |position| self.tree.children(position))
+            .filter_map(move |position| self.rank(tree, position))
     }
 
     /// The ancestors of `rank` in `tree`, the parent first, the root last.
     #[must_use]
     pub fn ancestors(&self, tree: usize, rank: usize) -> Vec<usize> {
-        self.place(tree, rank)
-            .map(|place| self.tree.ancestors(place))
+        self.position(tree, rank)
+            .map(|position| self.tree.ancestors(position))
             .into_iter()
             .flatten()
-            .filter_map(|place| self.rank(tree, place))
+            .filter_map(|position| self.rank(tree, position))
             .collect()
     }
 
     /// Edges between `rank` and the root of `tree`.
     #[must_use]
     pub fn depth(&self, tree: usize, rank: usize) -> usize {
-        self.place(tree, rank)
-            .map_or(0, |place| self.tree.depth(place))
+        self.position(tree, rank)
+            .map_or(0, |position| self.tree.depth(position))
     }
 
-    /// Whether `rank` is `top` or lies below it in `tree`.
+    /// Whether `rank` is `top` or one of its descendants in `tree`.
     #[must_use]
     pub fn is_within(&self, tree: usize, rank: usize, top: usize) -> bool {
-        match (self.place(tree, rank), self.place(tree, top)) {
+        match (self.position(tree, rank), self.position(tree, top)) {
             (Some(rank), Some(top)) => self.tree.is_within(rank, top),
             _ => false,
         }
@@ -118,15 +117,16 @@ impl Forest {
         (0..self.roots.len()).any(|tree| self.children(tree, rank).next().is_some())
     }
 
-    /// The place of `rank` in the list that begins with the root of `tree`.
-    fn place(&self, tree: usize, rank: usize) -> Option<usize> {
+    /// The position of `rank` in the list that begins with the root of `tree`.
+    fn position(&self, tree: usize, rank: usize) -> Option<usize> {
         let root = *self.roots.get(tree)?;
         let len = self.len();
         (rank < len).then(|| (rank + (len - root)) % len)
     }
 
-    fn rank(&self, tree: usize, place: usize) -> Option<usize> {
-        Some((place + *self.roots.get(tree)?) % self.len())
+    /// The rank of the node at `position` in that list.
+    fn rank(&self, tree: usize, position: usize) -> Option<usize> {
+        Some((position + *self.roots.get(tree)?) % self.len())
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_forest() {
+    fn invalid_forests_are_refused() {
         for (len, arity, roots) in [
             (0, 2, vec![0]),
             (4, 0, vec![0]),

@@ -48,7 +48,7 @@ impl ItemPath {
         Ok(Self(path.into()))
     }
 
-    /// This path with one more component.
+    /// Returns this path with one more component.
     ///
     /// # Errors
     /// As [`ItemPath::parse`], and a slash inside `name`.
@@ -67,7 +67,7 @@ impl ItemPath {
         Ok(Self(path.into()))
     }
 
-    /// The directory that holds this path, and the name in it; `None` for the root.
+    /// Returns the parent directory of this path, and the name in it; `None` for the root.
     #[must_use]
     pub fn split(&self) -> Option<(Self, &[u8])> {
         if self.is_root() {
@@ -79,7 +79,7 @@ impl ItemPath {
         })
     }
 
-    /// What is left of this path below `prefix`, if it is `prefix` or lies below it.
+    /// Returns the rest of this path below `prefix`, if it is `prefix` or below it.
     #[must_use]
     pub fn strip_prefix(&self, prefix: &Self) -> Option<Self> {
         if prefix.is_root() {
@@ -92,7 +92,7 @@ impl ItemPath {
         }
     }
 
-    /// Whether `name` can be the name of one entry of a directory.
+    /// Checks that `name` can be the name of one entry of a directory.
     ///
     /// # Errors
     /// As [`ItemPath::join`].
@@ -104,7 +104,7 @@ impl ItemPath {
         Ok(())
     }
 
-    /// Whether this path is `ancestor` or lies below it. `/mnt3x` does not lie below `/mnt3`.
+    /// Whether this path is `ancestor` or below it. `/mnt3x` is not below `/mnt3`.
     #[must_use]
     pub fn is_within(&self, ancestor: &Self) -> bool {
         ancestor.is_root() || matches!(self.0.strip_prefix(&ancestor.0[..]), Some([] | [b'/', ..]))

@@ -1,20 +1,20 @@
-//! Which root answers for an item: rendezvous hashing (Thaler and Ravishankar, 1998).
+//! The root of every item, by rendezvous hashing (Thaler and Ravishankar, 1998).
 //!
-//! Every root gets a score for every key; the highest is the item's root, and when it is gone the
-//! next one is, so that a dead root's items spread over the others and nobody else's move. The same
-//! on every machine and in every version: the scores are part of the wire format. Pure.
+//! Every root has a score for every key. The root with the highest score is the item's root; if it is gone, the next one
+//! takes over. So the items of a dead root spread over the others, and no other item moves. The scores are the same on
+//! every machine and in every version: they are part of the wire format. Pure.
 
 use crate::path::ItemPath;
 
-/// Bytes in a block: the unit that is hashed, verified, cached and coalesced. The last block of a
-/// file is shorter; an empty file has no block.
+/// Bytes of a block, the unit of hashing, verification, caching and single-flight. The last block of a file may be
+/// shorter; an empty file has no block.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
-/// Blocks in a stripe. With several roots the stripes of a large file are spread over them, so that one
-/// file is read at the speed of all of them; a request is for blocks of one stripe.
+/// Blocks of a stripe. The stripes of a large file are spread over all roots, so that one file is read at the speed of
+/// all of them. A request is for blocks of one stripe.
 pub const STRIPE_BLOCKS: u64 = 4;
 
-/// The roots as candidates.
+/// The roots as candidates for keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
     /// One per root: the first eight bytes of the BLAKE3 hash of its name.
@@ -22,7 +22,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Candidates called `names`, in the order of the trees.
+    /// Makes a placement over roots with these `names`, in the order of the trees.
     #[must_use]
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let seeds = names
@@ -32,29 +32,28 @@ impl Placement {
         Self { seeds }
     }
 
-    /// The tree that comes at position `attempt` (0: the item's own) in the order of `key`; `None`
-    /// when there are no more.
+    /// Returns the tree at position `attempt` (0: the item's own) in the order of `key`; `None` after the last.
     ///
-    /// The key of a file's first stripe is its path; that of what is known about a directory and its
-    /// entries is the directory's path.
+    /// The key of a file's first stripe is its path. The key of a directory's metadata, and of its entries' metadata, is
+    /// the directory's path.
     #[must_use]
     pub fn tree(&self, key: &ItemPath, attempt: u8) -> Option<usize> {
-        self.place(attempt, || digest(key.as_bytes()))
+        self.tree_at(attempt, || digest(key.as_bytes()))
     }
 
-    /// As [`Placement::tree`], for stripe `stripe` of the file at `path`, counted from 0.
+    /// Like [`Placement::tree`], for stripe `stripe` of the file at `path`, counted from 0.
     #[must_use]
     pub fn tree_of_stripe(&self, path: &ItemPath, stripe: u64, attempt: u8) -> Option<usize> {
         if stripe == 0 {
             return self.tree(path, attempt);
         }
-        self.place(attempt, || {
-            // No path holds a NUL byte.
+        self.tree_at(attempt, || {
+            // No path has a NUL byte, so no stripe has the key of a path.
             digest(&[path.as_bytes(), &[0], &stripe.to_le_bytes()].concat())
         })
     }
 
-    fn place(&self, attempt: u8, key: impl FnOnce() -> u64) -> Option<usize> {
+    fn tree_at(&self, attempt: u8, key: impl FnOnce() -> u64) -> Option<usize> {
         let attempt = usize::from(attempt);
         match self.seeds[..] {
             [] => None,
@@ -74,7 +73,7 @@ impl Placement {
     }
 }
 
-/// The first eight bytes of the BLAKE3 hash of `bytes`.
+/// Returns the first eight bytes of the BLAKE3 hash of `bytes`.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(bytes).as_bytes();
@@ -98,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn stable_across_versions_and_machines() {
+    fn placement_is_stable_across_versions_and_machines() {
         let placement = Placement::new(["nid001", "nid002", "nid003", "nid004"]);
         let order = |path| {
             (0..5)
                 .map(|attempt| placement.tree(&key(path), attempt))
                 .collect::<Vec<_>>()
         };
-        // What the first version computed: a change of it is a change of the protocol.
+        // The results of the first version: a change is a change of the protocol.
         for (path, first) in [
             ("lus/a.py", [1, 2, 0, 3]),
             ("", [0, 3, 2, 1]),
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_even_and_a_dead_roots_items_spread() {
+    fn shares_are_even_and_items_of_a_dead_root_spread() {
         let placement = Placement::new(["a", "b", "c", "d"]);
         let mut first = [0_u32; 4];
         let mut second_of_0 = [0_u32; 4];

@@ -1,7 +1,7 @@
 //! The n-ary tree over an ordered member list, by arithmetic.
 //!
-//! Node 0 is the root; the parent of node `i` is `(i - 1) / arity`. Every node computes the same
-//! tree from the same list, so nobody has to ask where a neighbour is. Pure: no I/O, no state.
+//! Node 0 is the root; the parent of node `i` is `(i - 1) / arity`. Every node computes the same tree from the same list,
+//! so no node has to ask where its neighbours are. Pure: no I/O, no state.
 
 use std::ops::Range;
 
@@ -13,8 +13,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A tree of `len` nodes (at least 1), each with up to `arity` children (at least 1); `None`
-    /// for anything less.
+    /// A tree of `len` nodes (at least 1), each with up to `arity` children (at least 1); `None` otherwise.
     #[must_use]
     pub fn new(len: usize, arity: usize) -> Option<Self> {
         (len >= 1 && arity >= 1).then_some(Self { len, arity })
@@ -39,19 +38,19 @@ impl Tree {
         node < self.len
     }
 
-    /// The parent of `node`; `None` for the root and for what is not in the tree.
+    /// The parent of `node`; `None` for the root, and if `node` is not in the tree.
     #[must_use]
     pub fn parent(&self, node: usize) -> Option<usize> {
         (self.contains(node) && node > 0).then(|| (node - 1) / self.arity)
     }
 
-    /// The children of `node`, empty for a leaf and for what is not in the tree.
+    /// The children of `node`; empty for a leaf, and if `node` is not in the tree.
     #[must_use]
     pub fn children(&self, node: usize) -> Range<usize> {
         if !self.contains(node) {
             return 0..0;
         }
-        // Saturation is right at both ends: a first child beyond `usize::MAX` is beyond `len` too.
+        // Saturation is correct: a child beyond `usize::MAX` is beyond `len` too.
         let first = node.saturating_mul(self.arity).saturating_add(1);
         let end = first.saturating_add(self.arity);
         first.min(self.len)..end.min(self.len)
@@ -69,7 +68,7 @@ impl Tree {
         self.ancestors(node).count()
     }
 
-    /// Whether `node` is `top` or lies below it.
+    /// Whether `node` is `top` or one of its descendants.
     #[must_use]
     pub fn is_within(&self, node: usize, top: usize) -> bool {
         self.contains(node) && (node == top || self.ancestors(node).any(|above| above == top))

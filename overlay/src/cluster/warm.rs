@@ -1,24 +1,24 @@
-//! Warming the whole tree: a plan goes down every edge once, how far its nodes are comes back up.
+//! Warming the whole cluster: a plan goes down every edge once, and its progress comes back up.
 //!
-//! The plan climbs to the root of one tree, passed on page by page. From there every node hands it on
-//! to its connected children as it comes and has its [`Service`](crate::Service) carry it out. What
-//! the plan names comes up and down the tree as any read does: every node asks its parent once, so
-//! each block crosses each edge once.
+//! The plan goes up to the root of one tree, page by page. From there every node forwards it to its connected
+//! children as it arrives, and has its [`Service`](crate::Service) carry it out. The items of the plan come down
+//! the tree as for any read: every node asks its parent once, so each block crosses each edge once.
 //!
-//! A node holds the plan once ([`Plan`]), however many children it has: each child has a place of its
-//! own in it, so one that is slow keeps nobody waiting, and one that comes later, from a parent that
-//! died, begins at its beginning. Progress is summed on the way up and costs an
-//! edge the same whatever lies below it; only the names of nodes that are warm travel each, once.
-//! Whoever is not among them is not warm: one that is dead, or could not do all of it.
+//! A node holds the plan once ([`Plan`]), for all its children. Each child has its own position in it, so a slow
+//! child delays no other, and a child that comes later, from a parent that died, begins at the first page.
+//! Progress is summed on the way up, so an edge carries the same amount for any number of nodes below it. Only
+//! the names of warm nodes travel one by one, each once. A node that is not among them is not warm: it is dead,
+//! or could not carry out all of the plan.
 //!
-//! To stop is to drop: a stream that is given up ends the work at its other end, and so on down.
+//! Cancellation is by drop: a stream that is dropped ends the work at its other end, and so on down the tree.
 
-use super::{GUESTS_MAX, number, reachable};
+use super::{GUESTS_MAX, reachable_tree, tree_number};
+use crate::exchange::open_stream;
 use crate::peer::Peer;
-use crate::plan::{Board, News, PLANS_MAX, Plan, WarmProgress};
+use crate::plan::{PLANS_MAX, Plan, ProgressBoard, WarmProgress, WarmUpdate};
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
-use crate::wire::message::{self, NodeId, Question};
+use crate::wire::message::{self, NodeId};
 use crate::wire::{FrameKind, Request, WireError};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -30,26 +30,26 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-/// How often a node looks for children that have come to it meanwhile, from a parent that died.
-const LOOK: Duration = Duration::from_secs(1);
-/// How often a node says how far it is.
-const TICK: Duration = Duration::from_millis(500);
-/// A neighbour that says nothing for so long, ticks missing, is given up.
-const SILENCE: Duration = Duration::from_secs(15);
-/// How long a neighbour may take no byte of the plan, which it only has to put down.
-const UNTAKEN: Duration = Duration::from_secs(60);
-/// How long the next page may take: whoever walks a tree of files may have to wait for storage. An
-/// asker that is gone is noticed by its connection.
-const PAGE_PATIENCE: Duration = Duration::from_secs(3600);
+/// Interval at which a node looks for new children, which come from a parent that died.
+const NEW_CHILDREN_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which a node reports its progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// A peer that reports no progress for this long is given up.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a peer may leave the plan unread. It only has to store it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the next page may take: its author may wait for storage while walking a directory tree. A requester
+/// that is gone is noticed by its connection.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// How warming went.
+/// The outcome of warming.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WarmOutcome {
-    /// How many nodes are warm.
+    /// Number of warm nodes.
     pub warmed: usize,
-    /// Names of the members that are not, or not wholly, in rank order.
+    /// Names of the members that are not warm, in rank order.
     pub missing: Vec<String>,
-    /// The last that was heard.
+    /// The last progress that was reported.
     pub progress: WarmProgress,
 }
 
@@ -59,15 +59,19 @@ pub(crate) async fn warm(
     mut pages: mpsc::Receiver<Bytes>,
     progress: &watch::Sender<WarmProgress>,
 ) -> WarmOutcome {
-    let tree = reachable(shared);
-    let mut known = Known {
-        progress,
-        warm: HashSet::new(),
+    let tree = reachable_tree(shared);
+    let mut warm = HashSet::new();
+    let mut take_update = |update| match update {
+        WarmUpdate::Progress(latest) => drop(progress.send_replace(latest)),
+        WarmUpdate::Warmed(nodes) => warm.extend(nodes),
     };
     let result = match parent(shared, tree).await {
-        Some(parent) => climb(shared, tree, &parent, &mut pages, &mut known).await,
+        Some(parent) => hand_over(shared, tree, &parent, &mut pages, take_update).await,
         None => {
-            let (plan, board) = (Plan::default(), Board::new(shared.membership.name()));
+            let (plan, board) = (
+                Plan::default(),
+                ProgressBoard::new(shared.membership.name()),
+            );
             let feeding = async {
                 while let Some(page) = pages.recv().await {
                     plan.push(page)?;
@@ -75,284 +79,256 @@ pub(crate) async fn warm(
                 plan.end();
                 Ok(())
             };
-            let telling = async {
-                let mut ticks = ticks();
+            let reporting = async {
+                let mut ticks = progress_ticks();
                 loop {
-                    let (news, last) = board.news(&mut ticks).await;
-                    news.into_iter().for_each(|news| known.hear(news));
+                    let (updates, last) = board.next_updates(&mut ticks).await;
+                    updates.into_iter().for_each(&mut take_update);
                     if last {
                         return Ok(());
                     }
                 }
             };
-            let working = spread(shared, tree, &plan, &board);
-            tokio::try_join!(feeding, working, telling).map(drop)
+            let spread = Spread {
+                shared,
+                tree,
+                plan: &plan,
+                board: &board,
+            };
+            tokio::try_join!(feeding, spread.run(), reporting).map(drop)
         }
     };
     let mut last = progress.borrow().clone();
     if let Err(error) = result {
         tracing::warn!(%error, "warming was broken off");
+        // Makes room for the most important reason.
         last.reasons.clear();
-        last.reason(&format!("warming was broken off: {error}"));
+        last.add_reason(&format!("warming was broken off: {error}"));
     }
-    let members = shared.membership.members().iter().enumerate();
-    let cold = members.filter(|(rank, _)| {
-        let rank = u32::try_from(*rank).unwrap_or(u32::MAX);
-        !known.warm.contains(&NodeId::Member(rank))
-    });
+    let members = (0..).zip(shared.membership.members());
+    let missing = members.filter(|(rank, _)| !warm.contains(&NodeId::Member(*rank)));
     WarmOutcome {
-        missing: cold.map(|(_, member)| member.name.clone()).collect(),
-        warmed: known.warm.len(),
+        missing: missing.map(|(_, member)| member.name.clone()).collect(),
+        warmed: warm.len(),
         progress: last,
     }
 }
 
-/// What the asker knows.
-struct Known<'a> {
-    progress: &'a watch::Sender<WarmProgress>,
-    warm: HashSet<NodeId>,
-}
-
-impl Known<'_> {
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Progress(latest) => drop(self.progress.send_replace(latest)),
-            News::Warmed(nodes) => self.warm.extend(nodes),
-        }
-    }
-}
-
-/// Whom to hand the plan to, on the way to the root of `tree`; `None`: this node spreads it.
+/// The parent that gets the plan, on the way to the root of `tree`; `None` if this node spreads it.
 async fn parent(shared: &Shared, tree: usize) -> Option<Arc<Peer>> {
     if shared.membership.is_root_of(tree) {
         return None;
     }
     let soon = Instant::now() + shared.request_timeout / 4;
-    shared.upstream.peer(tree, soon).await
+    shared.upstream.parent(tree, soon).await
 }
 
-fn ticks() -> Interval {
-    let mut ticks = interval(TICK);
+fn progress_ticks() -> Interval {
+    let mut ticks = interval(PROGRESS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// Opens a stream for `request`; both its ends.
+/// Opens a stream and sends `request`.
 async fn open(
     connection: &Connection,
     request: Request,
 ) -> Result<(FrameReader, FrameWriter), StreamError> {
-    let (send, recv) = connection.open_bi().await.map_err(StreamError::Lost)?;
-    let mut writer = FrameWriter::new(send, UNTAKEN);
-    let question = Question {
-        attempt: 0,
-        request,
-    };
-    writer.message(FrameKind::Request, &question).await?;
-    Ok((FrameReader::new(recv, SILENCE), writer))
+    let body = message::encode_question(0, &request)?;
+    let (mut reader, writer) = open_stream(connection, body, WRITE_TIMEOUT).await?;
+    reader.set_timeout(PROGRESS_TIMEOUT);
+    Ok((reader, writer))
 }
 
-/// The next news of a neighbour; `None` when it is done.
-async fn news(reader: &mut FrameReader) -> Result<Option<News>, StreamError> {
-    let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
-    match kind {
-        FrameKind::Progress => {
-            let progress: WarmProgress = message::decode("progress", &body)?;
-            progress.check()?;
-            Ok(Some(News::Progress(progress)))
-        }
-        FrameKind::Warmed => {
-            let nodes = message::decode("list of nodes", &body)?;
-            Ok(Some(News::Warmed(nodes)))
-        }
-        FrameKind::Done => {
-            reader.finish()?;
-            Ok(None)
-        }
-        got => {
-            let wanted = "progress";
-            Err(WireError::Unexpected { got, wanted }.into())
-        }
-    }
-}
-
-/// Hears all news of a neighbour: of at most as many nodes as there can be.
-async fn hear(
-    shared: &Shared,
-    reader: &mut FrameReader,
-    mut sink: impl FnMut(News) -> Result<(), StreamError>,
-) -> Result<(), StreamError> {
-    let mut nodes_left = shared.membership.members().len() + GUESTS_MAX;
-    while let Some(news) = news(reader).await? {
-        if let News::Warmed(nodes) = &news {
-            let left = nodes_left.checked_sub(nodes.len());
-            nodes_left = left.ok_or(WireError::Impossible("more nodes than there are"))?;
-        }
-        sink(news)?;
-    }
+/// Ends a plan that was sent page by page.
+async fn end_plan(mut writer: FrameWriter) -> Result<(), StreamError> {
+    writer.frame(FrameKind::Done, Bytes::new()).await?;
+    writer.finish();
     Ok(())
 }
 
-/// The asker: hands the plan to its parent, page by page.
-async fn climb(
+/// Receives the next page of a plan; `None` after the last.
+async fn receive_page(reader: &mut FrameReader) -> Result<Option<Bytes>, StreamError> {
+    match reader.frame().await? {
+        (FrameKind::Page, body) => Ok(Some(body)),
+        (FrameKind::Done, _empty) => Ok(None),
+        (got, _) => Err(WireError::unexpected(got, "page of a plan").into()),
+    }
+}
+
+/// Receives the updates of a peer until it is done. They name at most as many nodes as there can be.
+async fn receive_updates(
+    shared: &Shared,
+    reader: &mut FrameReader,
+    mut take_update: impl FnMut(WarmUpdate) -> Result<(), WireError>,
+) -> Result<(), StreamError> {
+    let mut nodes_left = shared.membership.members().len() + GUESTS_MAX;
+    loop {
+        let (kind, body) = reader.frame().await?;
+        let update = match kind {
+            FrameKind::Progress => {
+                let progress: WarmProgress = message::decode("progress", &body)?;
+                progress.check()?;
+                WarmUpdate::Progress(progress)
+            }
+            FrameKind::Warmed => {
+                let nodes: Vec<NodeId> = message::decode("list of nodes", &body)?;
+                let left = nodes_left.checked_sub(nodes.len());
+                nodes_left = left.ok_or(WireError::Impossible("more nodes than there are"))?;
+                WarmUpdate::Warmed(nodes)
+            }
+            FrameKind::Done => return reader.finish(),
+            got => return Err(WireError::unexpected(got, "progress").into()),
+        };
+        take_update(update)?;
+    }
+}
+
+/// Hands the plan to `parent`, page by page, and receives the updates.
+async fn hand_over(
     shared: &Shared,
     tree: usize,
     parent: &Arc<Peer>,
     pages: &mut mpsc::Receiver<Bytes>,
-    known: &mut Known<'_>,
+    mut take_update: impl FnMut(WarmUpdate),
 ) -> Result<(), StreamError> {
-    // The parent is watched for life while it works.
-    let _asking = parent.asking();
-    let request = Request::Warm { tree: number(tree) };
-    let (mut reader, mut writer) = open(&parent.connection, request).await?;
-    let telling = async {
+    // Counts as a request in flight, so that the parent is watched for life.
+    let _in_flight = parent.begin_request();
+    let tree = tree_number(tree);
+    let (mut reader, mut writer) = open(&parent.connection, Request::Warm { tree }).await?;
+    let sending = async {
         while let Some(page) = pages.recv().await {
             writer.frame(FrameKind::Page, page).await?;
         }
-        writer.frame(FrameKind::Done, Bytes::new()).await?;
-        writer.finish();
-        Ok(())
+        end_plan(writer).await
     };
-    let hearing = hear(shared, &mut reader, |news| {
-        known.hear(news);
+    let receiving = receive_updates(shared, &mut reader, |update| {
+        take_update(update);
         Ok(())
     });
-    tokio::try_join!(telling, hearing).map(drop)
+    tokio::try_join!(sending, receiving).map(drop)
 }
 
-/// This node and all below it carry out `plan`, while it comes; also children that come to this node
-/// while others are at work.
-async fn spread(
-    shared: &Arc<Shared>,
+/// The work on one plan at this node and its subtree.
+struct Spread<'a> {
+    shared: &'a Arc<Shared>,
     tree: usize,
-    plan: &Plan,
-    board: &Board,
-) -> Result<(), StreamError> {
-    let own = async {
-        let carried_out = shared.service.warm(plan.reader(), board.tally());
-        carried_out.await;
-        board.own_done(shared.membership.id());
-    };
-    let below = async {
-        let mut asking = FuturesUnordered::new();
-        let mut looks = interval(LOOK);
-        let mut known = HashSet::new();
-        loop {
-            for (id, connection) in shared.children.in_tree(tree) {
-                if known.insert(connection.stable_id()) {
-                    let place = known.len();
-                    asking.push(child(shared, (tree, id, connection), plan, (board, place)));
+    plan: &'a Plan,
+    board: &'a ProgressBoard,
+}
+
+impl Spread<'_> {
+    /// Carries out the plan here and in the subtree while it arrives, children included that come later.
+    async fn run(&self) -> Result<(), StreamError> {
+        let own = async {
+            let (plan, tally) = (self.plan.reader(), self.board.tally());
+            self.shared.service.warm(plan, tally).await;
+            self.board.own_done(self.shared.membership.id());
+        };
+        let subtree = async {
+            let mut warming = FuturesUnordered::new();
+            let mut looks = interval(NEW_CHILDREN_INTERVAL);
+            let mut known = HashSet::new();
+            loop {
+                for (id, connection) in self.shared.children.in_tree(self.tree) {
+                    // A child that reconnects gets the plan again.
+                    if known.insert(connection.stable_id()) {
+                        warming.push(self.warm_child(known.len(), id, connection));
+                    }
+                }
+                if warming.is_empty() {
+                    return;
+                }
+                tokio::select! {
+                    _done = warming.next() => {}
+                    _now = looks.tick() => {}
                 }
             }
-            if asking.is_empty() {
-                return;
-            }
-            tokio::select! {
-                _one = asking.next() => {}
-                _now = looks.tick() => {}
-            }
-        }
-    };
-    tokio::join!(own, below);
-    board.all_done();
-    Ok(())
-}
+        };
+        tokio::join!(own, subtree);
+        self.board.all_done();
+        Ok(())
+    }
 
-/// Has one child carry out `plan`, and those below it; what comes of it goes to its place on `board`.
-async fn child(
-    shared: &Shared,
-    (tree, id, connection): (usize, NodeId, Connection),
-    plan: &Plan,
-    (board, place): (&Board, usize),
-) {
-    let outcome = below(shared, (tree, &id, &connection), plan, |news| {
-        board.hear(place, news);
-    });
-    if let Err(error) = outcome.await {
-        let child = shared.membership.name_of(&id);
-        tracing::warn!(child, %error, "a child was not warmed");
-        board.lost(place, &format!("{child}: {error}"));
+    /// Has child number `number` and its subtree carry out the plan, and puts their updates on the board.
+    async fn warm_child(&self, number: usize, id: NodeId, connection: Connection) {
+        let membership = &self.shared.membership;
+        let exchange = async {
+            let tree = tree_number(self.tree);
+            let (mut reader, mut writer) = open(&connection, Request::WarmBelow { tree }).await?;
+            let mut pages = self.plan.reader();
+            let sending = async {
+                while let Some(page) = pages.page().await {
+                    writer.frame(FrameKind::Page, page).await?;
+                }
+                end_plan(writer).await
+            };
+            let receiving = receive_updates(self.shared, &mut reader, |update| {
+                let within = |node: &NodeId| membership.is_within(self.tree, node, &id);
+                if let WarmUpdate::Warmed(nodes) = &update
+                    && !nodes.iter().all(within)
+                {
+                    return Err(WireError::Impossible("an answer for a node elsewhere"));
+                }
+                self.board.update(number, update);
+                Ok(())
+            });
+            tokio::try_join!(sending, receiving).map(drop)
+        };
+        let outcome: Result<(), StreamError> = exchange.await;
+        if let Err(error) = outcome {
+            let child = membership.name_of(&id);
+            tracing::warn!(child, %error, "a child was not warmed");
+            self.board.lost(number, &format!("{child}: {error}"));
+        }
     }
 }
 
-/// The same, until it is done or lost.
-async fn below(
-    shared: &Shared,
-    (tree, child, connection): (usize, &NodeId, &Connection),
-    plan: &Plan,
-    mut sink: impl FnMut(News),
-) -> Result<(), StreamError> {
-    let request = Request::WarmBelow { tree: number(tree) };
-    let (mut reader, mut writer) = open(connection, request).await?;
-    let mut pages = plan.reader();
-    let telling = async {
-        while let Some(page) = pages.page().await {
-            writer.frame(FrameKind::Page, page).await?;
-        }
-        writer.frame(FrameKind::Done, Bytes::new()).await?;
-        writer.finish();
-        Ok(())
-    };
-    let hearing = hear(shared, &mut reader, |news| {
-        if let News::Warmed(nodes) = &news
-            && !nodes
-                .iter()
-                .all(|node| shared.membership.is_within(tree, node, child))
-        {
-            return Err(WireError::Impossible("an answer for a node elsewhere").into());
-        }
-        sink(news);
-        Ok(())
-    });
-    tokio::try_join!(telling, hearing).map(drop)
-}
-
-/// Answers a neighbour that hands over a plan: passes it on towards the root, or has this node and
-/// those below it carry it out.
+/// Answers a peer that hands over a plan: forwards it towards the root, or carries it out here and in the
+/// subtree.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     request: &Request,
     reader: &mut FrameReader,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    reader.be_patient(PAGE_PATIENCE);
-    let (tree, above) = match request {
-        Request::Warm { tree } => {
-            let tree = usize::from(*tree);
-            if let Some(parent) = parent(shared, tree).await {
-                return relay(&parent, tree, reader, writer).await;
-            }
-            (tree, None)
-        }
-        Request::WarmBelow { tree } => {
-            let tree = usize::from(*tree);
-            (tree, parent(shared, tree).await)
-        }
-        _ => return Err(WireError::Impossible("not a plan").into()),
+    reader.set_timeout(PAGE_TIMEOUT);
+    let (Request::Warm { tree } | Request::WarmBelow { tree }) = request else {
+        return Err(WireError::Impossible("not a plan").into());
     };
-    let Ok(_place) = shared.plans.try_acquire() else {
+    let tree = usize::from(*tree);
+    let mut parent = parent(shared, tree).await;
+    if let Request::Warm { .. } = request
+        && let Some(parent) = parent.take()
+    {
+        return relay(&parent, tree, reader, writer).await;
+    }
+    let Ok(_permit) = shared.plans.try_acquire() else {
         tracing::warn!("refused a plan: {PLANS_MAX} are being carried out");
         return Err(StreamError::Cancelled);
     };
-    // The parent owes this node pages and takes its news. It is watched meanwhile, so that this node turns
-    // to another ancestor, and is given the plan there, if the parent dies without a word.
-    let _asking = above.as_ref().map(|parent| parent.asking());
-    let (plan, board) = (Plan::default(), Board::new(shared.membership.name()));
-    let hearing = async {
-        while let Some(page) = page(reader).await? {
+    // The parent owes this node pages and receives its updates. It is watched meanwhile, so that this node turns
+    // to another ancestor, and gets the plan there, if the parent dies without notice.
+    let _in_flight = parent.as_ref().map(|parent| parent.begin_request());
+    let (plan, board) = (
+        Plan::default(),
+        ProgressBoard::new(shared.membership.name()),
+    );
+    let receiving = async {
+        while let Some(page) = receive_page(reader).await? {
             plan.push(page)?;
         }
         plan.end();
         Ok(())
     };
-    let telling = async {
-        let mut ticks = ticks();
+    let reporting = async {
+        let mut ticks = progress_ticks();
         loop {
-            let (news, last) = board.news(&mut ticks).await;
-            for news in news {
-                match news {
-                    News::Progress(sum) => writer.message(FrameKind::Progress, &sum).await?,
-                    News::Warmed(nodes) => writer.message(FrameKind::Warmed, &nodes).await?,
+            let (updates, last) = board.next_updates(&mut ticks).await;
+            for update in updates {
+                match update {
+                    WarmUpdate::Progress(sum) => writer.message(FrameKind::Progress, &sum).await?,
+                    WarmUpdate::Warmed(nodes) => writer.message(FrameKind::Warmed, &nodes).await?,
                 };
             }
             if last {
@@ -360,48 +336,39 @@ pub(crate) async fn answer(
             }
         }
     };
-    let working = spread(shared, tree, &plan, &board);
-    tokio::try_join!(hearing, working, telling).map(drop)
+    let spread = Spread {
+        shared,
+        tree,
+        plan: &plan,
+        board: &board,
+    };
+    tokio::try_join!(receiving, spread.run(), reporting).map(drop)
 }
 
-/// The next page of a plan; `None` behind the last.
-async fn page(reader: &mut FrameReader) -> Result<Option<Bytes>, StreamError> {
-    match reader.frame().await?.ok_or(StreamError::Truncated)? {
-        (FrameKind::Page, body) => Ok(Some(body)),
-        (FrameKind::Done, _empty) => Ok(None),
-        (got, _) => {
-            let wanted = "page of a plan";
-            Err(WireError::Unexpected { got, wanted }.into())
-        }
-    }
-}
-
-/// Passes a plan on to this node's own parent, and the news back: one frame at a time.
+/// Forwards a plan to this node's own parent, and the updates back, one frame at a time.
 async fn relay(
     parent: &Arc<Peer>,
     tree: usize,
     reader: &mut FrameReader,
     writer: &mut FrameWriter,
 ) -> Result<(), StreamError> {
-    let _asking = parent.asking();
-    let request = Request::Warm { tree: number(tree) };
-    let (mut above, mut up) = open(&parent.connection, request).await?;
-    let rising = async {
-        while let Some(page) = page(reader).await? {
-            up.frame(FrameKind::Page, page).await?;
+    let _in_flight = parent.begin_request();
+    let tree = tree_number(tree);
+    let (mut from_parent, mut to_parent) = open(&parent.connection, Request::Warm { tree }).await?;
+    let upwards = async {
+        while let Some(page) = receive_page(reader).await? {
+            to_parent.frame(FrameKind::Page, page).await?;
         }
-        up.frame(FrameKind::Done, Bytes::new()).await?;
-        up.finish();
-        Ok(())
+        end_plan(to_parent).await
     };
-    let falling = async {
+    let downwards = async {
         loop {
-            let (kind, body) = above.frame().await?.ok_or(StreamError::Truncated)?;
+            let (kind, body) = from_parent.frame().await?;
             writer.frame(kind, body).await?;
             if matches!(kind, FrameKind::Done | FrameKind::Failure) {
                 return Ok(());
             }
         }
     };
-    tokio::try_join!(rising, falling).map(drop)
+    tokio::try_join!(upwards, downwards).map(drop)
 }

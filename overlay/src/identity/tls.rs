@@ -1,8 +1,8 @@
 //! Certificates and TLS configurations from the job secret.
 //!
-//! The authority's Ed25519 key is derived from the secret, so every node has the same one; the
-//! leaf's key is fresh in every process and never leaves it. TLS 1.3 only, one cipher suite, both
-//! sides authenticated, no resumption, no early data.
+//! The authority's Ed25519 key is derived from the secret, so every node has the same one. The leaf's key is new in
+//! every process and never leaves it. TLS 1.3 only, one cipher suite, both sides authenticated, no resumption, no
+//! early data.
 
 use super::Secret;
 use crate::wire;
@@ -16,35 +16,32 @@ use rustls::{CipherSuite, RootCertStore, crypto::CryptoProvider};
 use std::fmt;
 use std::sync::Arc;
 
-/// What a node shows of itself and whom it trusts: an authority shared by the job, a leaf of its own.
+/// The certificates of a node: the authority of its job, which it trusts, and its own leaf.
 pub struct Identity {
     authority: CertificateDer<'static>,
     leaf: CertificateDer<'static>,
     leaf_key: PrivatePkcs8KeyDer<'static>,
 }
 
-/// Why no identity could be made: a fault of the cryptographic library, never of the secret.
+/// Why no identity could be made. These are faults of the cryptographic library, never of the secret.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make this node's certificate: {0}")]
-pub struct IdentityError(String);
-
-impl From<rcgen::Error> for IdentityError {
-    fn from(error: rcgen::Error) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<rustls::Error> for IdentityError {
-    fn from(error: rustls::Error) -> Self {
-        Self(error.to_string())
-    }
+pub enum IdentityError {
+    /// The certificate could not be made.
+    #[error("cannot make this node's certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+    /// TLS does not take it.
+    #[error("cannot make this node's certificate: {0}")]
+    Tls(#[from] rustls::Error),
+    /// TLS cannot verify certificates of the authority.
+    #[error("cannot make this node's certificate: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
 impl Identity {
-    /// The name in every leaf: what is proven is membership in the job, not a host's name.
+    /// The name in every leaf. A certificate proves that its node belongs to the job, not a host's name.
     pub const NAME: &str = "node.copperfs.invalid";
 
-    /// Derives the job's authority and mints a leaf for this process.
+    /// Derives the job's authority and issues a leaf for this process.
     ///
     /// # Errors
     /// Faults of the cryptographic library.
@@ -54,6 +51,7 @@ impl Identity {
         params
             .distinguished_name
             .push(DnType::CommonName, "copperfs job");
+        // There are no intermediate authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let authority = params.self_signed(&key)?.der().clone();
@@ -78,7 +76,7 @@ impl Identity {
         })
     }
 
-    /// TLS for the connecting side, offering `protocols` (normally [`wire::ALPN`] alone).
+    /// Returns the TLS configuration of a client that offers `protocols` (normally [`wire::ALPN`] alone).
     ///
     /// # Errors
     /// Faults of the cryptographic library.
@@ -92,15 +90,14 @@ impl Identity {
         Ok(config)
     }
 
-    /// TLS for the listening side.
+    /// Returns the TLS configuration of a server.
     ///
     /// # Errors
     /// Faults of the cryptographic library.
     pub fn server(&self) -> Result<rustls::ServerConfig, IdentityError> {
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
-                .build()
-                .map_err(|error| IdentityError(error.to_string()))?;
+                .build()?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
@@ -110,7 +107,7 @@ impl Identity {
         Ok(config)
     }
 
-    /// TLS of somebody who knows whom to trust, and shows nothing of himself.
+    /// Returns the TLS configuration of a client that trusts the job and has no certificate.
     #[cfg(test)]
     pub(crate) fn client_without_certificate(&self) -> Result<rustls::ClientConfig, IdentityError> {
         Ok(rustls::ClientConfig::builder_with_provider(provider())
@@ -130,7 +127,7 @@ impl Identity {
     }
 }
 
-/// Says nothing about the keys.
+/// Reveals nothing about the keys.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity(..)")
@@ -148,7 +145,7 @@ fn authority_key(secret: &Secret) -> Result<KeyPair, IdentityError> {
     Ok(KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519)?)
 }
 
-/// aws-lc-rs with the one cipher suite that every machine with AES instructions does fastest.
+/// aws-lc-rs with one cipher suite, the fastest on machines with AES instructions.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     provider
@@ -162,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_secret_makes_one_authority_and_a_leaf_for_each() {
+    fn nodes_with_one_secret_share_an_authority_and_no_leaf() {
         let secret = Secret::generate().unwrap();
         let (a, b) = (
             Identity::new(&secret).unwrap(),

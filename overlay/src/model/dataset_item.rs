@@ -1,4 +1,4 @@
-//! Items of datasets: what one node asks of the node that is an item's home.
+//! Items of datasets: requests to the home of an item, and its answers.
 
 use super::item::{ContentHash, Failure, FailureKind};
 use super::version::Version;
@@ -9,33 +9,33 @@ use serde::{Deserialize, Serialize};
 /// Most bytes of one [`ItemRequest`]: a whole stripe.
 pub const ITEM_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
-/// A run of bytes of one stripe of one version of one file, asked of the node that is its home.
+/// Requests consecutive bytes of one stripe of one version of a file from its home.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ItemRequest {
-    /// Which dataset the file belongs to; opaque here.
+    /// The dataset of the file; opaque here.
     pub dataset: u64,
     /// The file.
     pub path: ItemPath,
-    /// The version wanted; another one at the origin is answered with `Stale`.
+    /// The requested version. If the origin has another one, the answer is `Stale`.
     pub version: Version,
     /// Size of that version in bytes.
     pub size: u64,
-    /// The hash of the whole file, where the asker knows it ([`crate::Attributes::content`]).
+    /// The hash of the whole file, if the requester knows it ([`crate::Attributes::content`]).
     pub content: Option<ContentHash>,
-    /// Which stripe of the file, in units of [`ITEM_BYTES_MAX`].
+    /// Index of the stripe, in units of [`ITEM_BYTES_MAX`].
     pub stripe: u64,
-    /// First byte wanted, counted from the file's beginning; within the stripe.
+    /// Offset of the first byte in the file; within the stripe.
     pub offset: u64,
-    /// Bytes wanted, 1 to [`ITEM_BYTES_MAX`], all within the stripe and the file.
+    /// Number of bytes, 1 to [`ITEM_BYTES_MAX`], all within the stripe and the file.
     pub len: u64,
-    /// For which job; 0: nobody's. Opaque here.
+    /// The job that reads; 0: none. Opaque here.
     pub job: u128,
     /// Bytes that the home may read from the origin for this request.
     pub payment: u64,
 }
 
 impl ItemRequest {
-    /// Why this cannot be asked for, if so.
+    /// The reason why this request is invalid; `None` if it is valid.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         if self.len == 0 || self.len > ITEM_BYTES_MAX {
@@ -53,30 +53,30 @@ impl ItemRequest {
     }
 }
 
-/// What a home answers.
+/// The answer of a home.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ItemAnswer {
-    /// The bytes, as many as were asked for.
+    /// All requested bytes.
     Bytes {
-        /// They.
+        /// Requested bytes.
         bytes: Bytes,
-        /// Their BLAKE3 hash: of exactly these bytes. Checked where they arrive.
+        /// The BLAKE3 hash of exactly these bytes. Verified on arrival.
         hash: ContentHash,
-        /// The home had them before it was asked.
+        /// The home had the bytes before this request.
         cached: bool,
-        /// Bytes that were read from the origin for this request: 0 for who joined another's.
+        /// Bytes that were read from the origin for this request; 0 if it joined another request.
         charged: u64,
-        /// Bytes that the home keeps from now on because of this request.
+        /// Bytes that the home caches from now on because of this request.
         admitted: u64,
     },
-    /// The home lacks them, and the payment does not cover what reading the origin costs.
+    /// The home lacks the bytes, and the payment does not cover the cost of reading the origin.
     Unpaid {
-        /// What it costs, in bytes.
+        /// The cost in bytes.
         cost: u64,
     },
 }
 
-/// That this node is nobody's home.
-pub(crate) fn no_home() -> Failure {
+/// The failure of a node that is no home.
+pub(crate) fn not_a_home() -> Failure {
     Failure::new(FailureKind::Unsupported, "this node is no home of items")
 }

@@ -1,8 +1,8 @@
-//! The one question that every layer answers: what is in the namespace, and what are its bytes?
+//! [`Files`], the trait of all sources for the namespace and its content.
 //!
-//! Implemented by the stub towards the other nodes ([`crate::Upstream`]), by the origins at the root, and by a node's
-//! own read path, which stacks caches and single-flight on either of the two. So a child node and a
-//! local application are served by the same ladder.
+//! The client for the other nodes ([`crate::Upstream`]) implements it, the origins at the root, and a node's own read
+//! path, which adds caches and single-flight to either of them. So child nodes and local applications are served by the
+//! same layers.
 
 mod range;
 
@@ -20,38 +20,37 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::time::Duration;
 
-/// Larger files (more than one stripe) are not read before their version has settled: they may take several
-/// requests, and a file with an unsettled version must be read by a single request.
+/// Largest file that is read before its version has settled: one stripe. Larger files may take several requests, and a
+/// file with an unsettled version must be read by a single one.
 pub const UNSETTLED_BYTES_MAX: u64 = STRIPE_BLOCKS * BLOCK_BYTES;
 
-/// How many entries a listing may have before the directory counts as large: see [`Files::list`].
+/// Most entries of a listing. A directory with more counts as large: see [`Files::list`].
 pub const LISTING_ENTRIES_MAX: usize = 100_000;
 
-/// A run of blocks of one version of one file.
+/// Requests consecutive blocks of one version of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReadRequest {
     /// The file.
     pub path: ItemPath,
-    /// The version wanted; another one at the origin is answered with `Stale`.
+    /// The requested version. If the origin has another one, the answer is `Stale`.
     pub version: Version,
-    /// Size of that version in bytes: with it both sides know every block's length.
+    /// Size of that version in bytes. It gives both sides the length of every block.
     pub size: u64,
     /// Index of the first block, in units of [`BLOCK_BYTES`].
     pub first_block: u64,
     /// Number of blocks, at least 1.
     pub block_count: u64,
-    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    /// The hash of the whole file, if the requester knows it ([`Attributes::content`]).
     pub content: Option<ContentHash>,
-    /// Nobody on the way to storage keeps the bytes, looks for them among what it keeps, or has others
-    /// wait for them: who asks keeps them himself, and each such request reads storage.
+    /// Each such request reads storage: no node on the way caches the bytes, looks them up in its caches, or merges the
+    /// request with others. The requester caches them itself.
     pub through: bool,
 }
 
 impl ReadRequest {
-    /// Length in bytes of block `index` of a file of `size` bytes; 0 beyond its end.
+    /// Returns the length in bytes of block `index` of a file of `size` bytes; 0 beyond its end.
     #[must_use]
     pub fn block_len(size: u64, index: u64) -> u64 {
         size.saturating_sub(index.saturating_mul(BLOCK_BYTES))
@@ -59,42 +58,41 @@ impl ReadRequest {
     }
 }
 
-/// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. A block that is ended
-/// is verified; what comes before its end may be taken back by a restart, and is never all of it.
-/// After an error nothing more comes. Dropping the stream cancels the read.
+/// The blocks of a [`ReadRequest`] in order, each as bytes followed by its hash. A block is verified once its hash has
+/// come. Before that its bytes may be taken back by a restart, and are never complete. The stream ends after an error.
+/// Dropping the stream cancels the read.
 pub type ReadStream = BoxStream<'static, Result<BlockPart, Failure>>;
 
-/// What is known of a listing before its entries.
+/// The part of a listing before its entries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListingHead {
     /// Attributes of the directory itself.
     pub directory: Attributes,
-    /// Where to go on; `None` when the directory ends here.
+    /// Where the next page begins; `None` at the end of the directory.
     pub next: Option<Cursor>,
-    /// How many entries come.
+    /// Number of entries that follow.
     pub entries: usize,
-    /// How long the listing may be used, from when this was given; `None`: until it is cleared.
+    /// How long the listing may be used from now on; `None`: until it is cleared.
     pub lease: Option<Duration>,
 }
 
-/// The answer to a question for a listing.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
+/// The answer to a request for a listing.
+#[expect(clippy::large_enum_variant, reason = "short-lived, and few at a time")]
 pub enum Listed {
-    /// It is the one that the asker knows: nothing of it is sent.
+    /// The listing is the one that the requester knows, and is not sent.
     Unchanged {
         /// As [`ListingHead::lease`].
         lease: Option<Duration>,
     },
-    /// It is another one, or the asker knows none.
+    /// The listing differs from the known one, or the requester knows none.
     Listing(ListingStream),
 }
 
 impl Listed {
-    /// The listing, for an asker who knows none.
+    /// Returns the listing, for a requester that knows none.
     ///
     /// # Errors
-    /// `Corrupt` when the answer is that it is unchanged.
+    /// `Corrupt` if the answer is [`Listed::Unchanged`].
     pub fn stream(self) -> Result<ListingStream, Failure> {
         match self {
             Self::Listing(listing) => Ok(listing),
@@ -109,31 +107,23 @@ impl Listed {
 /// One answer for each name, in the order of the names.
 pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
-/// A piece of a listing that arrives.
+/// A part of a listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[expect(clippy::large_enum_variant, reason = "few at a time, and none is kept")]
+#[expect(clippy::large_enum_variant, reason = "short-lived, and few at a time")]
 pub enum ListingPart {
     /// The next entries, in order.
     Entries(Vec<Entry>),
-    /// What was given is void: the listing begins anew, with this head.
+    /// Takes back all entries so far: the listing begins again with this head.
     Restart(ListingHead),
 }
 
-/// A listing on its way: its head, and its entries as they arrive. After an error nothing more comes.
-/// Dropping it cancels the rest.
+/// A listing in transit: its head, and its entries as they arrive. The stream ends after an error. Dropping it cancels
+/// the rest.
 pub struct ListingStream {
-    /// What is known at once.
+    /// The part before the entries.
     pub head: ListingHead,
-    /// The rest.
+    /// The entries.
     pub parts: BoxStream<'static, Result<ListingPart, Failure>>,
-}
-
-impl fmt::Debug for ListingStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListingStream")
-            .field("head", &self.head)
-            .finish_non_exhaustive()
-    }
 }
 
 impl From<Listing> for ListingStream {
@@ -153,10 +143,10 @@ impl From<Listing> for ListingStream {
 }
 
 impl ListingStream {
-    /// All of it.
+    /// Collects the whole listing.
     ///
     /// # Errors
-    /// What ended the stream early; `Corrupt` when entries are missing.
+    /// The failure that ended the stream; `Corrupt` if entries are missing.
     pub async fn collect(mut self) -> Result<Listing, Failure> {
         let mut entries = Vec::with_capacity(self.head.entries.min(1024));
         while let Some(part) = self.parts.next().await {
@@ -184,15 +174,15 @@ impl ListingStream {
 
 /// Largest file of a bundle, in bytes.
 pub const BUNDLE_FILE_BYTES_MAX: u64 = 256 << 10;
-/// Files in one [`BundleRequest`].
+/// Most files in one [`BundleRequest`].
 pub const BUNDLE_FILES_MAX: usize = 2048;
 
-/// Small files of one directory, wanted together.
+/// Requests small files of one directory together.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BundleRequest {
-    /// Where they are.
+    /// The directory.
     pub directory: ItemPath,
-    /// Which: 1 to [`BUNDLE_FILES_MAX`] of them.
+    /// The files, 1 to [`BUNDLE_FILES_MAX`].
     pub files: Vec<BundleFile>,
 }
 
@@ -201,22 +191,22 @@ pub struct BundleRequest {
 pub struct BundleFile {
     /// Its name in the directory.
     pub name: Bytes,
-    /// The version wanted.
+    /// The requested version.
     pub version: Version,
     /// Size of that version: 1 to [`BUNDLE_FILE_BYTES_MAX`] bytes.
     pub size: u64,
-    /// The hash of the whole file, where the asker knows it ([`Attributes::content`]).
+    /// The hash of the whole file, if the requester knows it ([`Attributes::content`]).
     pub content: Option<ContentHash>,
 }
 
-/// The whole content of one file of a bundle, in the version wanted.
+/// The whole content of one file of a bundle, in the requested version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BundleItem {
-    /// Which of the request's files.
+    /// Index of the file in the request.
     pub index: usize,
     /// Its bytes.
     pub bytes: Bytes,
-    /// Their hash, checked where they arrived.
+    /// Their hash, verified on arrival.
     pub hash: ContentHash,
 }
 
@@ -225,7 +215,7 @@ pub struct BundleItem {
 /// stream ends after an error. Dropping the stream cancels the rest.
 pub type BundleStream = BoxStream<'static, Result<BundleItem, Failure>>;
 
-/// That nobody has bytes with this hash.
+/// The failure if no node has bytes with this hash.
 pub(crate) fn not_here(hash: ContentHash, len: u64) -> Failure {
     let hash = blake3::Hash::from_bytes(hash.0);
     let detail = format!("nobody on the way has the {len} bytes that hash to {hash}");
@@ -248,15 +238,15 @@ pub(crate) fn only_answer(
     Ok(Leased { value, lease })
 }
 
-/// Answers for a namespace of files. All calls may be cancelled by dropping the future.
+/// A source for a namespace of files. All calls are cancelled by dropping the future.
 pub trait Files: Send + Sync + 'static {
-    /// The entries of directory `path` from `cursor` (`None`: from its beginning), at most `limit` of
-    /// them. With `limit` = [`LISTING_ENTRIES_MAX`] and no cursor, a `next` in the answer says that
-    /// the directory is large: it is then paged for readers and looked up by name.
+    /// Returns at most `limit` entries of directory `path` from `cursor` (`None`: from its beginning). With `limit` =
+    /// [`LISTING_ENTRIES_MAX`] and no cursor, a `next` in the answer means that the directory is large: it is then paged
+    /// for readers and looked up by name.
     ///
     /// # Errors
-    /// `NotFound`, `NotADirectory`; `PermissionDenied` when it may not be listed, though perhaps
-    /// searched; faults.
+    /// `NotFound`, `NotADirectory`; `PermissionDenied` if it may not be listed, although its names may perhaps be looked
+    /// up; faults.
     fn list(
         &self,
         path: ItemPath,
@@ -264,9 +254,8 @@ pub trait Files: Send + Sync + 'static {
         limit: usize,
     ) -> BoxFuture<'static, Result<Listing, Failure>>;
 
-    /// As [`Files::list`], entry by entry as they arrive. Where all of them are at hand at once they
-    /// come at once. `known` is the digest of a listing that the asker holds, of any age: where it is
-    /// that of the answer, no entries come ([`Listed::Unchanged`], given only then).
+    /// Like [`Files::list`], but returns entries as they arrive. `known` is the digest of a listing that the requester
+    /// holds, of any age. If it equals that of the answer, no entries are sent ([`Listed::Unchanged`]).
     ///
     /// # Errors
     /// As [`Files::list`], also in mid-stream.
@@ -287,19 +276,19 @@ pub trait Files: Send + Sync + 'static {
         })
     }
 
-    /// The attributes of `names` in directory `parent`, one answer per name in the same order. The
-    /// empty name stands for the directory itself.
+    /// Returns the attributes of `names` in directory `parent`, one answer per name in the same order. The empty name
+    /// stands for the directory itself.
     ///
     /// # Errors
-    /// The outer failure is about the directory, an inner one about one name.
+    /// The outer failure concerns the directory, an inner one a single name.
     fn stat(
         &self,
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<Leased<StatAnswers>, Failure>>;
 
-    /// The attributes of `name` in directory `parent`, after storage has denied that the file has the
-    /// version `denied`. No cache on the way answers with that version; only storage may confirm it.
+    /// Returns the attributes of `name` in directory `parent`, after storage has denied that the file has the version
+    /// `denied`. No cache on the way answers with that version; only storage may confirm it.
     ///
     /// # Errors
     /// `NotFound`, also about `parent`; faults.
@@ -339,20 +328,19 @@ pub trait Files: Send + Sync + 'static {
         })
     }
 
-    /// Opens a stream over a run of blocks.
+    /// Opens a stream of consecutive blocks.
     ///
     /// # Errors
-    /// `Stale` when the file is no longer of that version (also in mid-stream); faults.
+    /// `Stale` if the file has another version, also in mid-stream; faults.
     fn read(&self, request: ReadRequest) -> BoxFuture<'static, Result<ReadStream, Failure>>;
 
-    /// What is known of `path` and below is out of date: whoever keeps something looks again when he is
-    /// asked next. Not passed on to other nodes.
+    /// Marks the cached metadata of `path` and below as out of date: it is requested again at its next use. Other nodes
+    /// are not told.
     fn forget(&self, path: &ItemPath) {
-        let _nothing_kept = path;
+        let _nothing_cached = path;
     }
 
-    /// A run of bytes within one block, with their hash. Where no shorter way is known the whole block
-    /// is read for it.
+    /// Returns consecutive bytes within one block, with their hash. By default the whole block is read.
     ///
     /// # Errors
     /// As [`Files::read`]; `Corrupt` for a request with a [`RangeRequest::fault`].
@@ -364,11 +352,11 @@ pub trait Files: Send + Sync + 'static {
         Box::pin(async move { range::cut(&request, block.await?).await })
     }
 
-    /// Bytes by what they hash to, verified, from whatever caches there are here and on the way to the
-    /// roots: for who knows the hash of what storage has no more. Storage is never asked for them.
+    /// Returns content by its hash, verified, from the caches of this node and of the nodes up to the roots: for callers
+    /// that hold the hash of content deleted from storage. Storage is never read.
     ///
     /// # Errors
-    /// `NotFound` where nobody has them, or nobody said so in time.
+    /// `NotFound` if no node has the content, or none has answered in time.
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
         Box::pin(std::future::ready(Err(not_here(hash, len))))
     }
@@ -376,20 +364,20 @@ pub trait Files: Send + Sync + 'static {
     /// Streams small files of one directory.
     ///
     /// # Errors
-    /// `Unsupported` where files travel one by one only; faults.
+    /// `Unsupported` if this source has no bundles; faults.
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
         let detail = format!("{}: no bundles here", request.directory);
         let failure = Failure::new(FailureKind::Unsupported, detail);
         Box::pin(std::future::ready(Err(failure)))
     }
 
-    /// All extended attributes of `path`.
+    /// Returns all extended attributes of `path`.
     ///
     /// # Errors
-    /// `Unsupported` where the origin has none; faults.
+    /// `Unsupported` if the origin has none; faults.
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>>;
 
-    /// Usage of the filesystem that holds `path`.
+    /// Returns the usage of the filesystem that holds `path`.
     ///
     /// # Errors
     /// Faults of the origin.

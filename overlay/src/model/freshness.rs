@@ -1,26 +1,26 @@
-//! How long what is known of the namespace may be used, and whether it is still the same.
+//! Leases, which limit the use of metadata, and digests of listings, which tell whether they have changed.
 
 use super::item::{Attributes, Cursor, Entry, Listing, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// An answer, and what remains of its lease.
+/// An answer with the rest of its lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Leased<T> {
     /// The answer.
     pub value: T,
-    /// How long it may be used from now on; `None`: until it is cleared.
+    /// How long the answer may be used from now on; `None`: until it is cleared.
     pub lease: Option<Duration>,
 }
 
 impl<T> Leased<T> {
-    /// An answer that nothing ends but `clear`.
+    /// An answer that is valid until it is cleared.
     pub const fn lasting(value: T) -> Self {
         Self { value, lease: None }
     }
 
-    /// Another answer on the same lease.
+    /// Changes the answer and keeps the lease.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Leased<U> {
         Leased {
             value: change(self.value),
@@ -29,7 +29,7 @@ impl<T> Leased<T> {
     }
 }
 
-/// The shorter of two leases.
+/// Returns the shorter of two leases.
 #[must_use]
 pub fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     match (a, b) {
@@ -38,19 +38,19 @@ pub fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     }
 }
 
-/// A lease as it travels: milliseconds, rounded down, so that it grows on no edge.
+/// Encodes a lease for the wire, in milliseconds. Rounds down, so that no edge makes it longer.
 pub(crate) fn to_ms(lease: Option<Duration>) -> Option<u32> {
     lease.map(|lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX))
 }
 
-/// See [`to_ms`].
+/// Decodes the output of [`to_ms`].
 pub(crate) fn from_ms(lease: Option<u32>) -> Option<Duration> {
     lease.map(|ms| Duration::from_millis(ms.into()))
 }
 
-/// Identifies what a directory, or one page of it, holds: the first half of the BLAKE3 hash of the
-/// postcard forms of the directory's attributes, of each entry in order, and of where to go on. Times
-/// of last access count as zero: a look at a directory changes them.
+/// Identifies the content of a directory or of one page of it: the first half of the BLAKE3 hash of the postcard forms of
+/// the directory's attributes, of each entry in order, and of the next cursor. Times of last access count as zero,
+/// because listing a directory changes them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListingDigest(pub [u8; 16]);
 
@@ -69,8 +69,8 @@ impl ListingDigest {
         Self::of(&page.directory, &page.entries, page.next.as_ref())
     }
 
-    /// Of a listing in its parts. `None` where it cannot be encoded, which no listing is that has
-    /// travelled: it then counts as changed.
+    /// Returns the digest of a listing in parts; `None` if it cannot be encoded, which then counts as changed. Listings
+    /// from other nodes can always be encoded.
     #[must_use]
     pub fn of(directory: &Attributes, entries: &[Entry], next: Option<&Cursor>) -> Option<Self> {
         let mut hasher = blake3::Hasher::new();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_tells_every_change_but_a_look() {
+    fn a_digest_changes_with_all_but_access_times() {
         let directory = attributes(1, 0);
         let entries = [entry("a", 1), entry("b", 1)];
         let digest = ListingDigest::of(&directory, &entries, None);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_never_grows_on_its_way() {
+    fn a_lease_never_grows_on_the_wire() {
         let lease = Some(Duration::from_micros(1999));
         assert_eq!(from_ms(to_ms(lease)), Some(Duration::from_millis(1)));
         assert_eq!(from_ms(to_ms(None)), None);

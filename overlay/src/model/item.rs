@@ -1,7 +1,6 @@
-//! The vocabulary of what travels: versions, attributes, listings, blocks and failures.
+//! Attributes, listings, blocks and failures, which all layers from the origin to the FUSE front share.
 //!
-//! These types are shared by every layer from the origin to the FUSE front. They are plain values:
-//! no I/O, no clock. Their serde form is part of the wire format (`docs/wire.md`).
+//! Plain values: no I/O, no clock. Their serde forms are part of the wire format (`docs/wire.md`).
 
 use super::version::Version;
 use bytes::Bytes;
@@ -22,13 +21,13 @@ pub enum FileKind {
     Directory,
     /// Symbolic link.
     Symlink,
-    /// Named pipe: shown, not opened.
+    /// Named pipe. Listed, but cannot be opened.
     Fifo,
-    /// Socket: shown, not opened.
+    /// Socket. Listed, but cannot be opened.
     Socket,
-    /// Character device: shown, not opened.
+    /// Character device. Listed, but cannot be opened.
     CharDevice,
-    /// Block device: shown, not opened.
+    /// Block device. Listed, but cannot be opened.
     BlockDevice,
 }
 
@@ -41,7 +40,7 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// The attributes of one file, as its origin gives them.
+/// The attributes of one file, as its origin reports them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attributes {
     /// Type.
@@ -62,25 +61,25 @@ pub struct Attributes {
     pub blocks: u64,
     /// Preferred I/O size in bytes.
     pub block_size: u32,
-    /// Last access, last modification, last status change.
+    /// Last access.
     pub atime: Timestamp,
     /// Last modification.
     pub mtime: Timestamp,
     /// Last status change.
     pub ctime: Timestamp,
-    /// Which state of the file this is. A directory's version identifies the directory itself (it
-    /// stays the same when entries come and go, and differs after the directory was replaced).
+    /// Identifies this state of the file. The version of a directory identifies the directory itself: it stays the same
+    /// when entries come and go, and changes when the directory is replaced.
     pub version: Version,
-    /// What a symlink points to; `None` for everything else.
+    /// The target of a symlink; `None` for all other kinds.
     pub link_target: Option<Bytes>,
-    /// The BLAKE3 hash of all bytes of a regular file in this version, where an index knows it. Files
-    /// of equal content are then one file to every cache, whatever their paths.
+    /// The BLAKE3 hash of all bytes of a regular file in this version, if an index has it. Caches then treat files with
+    /// equal content as one file, whatever their paths.
     pub content: Option<ContentHash>,
 }
 
 impl Attributes {
-    /// How close together two writes may be without a difference in the origin's times. If a second look at
-    /// the file, at least this much later, finds the same state, the version has settled.
+    /// Returns the longest interval between two writes that the origin's times may not show. If a second look at the
+    /// file, at least this much later, finds the same state, the version has settled.
     #[must_use]
     pub fn granularity(&self) -> Duration {
         granularity(self.ctime.nanoseconds)
@@ -105,13 +104,13 @@ pub const fn granularity(nanoseconds: u32) -> Duration {
 pub struct Entry {
     /// Name, without slash.
     pub name: Bytes,
-    /// Type, known without attributes.
+    /// Type, which needs no attributes.
     pub kind: FileKind,
-    /// Attributes, where they came along cheaply.
+    /// Attributes, if they were cheap to get.
     pub attributes: Option<Attributes>,
 }
 
-/// Where the next page of a large directory begins. Opaque to everyone but the origin that made it.
+/// The beginning of the next page of a large directory. Opaque to all but the origin that made it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Cursor(pub Bytes);
 
@@ -122,14 +121,14 @@ pub struct Listing {
     pub directory: Attributes,
     /// The entries in the origin's order, without `.` and `..`, each name once.
     pub entries: Vec<Entry>,
-    /// Where to go on; `None` when the directory ends here.
+    /// Where the next page begins; `None` at the end of the directory.
     pub next: Option<Cursor>,
 }
 
 /// Extended attributes: name and value.
 pub type XattrList = Vec<(Bytes, Bytes)>;
 
-/// What `statfs` tells about a filesystem. Units: `block_size` bytes for blocks.
+/// The answer of `statfs` for a filesystem. Blocks have `block_size` bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FilesystemUsage {
     /// Total data blocks.
@@ -148,75 +147,67 @@ pub struct FilesystemUsage {
     pub name_max: u32,
 }
 
-/// A piece of a stream of blocks.
+/// A part of a stream of blocks.
 #[derive(Clone, Debug)]
 pub enum BlockPart {
     /// The next bytes of the current block.
     Bytes(Bytes),
-    /// The current block is complete and verified, and this is its hash, made where the origin was
-    /// read.
+    /// The current block is complete and verified. This is its hash, made by the node that read the origin.
     End(ContentHash),
-    /// What was given of the current block is void: it begins anew.
+    /// Takes back the bytes of the current block, which begins again.
     Restart,
 }
 
-/// Why something could not be answered, in terms of what the asker can do about it.
+/// The kind of a failure, by the possible reactions of the requester.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// There is no such file. Cacheable: it is an answer, not a fault.
+    /// There is no such file. This is a cacheable answer, not a fault.
     NotFound,
     /// A component is not a directory.
     NotADirectory,
-    /// A directory was asked for bytes.
+    /// The file is a directory, which has no bytes.
     IsADirectory,
-    /// The origin refuses the daemon's user. For a listing: look names up one by one instead.
+    /// The origin refuses the daemon's user. If it was a listing: look up names one by one instead.
     PermissionDenied,
-    /// The file changed: the version asked for is gone. Ask for attributes again.
+    /// The file has changed, and the requested version is gone. Request its attributes again.
     Stale,
     /// Too many symlinks, or one that leaves the origin.
     SymlinkLoop,
     /// The name is too long for the origin.
     NameTooLong,
-    /// Not supported by this origin (extended attributes of an object store, say).
+    /// Not supported by this origin, such as extended attributes of an object store.
     Unsupported,
-    /// Nobody answered in time, or the connection is gone. Retrying later may help.
+    /// No answer came in time, or the connection is gone. A later retry may help.
     Unavailable,
-    /// A peer answered something that cannot be true, and nobody else had better: a wrong hash, a
-    /// malformed frame.
+    /// The answers of all peers were invalid: a wrong hash, a malformed frame.
     Corrupt,
     /// Any other fault of the origin, after its retries.
     Io,
 }
 
-/// A request that was not answered as wished: the kind says what to do, the detail what happened.
+/// The failure of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{detail}")]
 pub struct Failure {
-    /// What the asker can do about it.
+    /// Tells how the requester can react.
     pub kind: FailureKind,
-    /// For people: what failed, on what, and why. At most [`Failure::DETAIL_BYTES_MAX`].
+    /// A message for users: the operation, its object, and the reason. At most [`Failure::DETAIL_BYTES_MAX`] bytes.
     pub detail: String,
 }
 
 impl Failure {
-    /// The longest detail that is kept.
+    /// Longest detail in bytes.
     pub const DETAIL_BYTES_MAX: usize = 1024;
 
-    /// A failure with its explanation, cut to [`Failure::DETAIL_BYTES_MAX`].
+    /// A failure with `detail`, cut to [`Failure::DETAIL_BYTES_MAX`] bytes.
     #[must_use]
     pub fn new(kind: FailureKind, detail: impl Into<String>) -> Self {
         let mut detail: String = detail.into();
-        if detail.len() > Self::DETAIL_BYTES_MAX {
-            let mut end = Self::DETAIL_BYTES_MAX;
-            while !detail.is_char_boundary(end) {
-                end -= 1;
-            }
-            detail.truncate(end);
-        }
+        detail.truncate(detail.floor_char_boundary(Self::DETAIL_BYTES_MAX));
         Self { kind, detail }
     }
 
-    /// `path` does not exist.
+    /// The failure for a `path` that does not exist.
     #[must_use]
     pub fn not_found(path: &ItemPath) -> Self {
         Self::new(
@@ -226,11 +217,11 @@ impl Failure {
     }
 }
 
-/// What a root serves below one prefix, in short: equal on roots that see the same storage.
+/// Identifies the storage that a root serves below one prefix. Equal on roots that serve the same storage.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OriginFingerprint {
     /// The prefix in the namespace.
     pub prefix: ItemPath,
-    /// A hash of what lies there.
+    /// A hash of the storage.
     pub fingerprint: [u8; 16],
 }

@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// See the module.
+/// The identity of a state of a file; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     data: [u8; 16],
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_tell_a_version_exactly(data: [u8; 16], change: [u8; 8], look: Option<Option<u64>>) {
+        fn versions_round_trip_through_bytes(data: [u8; 16], change: [u8; 8], look: Option<Option<u64>>) {
             let standing = match look {
                 None => Standing::Lasting,
                 Some(None) => Standing::Launch,
@@ -218,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn other_bytes_are_no_version(bytes in prop::array::uniform32(any::<u8>()), tag in 3u8..) {
+        fn bytes_with_another_tag_are_no_version(bytes in prop::array::uniform32(any::<u8>()), tag in 3u8..) {
             let mut all = [0; Version::BYTES];
             all[..32].copy_from_slice(&bytes);
             all[24] = tag;

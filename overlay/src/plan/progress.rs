@@ -1,44 +1,45 @@
-//! How far a node and all below it are: counted, summed, bounded. Pure but for locks.
+//! The progress of a node and its subtree: counted, summed, bounded. Pure but for locks.
 
 use crate::wire::message::NodeId;
 use crate::wire::{NAME_BYTES_MAX, WireError};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::time::Interval;
 
-/// Nodes in one frame: names of guests may be long.
-const NODES_AT_ONCE: usize = 128;
-/// Reasons that are kept of all failures, and the longest of them in bytes.
+/// Nodes in one frame. Names of guests may be long.
+const NODES_PER_FRAME: usize = 128;
+/// Reasons that are kept of all failures.
 const REASONS_MAX: usize = 4;
+/// Longest reason, in bytes.
 const REASON_BYTES_MAX: usize = 256;
 
-/// How far a part of the tree is.
+/// The progress of warming in a part of the tree.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct WarmProgress {
     /// Nodes that take part.
     pub nodes: u64,
-    /// Those that are at the end of the plan.
+    /// Nodes that have reached the end of the plan.
     pub nodes_done: u64,
     /// Items that were carried out, on all nodes together.
     pub items: u64,
-    /// Bytes of files that they have brought into the nodes' kernels.
+    /// Bytes of files that these items brought into the nodes' kernels.
     pub bytes: u64,
-    /// Items that are no longer there.
+    /// Items that do not exist any more.
     pub vanished: u64,
     /// Items that failed.
     pub failed: u64,
-    /// Some of the reasons why.
+    /// Some of the reasons for failures.
     pub reasons: Vec<String>,
-    /// Who is furthest behind, of those that are not done.
-    pub slowest: Option<Laggard>,
+    /// The node with the least progress, of those that are not done.
+    pub slowest: Option<SlowestNode>,
 }
 
-/// Who is furthest behind.
+/// The node with the least progress.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Laggard {
+pub struct SlowestNode {
     /// Its name.
     pub node: String,
     /// Items that it has carried out.
@@ -46,7 +47,7 @@ pub struct Laggard {
 }
 
 impl WarmProgress {
-    /// Adds what another part has done.
+    /// Adds the progress of another part of the tree. The numbers may come from a peer, so they saturate.
     fn add(&mut self, other: &Self) {
         self.nodes = self.nodes.saturating_add(other.nodes);
         self.nodes_done = self.nodes_done.saturating_add(other.nodes_done);
@@ -55,174 +56,166 @@ impl WarmProgress {
         self.vanished = self.vanished.saturating_add(other.vanished);
         self.failed = self.failed.saturating_add(other.failed);
         for reason in &other.reasons {
-            self.reason(reason);
+            self.add_reason(reason);
         }
-        if let Some(other) = &other.slowest
-            && self
-                .slowest
-                .as_ref()
-                .is_none_or(|own| other.items < own.items)
-        {
-            self.slowest = Some(other.clone());
+        if let Some(other) = &other.slowest {
+            let slowest = self.slowest.as_ref();
+            if slowest.is_none_or(|own| other.items < own.items) {
+                self.slowest = Some(other.clone());
+            }
         }
     }
 
-    pub(crate) fn reason(&mut self, reason: &str) {
+    /// Adds the reason for a failure, if there is room and it is new.
+    pub(crate) fn add_reason(&mut self, reason: &str) {
         if self.reasons.len() < REASONS_MAX && !self.reasons.iter().any(|known| known == reason) {
-            let mut end = reason.len().min(REASON_BYTES_MAX);
-            while !reason.is_char_boundary(end) {
-                end -= 1;
-            }
+            let end = reason.floor_char_boundary(REASON_BYTES_MAX);
             self.reasons.push(reason[..end].to_owned());
         }
     }
 
+    /// Checks progress from a peer against the limits.
     pub(crate) fn check(&self) -> Result<(), WireError> {
+        let slowest = self.slowest.as_ref().map_or("", |slowest| &slowest.node);
         let long = |text: &String| text.len() > REASON_BYTES_MAX;
-        let named = |laggard: &Laggard| laggard.node.len() <= NAME_BYTES_MAX;
-        if self.reasons.len() > REASONS_MAX
+        match self.reasons.len() > REASONS_MAX
             || self.reasons.iter().any(long)
-            || !self.slowest.as_ref().is_none_or(named)
+            || slowest.len() > NAME_BYTES_MAX
         {
-            return Err(WireError::Impossible("progress out of bounds"));
+            true => Err(WireError::Impossible("progress out of bounds")),
+            false => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// Counts what one node does. Cheap to clone.
+/// Counts the items of one node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Tally(Arc<Mutex<WarmProgress>>);
 
 impl Tally {
-    /// An item is here, with so many bytes of a file.
+    /// Counts an item that was prefetched, with `bytes` of a file.
     pub fn item(&self, bytes: u64) {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         counts.items += 1;
         counts.bytes += bytes;
     }
 
-    /// An item is no longer there.
+    /// Counts an item that does not exist any more.
     pub fn vanished(&self) {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         counts.items += 1;
         counts.vanished += 1;
     }
 
-    /// An item, or everything, has failed: the node does not count as warm.
+    /// Counts the failure of an item, or of everything: the node does not count as warm.
     pub fn failed(&self, reason: &str) {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         counts.items += 1;
         counts.failed += 1;
-        counts.reason(reason);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WarmProgress> {
-        self.0.lock()
+        counts.add_reason(reason);
     }
 }
 
-/// What is known of a node and of all below it.
+/// The progress of a node and its subtree.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct ProgressBoard {
     name: String,
     own: Tally,
     /// Held for look-ups only.
-    state: Mutex<State>,
-    /// Told when all is done.
-    end: Notify,
+    state: Mutex<BoardState>,
+    /// Notified when the node and its subtree are done.
+    done: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoardState {
     own_done: bool,
     all_done: bool,
-    /// The latest of each child.
+    /// The latest progress of each child, by its number.
     children: BTreeMap<usize, WarmProgress>,
-    /// Nodes that are warm, and were not passed on yet.
+    /// Warm nodes that were not reported to the parent yet.
     warmed: Vec<NodeId>,
 }
 
-/// What a part of the tree says of itself.
+/// An update from a part of the tree.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum WarmUpdate {
     Progress(WarmProgress),
+    /// These nodes are warm.
     Warmed(Vec<NodeId>),
 }
 
-impl Board {
+impl ProgressBoard {
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             own: Tally::default(),
             state: Mutex::default(),
-            end: Notify::new(),
+            done: Notify::new(),
         }
     }
 
-    /// What this node itself counts in.
+    /// The tally of this node's own items.
     pub(crate) fn tally(&self) -> Tally {
         self.own.clone()
     }
 
-    /// This node is at the end of the plan.
+    /// Notes that this node has reached the end of the plan.
     pub(crate) fn own_done(&self, id: NodeId) {
-        let clean = self.own.lock().failed == 0;
-        let mut state = self.lock();
+        let clean = self.own.0.lock().failed == 0;
+        let mut state = self.state.lock();
         state.own_done = true;
         if clean {
             state.warmed.push(id);
         }
     }
 
-    /// So are all below it, as far as they are still there.
+    /// Notes that the subtree is done too, apart from children that are gone.
     pub(crate) fn all_done(&self) {
-        self.lock().all_done = true;
-        self.end.notify_one();
+        self.state.lock().all_done = true;
+        self.done.notify_one();
     }
 
-    /// News of the child at `place`.
-    pub(crate) fn hear(&self, place: usize, news: News) {
-        let mut state = self.lock();
-        match news {
-            News::Progress(progress) => drop(state.children.insert(place, progress)),
-            News::Warmed(nodes) => state.warmed.extend(nodes),
+    /// Takes an update of child number `child`.
+    pub(crate) fn update(&self, child: usize, update: WarmUpdate) {
+        let mut state = self.state.lock();
+        match update {
+            WarmUpdate::Progress(progress) => drop(state.children.insert(child, progress)),
+            WarmUpdate::Warmed(nodes) => state.warmed.extend(nodes),
         }
     }
 
-    /// A child has gone, and nobody waits for it. Those below it that find another parent begin anew, and
-    /// are counted there.
-    pub(crate) fn lost(&self, place: usize, reason: &str) {
-        let mut state = self.lock();
+    /// Notes that child number `child` is gone. The nodes below it that find another parent begin again, and are
+    /// counted there.
+    pub(crate) fn lost(&self, child: usize, reason: &str) {
         let mut gone = WarmProgress::default();
-        gone.reason(reason);
-        state.children.insert(place, gone);
+        gone.add_reason(reason);
+        self.state.lock().children.insert(child, gone);
     }
 
-    /// What there is to say at the next tick, and whether that is the last of it.
-    pub(crate) async fn news(&self, ticks: &mut Interval) -> (Vec<News>, bool) {
+    /// Returns the updates for the parent at the next tick, and whether they are the last.
+    pub(crate) async fn next_updates(&self, ticks: &mut Interval) -> (Vec<WarmUpdate>, bool) {
         tokio::select! {
-            () = self.end.notified() => {}
+            () = self.done.notified() => {}
             _now = ticks.tick() => {}
         }
         let sum = self.sum();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let warmed = std::mem::take(&mut state.warmed);
-        let mut news: Vec<News> = warmed
-            .chunks(NODES_AT_ONCE)
-            .map(|nodes| News::Warmed(nodes.to_vec()))
-            .collect();
-        news.push(News::Progress(sum));
-        (news, state.all_done)
+        let frames = warmed.chunks(NODES_PER_FRAME);
+        let updates = frames
+            .map(|nodes| WarmUpdate::Warmed(nodes.to_vec()))
+            .chain([WarmUpdate::Progress(sum)]);
+        (updates.collect(), state.all_done)
     }
 
     fn sum(&self) -> WarmProgress {
-        let mut sum = self.own.lock().clone();
-        let state = self.lock();
+        let mut sum = self.own.0.lock().clone();
+        let state = self.state.lock();
         sum.nodes = 1;
         sum.nodes_done = u64::from(state.own_done);
         if !state.own_done {
-            sum.slowest = Some(Laggard {
+            sum.slowest = Some(SlowestNode {
                 node: self.name.clone(),
                 items: sum.items,
             });
@@ -232,10 +225,6 @@ impl Board {
         }
         sum
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 #[cfg(test)]
@@ -244,8 +233,8 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn a_part_of_the_tree_is_summed_and_bounded() {
-        let board = Board::new("own");
+    async fn progress_of_a_subtree_is_summed_and_bounded() {
+        let board = ProgressBoard::new("own");
         board.tally().item(5);
         board.tally().vanished();
         let child = WarmProgress {
@@ -254,14 +243,14 @@ mod tests {
             items: 7,
             bytes: 70,
             reasons: vec!["x".repeat(1000), "y".into()],
-            slowest: Some(Laggard {
+            slowest: Some(SlowestNode {
                 node: "below".into(),
                 items: 1,
             }),
             ..WarmProgress::default()
         };
-        assert!(child.check().is_err(), "a long reason");
-        board.hear(0, News::Progress(child));
+        assert!(child.check().is_err(), "the reason is too long");
+        board.update(0, WarmUpdate::Progress(child));
         let sum = board.sum();
         sum.check().unwrap();
         assert_eq!((sum.nodes, sum.nodes_done, sum.items), (4, 2, 9));
@@ -276,16 +265,18 @@ mod tests {
         board.own_done(NodeId::Member(4));
         board.all_done();
         let mut ticks = tokio::time::interval(Duration::from_secs(60));
-        let (news, last) = board.news(&mut ticks).await;
-        assert!(last && matches!(&news[0], News::Warmed(nodes) if *nodes == [NodeId::Member(4)]));
+        let (updates, last) = board.next_updates(&mut ticks).await;
+        assert!(
+            last && matches!(&updates[0], WarmUpdate::Warmed(nodes) if *nodes == [NodeId::Member(4)])
+        );
     }
 
     #[test]
-    fn a_node_that_failed_at_anything_is_not_warm() {
-        let board = Board::new("own");
+    fn a_node_with_a_failure_is_not_warm() {
+        let board = ProgressBoard::new("own");
         board.tally().failed("no such device");
         board.own_done(NodeId::Member(0));
-        assert!(board.lock().warmed.is_empty());
+        assert!(board.state.lock().warmed.is_empty());
         assert_eq!(board.sum().nodes_done, 1);
     }
 }

@@ -1,16 +1,20 @@
-//! One stream: one question heard, checked and answered.
+//! One stream: one request, received, checked and answered.
 //!
-//! Memory per stream is bounded by one request frame, one batch of parts and quinn's windows: parts
-//! are taken from the service only as fast as the peer takes them. When the peer stops the stream,
-//! the service's future is dropped.
+//! The memory of a stream is bounded by one request frame, one batch of parts, and quinn's windows: parts are
+//! taken from the service only as fast as the peer reads them. When the peer stops the stream, the service's
+//! future is dropped.
+
+mod bundle;
+mod item;
+mod steering;
 
 use crate::cluster;
+use crate::exchange::AnswerError;
 use crate::model::{
     BLOCK_BYTES, BlockPart, ContentHash, Failure, FailureKind, Leased, Listed, ListingHead,
-    ListingPart, ListingStream, OriginFingerprint, RangeAnswer, ReadStream, StatAnswers, XattrList,
-    to_ms,
+    ListingPart, ListingStream, RangeAnswer, ReadStream, to_ms,
 };
-use crate::readers::Rooms;
+use crate::readers::RoomForItems;
 use crate::shared::Shared;
 use crate::transport::stream::{FrameReader, FrameWriter, StreamError};
 use crate::wire::message::{self, NodeId};
@@ -26,103 +30,94 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-mod bundle;
-mod item;
-mod steering;
-
-/// How long a peer may leave an answer untaken.
-const UNTAKEN: Duration = Duration::from_secs(60);
-/// The same of an item: its reader puts it together as it comes, and others wait for the room.
-const ITEM_UNTAKEN: Duration = Duration::from_secs(10);
-/// Bytes of parts that are gathered into one write, if they are ready at once.
+/// How long a peer may leave an answer unread.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same for an item. Its reader assembles it at once, and other readers wait for the room that it takes.
+const ITEM_UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests of one connection that are received at a time.
+const RECEIVED_MAX: usize = 32;
+/// Bytes of parts that share one write, if they are ready together.
 const BATCH_BYTES: usize = 128 << 10;
-/// Requests of one connection that are being received at a time.
-const HEARD_AT_ONCE: usize = 32;
 /// Parts in a batch.
 const BATCH_PARTS: usize = 64;
 
-/// Who asks, and so what may be asked.
-pub(crate) enum Asker {
-    /// An ancestor of this node: about what lies below.
-    Parent,
-    /// That child, over that connection: about files, and about the cluster.
+/// The sender of a request, which determines the permitted requests.
+pub(crate) enum Requester {
+    /// An ancestor of this node: requests about this node's subtree.
+    Ancestor,
+    /// A child over its connection: requests for files, and about the cluster.
     Child(NodeId, Connection),
-    /// That node, which has so much room: about items.
-    Reader(NodeId, Rooms),
+    /// A reader of items: requests for items, within its room.
+    Reader(NodeId, RoomForItems),
 }
 
-impl fmt::Debug for Asker {
+impl fmt::Debug for Requester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Parent => f.write_str("Parent"),
+            Self::Ancestor => f.write_str("Ancestor"),
             Self::Child(id, _) => f.debug_tuple("Child").field(id).finish(),
             Self::Reader(id, _) => f.debug_tuple("Reader").field(id).finish(),
         }
     }
 }
 
-/// One connection's asker and the turns in which its requests are heard: what waits for a turn lies
-/// in QUIC's windows, so that many large requests at once cost no more memory than a few.
-#[derive(Clone, Debug)]
-pub(crate) struct Floor {
-    from: Arc<Asker>,
-    turns: Arc<Semaphore>,
-    /// A refused request was logged: a peer that sends a thousand of them fills no disk.
-    complained: Arc<AtomicBool>,
+/// The requests of one connection.
+pub(crate) struct RequestSlots {
+    requester: Requester,
+    /// Permits to receive a request. A waiting request stays in QUIC's windows, so that many large requests take
+    /// no more memory than a few.
+    receiving: Semaphore,
+    /// A refused request was logged. Further ones are not, so that they cannot fill the disk.
+    refusal_logged: AtomicBool,
 }
 
-impl Floor {
-    pub(crate) fn new(from: Asker) -> Self {
+impl RequestSlots {
+    pub(crate) fn new(requester: Requester) -> Self {
         Self {
-            from: Arc::new(from),
-            turns: Arc::new(Semaphore::new(HEARD_AT_ONCE)),
-            complained: Arc::default(),
+            requester,
+            receiving: Semaphore::new(RECEIVED_MAX),
+            refusal_logged: AtomicBool::new(false),
         }
     }
 }
 
-/// Answers one stream. Whatever goes wrong concerns this stream only.
-pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, recv: RecvStream) {
-    let from = Arc::clone(&floor.from);
-    let untaken = match *from {
-        Asker::Reader(..) => ITEM_UNTAKEN,
-        Asker::Parent | Asker::Child(..) => UNTAKEN,
+/// Answers one stream. An error ends this stream only.
+pub(crate) async fn answer(
+    shared: Arc<Shared>,
+    slots: Arc<RequestSlots>,
+    send: SendStream,
+    recv: RecvStream,
+) {
+    let requester = &slots.requester;
+    let unread_timeout = match requester {
+        Requester::Reader(..) => ITEM_UNREAD_TIMEOUT,
+        Requester::Ancestor | Requester::Child(..) => UNREAD_TIMEOUT,
     };
-    let mut writer = FrameWriter::new(send, untaken);
+    let mut writer = FrameWriter::new(send, unread_timeout);
     let mut reader = FrameReader::new(recv, shared.request_timeout);
-    let abandoned = writer.abandoned();
+    // Cancels the service's work when the peer loses interest.
+    let stopped = writer.stopped();
     let answering = async {
-        match hear(&mut reader, &floor).await {
-            Ok(Heard::Question(Question {
-                request: request @ (Request::Warm { .. } | Request::WarmBelow { .. }),
-                ..
-            })) => cluster::warm::answer(&shared, &request, &mut reader, &mut writer).await,
-            Ok(Heard::Question(Question {
-                request: Request::Steer { tree },
-                ..
-            })) => {
-                let mut answer = Answer::new(&shared, &mut writer);
-                answer.steer(&from, usize::from(tree), &mut reader).await
+        match receive(&mut reader, &slots).await {
+            Ok(Opening::Question(question)) => {
+                let mut answer = Answer {
+                    shared: &shared,
+                    requester,
+                    reader: &mut reader,
+                    writer: &mut writer,
+                };
+                match answer.respond(question).await {
+                    Err(AnswerError::Failure(failure)) => answer.fail(&failure).await,
+                    Err(AnswerError::Stream(error)) => Err(error),
+                    Ok(()) => Ok(()),
+                }
             }
-            Ok(Heard::Question(Question {
-                request: Request::Command { tree },
-                ..
-            })) => {
-                let mut answer = Answer::new(&shared, &mut writer);
-                answer.command(&from, usize::from(tree), &mut reader).await
+            Ok(Opening::Hello(hello)) => {
+                answer_hello(&shared, requester, &mut writer, &hello).await
             }
-            Ok(Heard::Question(Question {
-                request: Request::Item(request),
-                ..
-            })) => {
-                let mut answer = Answer::new(&shared, &mut writer);
-                answer.item(&from, request).await
-            }
-            Ok(Heard::Question(question)) => respond(&shared, &mut writer, question).await,
-            Ok(Heard::Hello(hello)) => greet(&shared, &from, &mut writer, &hello).await,
             Err(StreamError::Wire(error)) => {
-                if !floor.complained.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(?from, %error, "refused a request; said once a connection");
+                if !slots.refusal_logged.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(from = ?requester, %error, "refused a request; said once a connection");
                 }
                 let text = format!("refused a request: {error}");
                 let failure = Failure::new(FailureKind::Corrupt, text);
@@ -134,186 +129,198 @@ pub(crate) async fn answer(shared: Arc<Shared>, floor: Floor, send: SendStream, 
     let outcome = tokio::select! {
         biased;
         outcome = answering => outcome,
-        () = abandoned => return,
+        () = stopped => return,
     };
     match outcome {
         Ok(()) => writer.finish(),
-        Err(error) => tracing::debug!(?from, %error, "an answer was not delivered"),
+        Err(error) => tracing::debug!(from = ?requester, %error, "an answer was not delivered"),
     }
 }
 
-/// What a stream begins with.
-enum Heard {
+/// The first frame of a stream.
+enum Opening {
     Question(Question),
-    /// The child hangs from this node in another tree too.
+    /// The peer becomes a child in another tree too.
     Hello(Hello),
 }
 
-async fn hear(reader: &mut FrameReader, floor: &Floor) -> Result<Heard, StreamError> {
+/// Receives the first frame, and checks that its sender may send it.
+async fn receive(reader: &mut FrameReader, slots: &RequestSlots) -> Result<Opening, StreamError> {
     // The semaphore is never closed.
-    let _turn = floor.turns.acquire().await.ok();
-    let (kind, body) = reader.frame().await?.ok_or(StreamError::Truncated)?;
+    let _permit = slots.receiving.acquire().await.ok();
+    let (kind, body) = reader.frame().await?;
     match kind {
         FrameKind::Request => {}
-        FrameKind::Hello => return Ok(Heard::Hello(message::decode("hello", &body)?)),
-        got => {
-            let wanted = "request";
-            return Err(WireError::Unexpected { got, wanted }.into());
-        }
+        FrameKind::Hello => return Ok(Opening::Hello(message::decode("hello", &body)?)),
+        got => return Err(WireError::unexpected(got, "request").into()),
     }
     let question: Question = message::decode("request", &body)?;
     question.request.check()?;
-    let fits = match (&*floor.from, &question.request) {
-        (
-            from,
-            Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. },
-        ) => matches!(from, Asker::Parent),
-        (from, Request::Item(_)) => matches!(from, Asker::Reader(..)),
-        (from, _) => matches!(from, Asker::Child(..)),
+    // Each direction of a connection has its own requests, so that no request can loop.
+    let permitted = match &question.request {
+        Request::ReportsBelow { .. } | Request::ClearBelow { .. } | Request::WarmBelow { .. } => {
+            matches!(slots.requester, Requester::Ancestor)
+        }
+        Request::Item(_) => matches!(slots.requester, Requester::Reader(..)),
+        _ => matches!(slots.requester, Requester::Child(..)),
     };
-    if !fits {
-        return Err(WireError::Impossible("a request in the wrong direction").into());
+    match permitted {
+        true => Ok(Opening::Question(question)),
+        false => Err(WireError::Impossible("a request in the wrong direction").into()),
     }
-    Ok(Heard::Question(question))
 }
 
-async fn greet(
-    shared: &Arc<Shared>,
-    from: &Asker,
+/// Answers a hello over a connection that has had one.
+async fn answer_hello(
+    shared: &Shared,
+    requester: &Requester,
     writer: &mut FrameWriter,
     hello: &Hello,
 ) -> Result<(), StreamError> {
-    let admitted = match from {
-        _ if hello.reader => Err("a reader of items needs a connection of its own".into()),
-        Asker::Child(id, connection) => match super::admit(shared, hello, connection) {
-            Ok(admitted) if admitted == *id => Ok(()),
-            Ok(_other) => Err("another node's hello".into()),
-            Err(reason) => Err(reason),
-        },
-        Asker::Reader(..) => Err("a reader of items hangs from nobody".into()),
-        Asker::Parent => Err("an ancestor does not hang from its descendant".into()),
-    };
-    match admitted {
-        Ok(()) => super::greeting(shared, usize::from(hello.tree), writer).await,
-        Err(reason) => {
-            let failure = Failure::new(FailureKind::PermissionDenied, reason);
-            let sent = writer.message(FrameKind::Failure, &failure).await;
-            sent.map(drop)
-        }
-    }
-}
-
-async fn respond(
-    shared: &Arc<Shared>,
-    writer: &mut FrameWriter,
-    Question { attempt, request }: Question,
-) -> Result<(), StreamError> {
-    let mut answer = Answer::new(shared, writer);
-    let files = || shared.service.files(attempt);
-    match request {
-        Request::List {
-            path,
-            cursor,
-            limit,
-            known,
-        } => {
-            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let listing = files().list_parts(path, cursor, limit, known).await;
-            answer.count_request();
-            answer.listing(listing).await
-        }
-        Request::Stat {
-            parent,
-            names,
-            denied,
-        } => {
-            let answers = files().stat_unlike(parent, names, denied).await;
-            answer.count_request();
-            answer.stat(answers).await
-        }
-        Request::Read(request) => {
-            answer.count_request();
-            answer.read(files().read(request).await).await
-        }
-        Request::ReadRange(request) => {
-            let found = files().read_range(request).await;
-            answer.count_request();
-            answer.range(found).await
-        }
-        Request::Find { tree, hash, len } => {
-            let found = find(shared, usize::from(tree), hash, len).await;
-            answer.count_request();
-            answer.range(found).await
-        }
-        Request::Bundle(request) => {
-            answer.count_request();
-            answer.bundle(files().bundle(request).await).await
-        }
-        Request::Xattrs { path } => {
-            let found = files().xattrs(path).await;
-            answer.count_request();
-            answer.xattrs(found).await
-        }
-        Request::Usage { path } => {
-            let usage = files().usage(path).await;
-            answer.count_request();
-            match usage {
-                Ok(usage) => answer.message(FrameKind::Head, &Head::Usage(usage)).await,
-                Err(failure) => answer.failure(&failure).await,
+    let refusal = match requester {
+        _ if hello.reader => "a reader of items needs a connection of its own".into(),
+        Requester::Child(id, connection) => match super::admit(shared, hello, connection) {
+            Ok(admitted) if admitted == *id => {
+                return super::send_welcome(shared, usize::from(hello.tree), writer).await;
             }
-        }
-        Request::Origins { tree } => {
-            let tree = usize::from(tree);
-            let origins = if shared.membership.is_root_of(tree) {
-                shared.service.origins().await
-            } else {
-                shared.upstream.origins(tree).await
-            };
-            answer.origins(origins).await
-        }
-        // To the tree; what is neither was answered before.
-        request => cluster::answer(shared, request, writer).await,
-    }
+            Ok(_other) => "another node's hello".into(),
+            Err(error) => error.to_string(),
+        },
+        Requester::Reader(..) => "a reader of items hangs from nobody".into(),
+        Requester::Ancestor => "an ancestor does not hang from its descendant".into(),
+    };
+    let failure = Failure::new(FailureKind::PermissionDenied, refusal);
+    writer.message(FrameKind::Failure, &failure).await.map(drop)
 }
 
-/// Bytes by their hash: those that this node holds, otherwise those of the nodes above it in `tree`.
-async fn find(
-    shared: &Shared,
-    tree: usize,
-    hash: ContentHash,
-    len: u64,
-) -> Result<RangeAnswer, Failure> {
-    if let Some(bytes) = shared.service.find(hash, len).await {
-        return Ok(RangeAnswer { bytes, hash });
-    }
-    let bytes = shared.upstream.find_in(tree, hash, len).await?;
-    Ok(RangeAnswer { bytes, hash })
-}
-
-/// An answer to a child, counted.
+/// An answer in progress.
 struct Answer<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
+    requester: &'a Requester,
+    reader: &'a mut FrameReader,
     writer: &'a mut FrameWriter,
 }
 
-impl<'a> Answer<'a> {
-    fn new(shared: &'a Shared, writer: &'a mut FrameWriter) -> Self {
-        Self { shared, writer }
-    }
-}
-
 impl Answer<'_> {
+    /// Answers a checked request. The caller sends the failure that this returns.
+    async fn respond(
+        &mut self,
+        Question { attempt, request }: Question,
+    ) -> Result<(), AnswerError> {
+        let shared = Arc::clone(self.shared);
+        match request {
+            Request::Find { tree, hash, len } => {
+                let range = find(&shared, usize::from(tree), hash, len).await;
+                self.count_request();
+                self.range(range?).await
+            }
+            Request::Origins { tree } => {
+                let tree = usize::from(tree);
+                let origins = match shared.membership.is_root_of(tree) {
+                    true => shared.service.origins().await?,
+                    false => shared.upstream.origins(tree).await?,
+                };
+                let head = Head::Origins {
+                    origins: count(&origins),
+                };
+                self.items(&head, origins).await
+            }
+            Request::Item(request) => self.item(request).await,
+            Request::Steer { tree } => self.steer(usize::from(tree)).await,
+            Request::Command { tree } => self.command(usize::from(tree)).await,
+            Request::Warm { .. } | Request::WarmBelow { .. } => {
+                let (reader, writer) = (&mut *self.reader, &mut *self.writer);
+                Ok(cluster::warm::answer(&shared, &request, reader, writer).await?)
+            }
+            Request::ClusterReports { .. }
+            | Request::ClusterClear { .. }
+            | Request::ReportsBelow { .. }
+            | Request::ClearBelow { .. } => {
+                Ok(cluster::answer(&shared, request, self.writer).await?)
+            }
+            request => self.respond_from_files(attempt, request).await,
+        }
+    }
+
+    /// Answers a request of [`crate::Files`].
+    async fn respond_from_files(
+        &mut self,
+        attempt: u8,
+        request: Request,
+    ) -> Result<(), AnswerError> {
+        let files = self.shared.service.files(attempt);
+        match request {
+            Request::List {
+                path,
+                cursor,
+                limit,
+                known,
+            } => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                let listed = files.list_parts(path, cursor, limit, known).await;
+                self.count_request();
+                self.listing(listed?).await
+            }
+            Request::Stat {
+                parent,
+                names,
+                denied,
+            } => {
+                let answers = files.stat_unlike(parent, names, denied).await;
+                self.count_request();
+                let Leased { value, lease } = answers?;
+                let head = Head::Stat {
+                    answers: count(&value),
+                    lease_ms: to_ms(lease),
+                };
+                self.items(&head, value).await
+            }
+            Request::Read(request) => {
+                // Counted before the answer, which may stream for long.
+                self.count_request();
+                let parts = files.read(request).await?;
+                self.blocks(parts).await
+            }
+            Request::ReadRange(request) => {
+                let range = files.read_range(request).await;
+                self.count_request();
+                self.range(range?).await
+            }
+            Request::Bundle(request) => {
+                self.count_request();
+                let items = files.bundle(request).await?;
+                self.bundle(items).await
+            }
+            Request::Xattrs { path } => {
+                let attributes = files.xattrs(path).await;
+                self.count_request();
+                let Leased { value, lease } = attributes?;
+                let head = Head::Xattrs {
+                    attributes: count(&value),
+                    lease_ms: to_ms(lease),
+                };
+                self.items(&head, value).await
+            }
+            Request::Usage { path } => {
+                let usage = files.usage(path).await;
+                self.count_request();
+                self.message(FrameKind::Head, &Head::Usage(usage?)).await
+            }
+            _ => Err(WireError::Impossible("a request that files do not answer").into()),
+        }
+    }
+
     fn count_request(&self) {
-        self.shared.meters.downstream_requests.increment();
+        self.shared.counters().downstream_requests.increment();
     }
 
-    fn count(&self, bytes: u64) {
-        self.shared.meters.downstream_bytes_sent.add(bytes);
+    fn count_sent(&self, bytes: u64) {
+        self.shared.counters().downstream_bytes_sent.add(bytes);
     }
 
-    async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<(), StreamError> {
+    async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<(), AnswerError> {
         let sent = self.writer.frame(kind, body).await?;
-        self.count(sent);
+        self.count_sent(sent);
         Ok(())
     }
 
@@ -321,68 +328,64 @@ impl Answer<'_> {
         &mut self,
         kind: FrameKind,
         value: &T,
-    ) -> Result<(), StreamError> {
-        let sent = self.writer.message(kind, value).await?;
-        self.count(sent);
+    ) -> Result<(), AnswerError> {
+        self.frame(kind, message::encode("message", value)?).await
+    }
+
+    async fn chunks(&mut self, mut frames: Vec<Bytes>) -> Result<(), AnswerError> {
+        let sent = self.writer.chunks(&mut frames).await?;
+        self.count_sent(sent);
         Ok(())
     }
 
-    async fn failure(&mut self, failure: &Failure) -> Result<(), StreamError> {
+    /// Ends the answer with `failure`.
+    async fn fail(&mut self, failure: &Failure) -> Result<(), StreamError> {
         if self.shared.leaving.load(Ordering::Acquire) {
-            // The stream is reset: the child asks elsewhere.
+            // The failure may come from the shutdown. The stream is reset, so that the child asks elsewhere.
             return Err(StreamError::Cancelled);
         }
-        self.message(FrameKind::Failure, failure).await
+        let sent = self.writer.message(FrameKind::Failure, failure).await?;
+        self.count_sent(sent);
+        Ok(())
     }
 
-    /// A listing page by page as it arrives: a page is never held back for the next.
-    async fn listing(&mut self, listed: Result<Listed, Failure>) -> Result<(), StreamError> {
+    /// Sends a listing page by page. Entries that are ready do not wait for further ones.
+    async fn listing(&mut self, listed: Listed) -> Result<(), AnswerError> {
         let ListingStream { head, parts } = match listed {
-            Ok(Listed::Listing(listing)) => listing,
-            Ok(Listed::Unchanged { lease }) => {
+            Listed::Listing(listing) => listing,
+            Listed::Unchanged { lease } => {
                 let lease_ms = to_ms(lease);
-                return self
-                    .message(FrameKind::Head, &Head::Unchanged { lease_ms })
-                    .await;
+                let head = Head::Unchanged { lease_ms };
+                return self.message(FrameKind::Head, &head).await;
             }
-            Err(failure) => return self.failure(&failure).await,
         };
         self.listing_head(head).await?;
         let mut parts = parts.fuse();
         let mut pages = PageWriter::default();
         loop {
-            let ready = parts.next().now_or_never();
-            let part = match ready {
-                Some(part) => part,
+            let part = match parts.next().now_or_never() {
+                Some(ready) => ready,
                 None => {
-                    if let Some(page) = pages.finish() {
-                        self.frame(FrameKind::Page, page).await?;
-                    }
+                    // The next entries may take long: send those that are here.
+                    self.last_page(&mut pages).await?;
                     parts.next().await
                 }
             };
-            match part {
-                Some(Ok(ListingPart::Entries(entries))) => {
-                    if !self.page_items(&mut pages, entries).await? {
-                        return Ok(());
-                    }
+            match part.transpose()? {
+                Some(ListingPart::Entries(entries)) => {
+                    self.full_pages(&mut pages, entries).await?;
                 }
-                Some(Ok(ListingPart::Restart(head))) => {
+                Some(ListingPart::Restart(head)) => {
                     pages = PageWriter::default();
                     self.frame(FrameKind::Restart, Bytes::new()).await?;
                     self.listing_head(head).await?;
                 }
-                Some(Err(failure)) => return self.failure(&failure).await,
-                None => break,
+                None => return self.last_page(&mut pages).await,
             }
-        }
-        match pages.finish() {
-            Some(page) => self.frame(FrameKind::Page, page).await,
-            None => Ok(()),
         }
     }
 
-    async fn listing_head(&mut self, head: ListingHead) -> Result<(), StreamError> {
+    async fn listing_head(&mut self, head: ListingHead) -> Result<(), AnswerError> {
         let head = Head::Listing {
             directory: head.directory,
             next: head.next,
@@ -392,142 +395,83 @@ impl Answer<'_> {
         self.message(FrameKind::Head, &head).await
     }
 
-    async fn stat(
-        &mut self,
-        answers: Result<Leased<StatAnswers>, Failure>,
-    ) -> Result<(), StreamError> {
-        match answers {
-            Ok(Leased {
-                value: answers,
-                lease,
-            }) => {
-                self.message(
-                    FrameKind::Head,
-                    &Head::Stat {
-                        answers: count(&answers),
-                        lease_ms: to_ms(lease),
-                    },
-                )
-                .await?;
-                self.pages(answers).await
-            }
-            Err(failure) => self.failure(&failure).await,
-        }
-    }
-
-    async fn xattrs(
-        &mut self,
-        found: Result<Leased<XattrList>, Failure>,
-    ) -> Result<(), StreamError> {
-        match found {
-            Ok(Leased {
-                value: found,
-                lease,
-            }) => {
-                self.message(
-                    FrameKind::Head,
-                    &Head::Xattrs {
-                        attributes: count(&found),
-                        lease_ms: to_ms(lease),
-                    },
-                )
-                .await?;
-                self.pages(found).await
-            }
-            Err(failure) => self.failure(&failure).await,
-        }
-    }
-
-    async fn origins(
-        &mut self,
-        found: Result<Vec<OriginFingerprint>, Failure>,
-    ) -> Result<(), StreamError> {
-        match found {
-            Ok(found) => {
-                let origins = count(&found);
-                self.message(FrameKind::Head, &Head::Origins { origins })
-                    .await?;
-                self.pages(found).await
-            }
-            Err(failure) => self.failure(&failure).await,
-        }
-    }
-
-    /// Items as pages: one page in memory at a time.
-    async fn pages<T: Serialize>(&mut self, items: Vec<T>) -> Result<(), StreamError> {
+    /// Sends `head`, and `items` as pages. One page is in memory at a time.
+    async fn items<T: Serialize>(&mut self, head: &Head, items: Vec<T>) -> Result<(), AnswerError> {
+        self.message(FrameKind::Head, head).await?;
         let mut pages = PageWriter::default();
-        if !self.page_items(&mut pages, items).await? {
-            return Ok(());
+        self.full_pages(&mut pages, items).await?;
+        self.last_page(&mut pages).await
+    }
+
+    /// Adds `items` to `pages`, and sends the pages that are full.
+    async fn full_pages<T: Serialize>(
+        &mut self,
+        pages: &mut PageWriter,
+        items: Vec<T>,
+    ) -> Result<(), AnswerError> {
+        let too_big = |error| {
+            let text = format!("an answer too big to send: {error}");
+            Failure::new(FailureKind::Unsupported, text)
+        };
+        for item in items {
+            if let Some(page) = pages.push(&item).map_err(too_big)? {
+                self.frame(FrameKind::Page, page).await?;
+            }
         }
+        Ok(())
+    }
+
+    async fn last_page(&mut self, pages: &mut PageWriter) -> Result<(), AnswerError> {
         match pages.finish() {
             Some(page) => self.frame(FrameKind::Page, page).await,
             None => Ok(()),
         }
     }
 
-    /// Adds items to the answer's pages and sends those that are full; `false` after an item that
-    /// does not fit, which ends the answer with a failure.
-    async fn page_items<T: Serialize>(
-        &mut self,
-        pages: &mut PageWriter,
-        items: Vec<T>,
-    ) -> Result<bool, StreamError> {
-        for item in items {
-            match pages.push(&item) {
-                Ok(Some(page)) => self.frame(FrameKind::Page, page).await?,
-                Ok(None) => {}
-                Err(error) => {
-                    let text = format!("an answer too big to send: {error}");
-                    self.failure(&Failure::new(FailureKind::Unsupported, text))
-                        .await?;
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+    async fn range(&mut self, range: RangeAnswer) -> Result<(), AnswerError> {
+        let parts = vec![BlockPart::Bytes(range.bytes), BlockPart::End(range.hash)];
+        self.chunks(encode(parts)?).await
     }
 
-    async fn range(&mut self, found: Result<RangeAnswer, Failure>) -> Result<(), StreamError> {
-        match found {
-            Ok(RangeAnswer { bytes, hash }) => {
-                let parts = vec![BlockPart::Bytes(bytes), BlockPart::End(hash)];
-                let sent = self.writer.chunks(&mut encode(parts)?).await?;
-                self.count(sent);
-                Ok(())
-            }
-            Err(failure) => self.failure(&failure).await,
-        }
-    }
-
-    async fn read(&mut self, parts: Result<ReadStream, Failure>) -> Result<(), StreamError> {
-        let mut parts = match parts {
-            Ok(parts) => parts.fuse(),
-            Err(failure) => return self.failure(&failure).await,
-        };
+    async fn blocks(&mut self, parts: ReadStream) -> Result<(), AnswerError> {
+        let mut parts = parts.fuse();
         while let Some(batch) = gather(&mut parts).await {
-            let sent = self.writer.chunks(&mut encode(batch.parts)?).await?;
-            self.count(sent);
+            self.chunks(encode(batch.parts)?).await?;
             if let Some(failure) = batch.failure {
-                return self.failure(&failure).await;
+                return Err(failure.into());
             }
         }
         Ok(())
     }
 }
 
+/// Returns content by its hash, from this node or from the nodes above it in `tree`.
+async fn find(
+    shared: &Shared,
+    tree: usize,
+    hash: ContentHash,
+    len: u64,
+) -> Result<RangeAnswer, Failure> {
+    let bytes = match shared.service.find(hash, len).await {
+        Some(bytes) => bytes,
+        None => shared.upstream.find_in(tree, hash, len).await?,
+    };
+    Ok(RangeAnswer { bytes, hash })
+}
+
 fn count<T>(items: &[T]) -> u32 {
     u32::try_from(items.len()).unwrap_or(u32::MAX)
 }
 
-/// Parts that were ready together, and the failure behind them, if one came.
+/// Parts that were ready together, and the failure after them, if one came.
 #[derive(Default)]
 struct Batch {
     parts: Vec<BlockPart>,
     failure: Option<Failure>,
 }
 
-/// Waits for one part and takes those that are ready behind it: a part is never held back for the
-/// next, and many small ones do not cost a write each.
+/// Waits for one part, and takes those that are ready after it. So no part waits for another, and many small
+/// parts share one write.
 async fn gather(parts: &mut Fuse<ReadStream>) -> Option<Batch> {
     let mut batch = Batch::default();
     let mut bytes = 0;
@@ -556,7 +500,7 @@ async fn gather(parts: &mut Fuse<ReadStream>) -> Option<Batch> {
     }
 }
 
-/// The frames of a batch: neighbouring bytes share a frame.
+/// Encodes a batch. Neighbouring bytes share a frame.
 fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
     let data_max = usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX);
     let mut frames = Vec::with_capacity(parts.len() + 2);
@@ -590,11 +534,8 @@ fn encode(parts: Vec<BlockPart>) -> Result<Vec<Bytes>, WireError> {
             }
             BlockPart::End(hash) => {
                 close(&mut run, &mut run_bytes, &mut frames)?;
-                let mut end = FrameHeader::new(FrameKind::End, hash.0.len())?
-                    .encode()
-                    .to_vec();
-                end.extend_from_slice(&hash.0);
-                frames.push(end.into());
+                let header = FrameHeader::new(FrameKind::End, hash.0.len())?.encode();
+                frames.push([&header[..], &hash.0].concat().into());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The UDP socket: large buffers, and no more segments a call than fit in 64 KiB.
+//! The UDP socket: large buffers, and at most 64 KiB of segments in one call.
 
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Binds `address`; gives the socket and the receive buffer that the kernel granted, in its count.
+/// Binds `address`. Returns the socket and the size of its receive buffer, as the kernel counts it.
 pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
     use rustix::net::sockopt;
     use socket2::{Domain, Protocol, Socket, Type};
@@ -18,10 +18,10 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpS
         Some(Protocol::UDP),
     )?;
     if address.is_ipv6() {
-        // Both families where the system allows it; not an error where it does not.
+        // Both address families, if the system allows it.
         let _v6_only = socket.set_only_v6(false);
     }
-    // The forced form is root's and goes beyond net.core.rmem_max.
+    // The forced form is for root, and exceeds net.core.rmem_max.
     if sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {
         socket.set_recv_buffer_size(buffer_bytes)?;
     }
@@ -33,7 +33,7 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<(UdpS
     Ok((socket.into(), granted))
 }
 
-/// Gives `socket` to quinn, with datagrams of at most `datagram_bytes`.
+/// Wraps `socket` for quinn, with datagrams of at most `datagram_bytes`.
 pub(super) fn wrap(socket: UdpSocket, datagram_bytes: u16) -> io::Result<Arc<dyn AsyncUdpSocket>> {
     let inner = TokioRuntime.wrap_udp_socket(socket)?;
     let segments_max = usize::from(u16::MAX / datagram_bytes);
@@ -43,7 +43,8 @@ pub(super) fn wrap(socket: UdpSocket, datagram_bytes: u16) -> io::Result<Arc<dyn
     }))
 }
 
-/// Ten segments (quinn's choice) of 8,972 bytes exceed what one send can carry and are lost silently.
+/// A socket with fewer segments in one call. quinn's choice, ten segments of 8,972 bytes, exceeds 64 KiB, and the kernel
+/// drops such a send silently.
 #[derive(Debug)]
 struct CappedSocket {
     inner: Arc<dyn AsyncUdpSocket>,

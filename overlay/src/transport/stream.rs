@@ -1,4 +1,4 @@
-//! Frames on a QUIC stream: reading with bounds and time-outs, writing with a reset on drop.
+//! Frames on a QUIC stream: bounded reads with a timeout, and writes that reset the stream when dropped.
 
 use crate::wire::{FrameHeader, FrameKind, HEADER_BYTES, WireError, message};
 use bytes::{Buf, Bytes, BytesMut};
@@ -13,22 +13,22 @@ use tokio::time::timeout;
 
 /// Chunks taken from quinn at a time.
 const CHUNKS: usize = 16;
-/// Code of a reset or stopped stream: whoever sent it has lost interest or cannot go on.
+/// Application code of a reset or stopped stream: the sender has lost interest or cannot continue.
 const CANCELLED: VarInt = VarInt::from_u32(1);
 
-/// Why a stream ended before its time.
+/// Why a stream ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
-    /// Nothing moved for so long.
+    /// No byte moved within the timeout.
     #[error("no answer for {0:?}")]
     Silent(Duration),
-    /// The connection is gone.
+    /// The connection has ended.
     #[error("the connection is lost: {0}")]
-    Lost(ConnectionError),
-    /// The peer has given the stream up.
+    Lost(#[source] ConnectionError),
+    /// The peer has reset or stopped the stream.
     #[error("the answer was broken off")]
     Cancelled,
-    /// The peer ended the stream in mid-frame or mid-answer.
+    /// The peer ended the stream within a frame or before the end of an answer.
     #[error("the answer ended early")]
     Truncated,
     /// The peer broke the protocol.
@@ -54,122 +54,150 @@ impl From<WriteError> for StreamError {
     }
 }
 
-/// Reads frames. Each step fails after `patience` without a byte. Dropping it before the end tells
-/// the peer to stop.
+/// Reads frames. Dropping the reader before the end of the stream tells the peer to stop.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     stream: RecvStream,
     chunks: VecDeque<Bytes>,
-    patience: Duration,
+    /// How long each read waits for the next byte.
+    timeout: Duration,
     meter: Option<Counter>,
+    /// A header that [`FrameReader::peek`] has read.
+    peeked: Option<FrameHeader>,
+    /// Bytes of the current frame's body that were not returned yet.
+    body_left: usize,
 }
 
 impl FrameReader {
-    pub(crate) fn new(stream: RecvStream, patience: Duration) -> Self {
+    pub(crate) fn new(stream: RecvStream, timeout: Duration) -> Self {
         Self {
             stream,
             chunks: VecDeque::with_capacity(CHUNKS),
-            patience,
+            timeout,
             meter: None,
+            peeked: None,
+            body_left: 0,
         }
     }
 
-    /// Adds every byte taken from the stream to `meter`.
-    pub(crate) fn metered(mut self, meter: Counter) -> Self {
+    /// Adds every byte that is taken from the stream from now on to `meter`.
+    pub(crate) fn set_meter(&mut self, meter: Counter) {
         self.meter = Some(meter);
-        self
     }
 
-    /// From now on each step fails only after `patience` without a byte.
-    pub(crate) fn be_patient(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Sets how long each read from now on waits for the next byte.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// The next frame's header, or `None` where the stream ends between frames.
-    pub(crate) async fn header(&mut self) -> Result<Option<FrameHeader>, StreamError> {
-        let mut header = [0; HEADER_BYTES];
+    /// Returns the next frame's header, and leaves it to the next call of [`FrameReader::header`].
+    pub(crate) async fn peek(&mut self) -> Result<FrameHeader, StreamError> {
+        let header = self.header().await?;
+        // The body begins once `header` has returned this one.
+        self.body_left = 0;
+        self.peeked = Some(header);
+        Ok(header)
+    }
+
+    /// Returns the next frame's header. The body of the frame before it must have been read.
+    pub(crate) async fn header(&mut self) -> Result<FrameHeader, StreamError> {
+        self.header_or_end().await?.ok_or(StreamError::Truncated)
+    }
+
+    /// Like [`FrameReader::header`]; returns `None` if the stream ends between two frames.
+    async fn header_or_end(&mut self) -> Result<Option<FrameHeader>, StreamError> {
+        if let Some(header) = self.peeked.take() {
+            self.body_left = usize::try_from(header.len).unwrap_or(usize::MAX);
+            return Ok(Some(header));
+        }
+        let mut bytes = [0; HEADER_BYTES];
         let mut filled = 0;
         while filled < HEADER_BYTES {
             match self.piece(HEADER_BYTES - filled).await? {
                 Some(piece) => {
-                    header[filled..filled + piece.len()].copy_from_slice(&piece);
+                    bytes[filled..filled + piece.len()].copy_from_slice(&piece);
                     filled += piece.len();
                 }
                 None if filled == 0 => return Ok(None),
                 None => return Err(StreamError::Truncated),
             }
         }
-        Ok(Some(FrameHeader::parse(header)?))
+        let header = FrameHeader::parse(bytes)?;
+        self.body_left = usize::try_from(header.len).unwrap_or(usize::MAX);
+        Ok(Some(header))
     }
 
-    /// A whole body. Memory is taken as bytes arrive, not as announced.
-    pub(crate) async fn body(&mut self, header: FrameHeader) -> Result<Bytes, StreamError> {
-        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
-        if len == 0 {
+    /// Bytes of the current frame's body that were not returned yet.
+    pub(crate) fn body_left(&self) -> usize {
+        self.body_left
+    }
+
+    /// Returns the next bytes of the current frame's body, which must not be complete.
+    pub(crate) async fn body_piece(&mut self) -> Result<Bytes, StreamError> {
+        let piece = self.piece(self.body_left).await?;
+        let piece = piece.ok_or(StreamError::Truncated)?;
+        self.body_left -= piece.len();
+        Ok(piece)
+    }
+
+    /// Returns the rest of the current frame's body.
+    pub(crate) async fn body(&mut self) -> Result<Bytes, StreamError> {
+        if self.body_left == 0 {
             return Ok(Bytes::new());
         }
-        let first = self.piece(len).await?.ok_or(StreamError::Truncated)?;
-        if first.len() == len {
+        let first = self.body_piece().await?;
+        if self.body_left == 0 {
             return Ok(first);
         }
+        // Memory grows with the bytes that arrive, not with the announced length.
         let mut body = BytesMut::from(&first[..]);
-        while body.len() < len {
-            let piece = self
-                .piece(len - body.len())
-                .await?
-                .ok_or(StreamError::Truncated)?;
-            body.extend_from_slice(&piece);
+        while self.body_left > 0 {
+            body.extend_from_slice(&self.body_piece().await?);
         }
         Ok(body.freeze())
     }
 
-    /// A whole frame.
-    pub(crate) async fn frame(&mut self) -> Result<Option<(FrameKind, Bytes)>, StreamError> {
-        let Some(header) = self.header().await? else {
-            return Ok(None);
-        };
-        Ok(Some((header.kind, self.body(header).await?)))
+    /// Returns the next frame.
+    pub(crate) async fn frame(&mut self) -> Result<(FrameKind, Bytes), StreamError> {
+        self.frame_or_end().await?.ok_or(StreamError::Truncated)
     }
 
-    /// A whole frame of `kind`, decoded.
+    /// Returns the next frame, or `None` if the stream ends between two frames.
+    pub(crate) async fn frame_or_end(&mut self) -> Result<Option<(FrameKind, Bytes)>, StreamError> {
+        match self.header_or_end().await? {
+            Some(header) => Ok(Some((header.kind, self.body().await?))),
+            None => Ok(None),
+        }
+    }
+
+    /// Decodes the next frame, which must be of `kind`.
     pub(crate) async fn expect<T: DeserializeOwned>(
         &mut self,
         kind: FrameKind,
         wanted: &'static str,
     ) -> Result<T, StreamError> {
-        let header = self.header().await?.ok_or(StreamError::Truncated)?;
-        if header.kind != kind {
-            return Err(WireError::Unexpected {
-                got: header.kind,
-                wanted,
-            }
-            .into());
+        let got = self.header().await?.kind;
+        if got != kind {
+            return Err(WireError::unexpected(got, wanted).into());
         }
-        Ok(message::decode(wanted, &self.body(header).await?)?)
+        Ok(message::decode(wanted, &self.body().await?)?)
     }
 
-    /// The next bytes, at least one and at most `max`; `None` at the end of the stream.
-    pub(crate) async fn piece(&mut self, max: usize) -> Result<Option<Bytes>, StreamError> {
+    /// Returns the next bytes of the stream, at least one and at most `max`; `None` at its end.
+    async fn piece(&mut self, max: usize) -> Result<Option<Bytes>, StreamError> {
         if self.chunks.is_empty() {
-            let mut taken: [Bytes; CHUNKS] = Default::default();
-            let reading = timeout(self.patience, self.stream.read_chunks(&mut taken));
-            match reading.await {
-                Err(_elapsed) => return Err(StreamError::Silent(self.patience)),
-                Ok(result) => {
-                    let Some(count) = result? else {
-                        return Ok(None);
-                    };
-                    for chunk in taken
-                        .into_iter()
-                        .take(count)
-                        .filter(|chunk| !chunk.is_empty())
-                    {
-                        if let Some(meter) = &self.meter {
-                            meter.add_len(chunk.len());
-                        }
-                        self.chunks.push_back(chunk);
-                    }
+            let mut received: [Bytes; CHUNKS] = Default::default();
+            let reading = timeout(self.timeout, self.stream.read_chunks(&mut received));
+            let silent = |_elapsed| StreamError::Silent(self.timeout);
+            let Some(count) = reading.await.map_err(silent)?? else {
+                return Ok(None);
+            };
+            let received = received.into_iter().take(count);
+            for chunk in received.filter(|chunk| !chunk.is_empty()) {
+                if let Some(meter) = &self.meter {
+                    meter.add_len(chunk.len());
                 }
+                self.chunks.push_back(chunk);
             }
         }
         let Some(chunk) = self.chunks.front_mut() else {
@@ -182,62 +210,63 @@ impl FrameReader {
         Ok(Some(piece))
     }
 
-    /// After the last frame of an answer: takes note of the end if it is here already, so that no
+    /// Consumes the end of the stream after the last frame of an answer, if it has arrived, so that no
     /// needless STOP_SENDING is sent.
     ///
     /// # Errors
-    /// Bytes behind the last frame.
+    /// Bytes after the last frame.
     pub(crate) fn finish(&mut self) -> Result<(), StreamError> {
-        const MORE: StreamError =
-            StreamError::Wire(WireError::Impossible("bytes behind the end of the answer"));
-        if !self.chunks.is_empty() {
-            return Err(MORE);
+        let no_chunk = self.chunks.is_empty();
+        if no_chunk
+            && !matches!(
+                self.stream.read_chunk(1, true).now_or_never(),
+                Some(Ok(Some(_)))
+            )
+        {
+            return Ok(());
         }
-        match self.stream.read_chunk(1, true).now_or_never() {
-            Some(Ok(Some(_chunk))) => Err(MORE),
-            _ => Ok(()),
-        }
+        Err(WireError::Impossible("bytes behind the end of the answer").into())
     }
 }
 
-/// Writes frames. Unless finished, dropping it resets the stream, so that a cut answer never looks
+/// Writes frames. Unless it is finished, dropping it resets the stream, so that a cut answer never looks
 /// like a complete one.
 #[derive(Debug)]
 pub(crate) struct FrameWriter {
     stream: SendStream,
-    patience: Duration,
+    timeout: Duration,
     finished: bool,
 }
 
 impl FrameWriter {
-    /// `patience`: how long the peer may take no byte.
-    pub(crate) fn new(stream: SendStream, patience: Duration) -> Self {
+    /// `timeout` limits each write. It expires when the peer does not read.
+    pub(crate) fn new(stream: SendStream, timeout: Duration) -> Self {
         Self {
             stream,
-            patience,
+            timeout,
             finished: false,
         }
     }
 
-    /// What is written goes before what other streams of the connection have to send.
-    pub(crate) fn precede(&self) {
-        // A stream that is closed already has no turn.
+    /// Sends this stream's bytes before those of the connection's other streams.
+    pub(crate) fn prioritize(&self) {
+        // A closed stream has no priority to set.
         let _closed = self.stream.set_priority(1);
     }
 
-    /// Resolves when the peer no longer wants to read, or the connection is gone.
-    pub(crate) fn abandoned(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+    /// Resolves when the peer has stopped the stream, or the connection has ended.
+    pub(crate) fn stopped(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.stream.stopped().map(|_code_or_loss| ())
     }
 
-    /// Sends one frame with `body`; gives the bytes sent.
+    /// Sends one frame. Returns the number of bytes sent.
     pub(crate) async fn frame(&mut self, kind: FrameKind, body: Bytes) -> Result<u64, StreamError> {
         let header = FrameHeader::new(kind, body.len())?.encode();
         self.chunks(&mut [Bytes::copy_from_slice(&header), body])
             .await
     }
 
-    /// Sends one frame with the postcard form of `value`.
+    /// Sends one frame with the postcard form of `value`. Returns the number of bytes sent.
     pub(crate) async fn message<T: Serialize>(
         &mut self,
         kind: FrameKind,
@@ -246,22 +275,19 @@ impl FrameWriter {
         self.frame(kind, message::encode("message", value)?).await
     }
 
-    /// Sends bytes that are frames already.
+    /// Sends `chunks`, which are whole frames. Returns the number of bytes sent.
     pub(crate) async fn chunks(&mut self, chunks: &mut [Bytes]) -> Result<u64, StreamError> {
         let total: usize = chunks.iter().map(Bytes::len).sum();
-        match timeout(self.patience, self.stream.write_all_chunks(chunks)).await {
-            Err(_elapsed) => Err(StreamError::Silent(self.patience)),
-            Ok(result) => {
-                result?;
-                Ok(u64::try_from(total).unwrap_or(u64::MAX))
-            }
-        }
+        timeout(self.timeout, self.stream.write_all_chunks(chunks))
+            .await
+            .map_err(|_elapsed| StreamError::Silent(self.timeout))??;
+        Ok(u64::try_from(total).unwrap_or(u64::MAX))
     }
 
     /// Ends the stream properly.
     pub(crate) fn finish(mut self) {
         self.finished = true;
-        // A stream that is closed already needs no end.
+        // A closed stream needs no end.
         let _closed = self.stream.finish();
     }
 }

@@ -1,11 +1,10 @@
-//! Bytes by their hash, from the nodes above: for what storage has no more.
+//! Content by its hash, from the caches of the nodes above, for content that storage has deleted.
 //!
-//! A question climbs one tree, from each node to the ancestor from which that hangs, until somebody has
-//! the bytes: so it is heard by every node on the way to the root, and by nobody twice. It never gets to
-//! storage, and from one tree into another it does not pass.
+//! A request climbs one tree, from parent to parent, until a node has the content. So every node up to the
+//! root gets it at most once. It never reaches storage, and does not pass from one tree into another.
 
-use super::{Inner, Upstream};
-use crate::exchange::take;
+use super::{Upstream, UpstreamInner};
+use crate::exchange::{AnswerError, read_verified};
 use crate::model::{ContentHash, Failure, not_here};
 use crate::transport::stream::StreamError;
 use crate::wire::{Request, WireError, message};
@@ -13,26 +12,26 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
-/// Questions that one node has under way in one tree, its children's among them: each may hold a block.
-/// The others wait, within their time-out.
-pub(super) const FINDS_AT_ONCE: usize = 4;
-/// How long all trees together may take: an application waits, and what is sought is most likely gone.
+/// Requests by hash that one node has in flight in one tree, its children's included, because each may hold
+/// a block. Further requests wait, within their timeout.
+pub(super) const FINDS_MAX: usize = 4;
+/// Limits the search in all trees together: an application waits, and the content is most likely gone.
 const FIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The bytes, from the first tree in which somebody has them.
-pub(super) async fn anywhere(
+/// Returns the content from the first tree that has it.
+pub(super) async fn in_any_tree(
     upstream: Upstream,
     hash: ContentHash,
     len: u64,
 ) -> Result<Bytes, Failure> {
     let deadline = Instant::now() + FIND_TIMEOUT;
-    let trees = upstream.inner.holds.len();
+    let trees = upstream.inner.trees.len();
     for tree in 0..trees {
-        // A tree that does not answer leaves the others their share.
+        // Each tree gets an equal share of the time that is left, so that a silent one leaves time to the others.
         let now = Instant::now();
-        let left = u32::try_from(trees - tree).unwrap_or(u32::MAX);
-        let share = now + deadline.saturating_duration_since(now) / left;
-        if let Some(bytes) = upstream.inner.find(tree, hash, len, share).await {
+        let trees_left = u32::try_from(trees - tree).unwrap_or(u32::MAX);
+        let until = now + deadline.saturating_duration_since(now) / trees_left;
+        if let Some(bytes) = upstream.inner.find(tree, hash, len, until).await {
             return Ok(bytes);
         }
     }
@@ -40,7 +39,7 @@ pub(super) async fn anywhere(
 }
 
 impl Upstream {
-    /// The bytes, from the nodes above this one in `tree`.
+    /// Returns the content from the nodes above this one in `tree`.
     pub(crate) async fn find_in(
         &self,
         tree: usize,
@@ -53,7 +52,8 @@ impl Upstream {
     }
 }
 
-impl Inner {
+impl UpstreamInner {
+    /// Returns the content if the parent in `tree` answers with it before `deadline`.
     async fn find(
         &self,
         tree: usize,
@@ -61,54 +61,42 @@ impl Inner {
         len: u64,
         deadline: Instant,
     ) -> Option<Bytes> {
-        // Nothing is held in a tree whose root this node is, and in one that there is not.
-        let turns = self.holds.get(tree)?.as_ref().and(self.finds.get(tree))?;
-        let finding = async {
-            let _turn = turns.acquire().await.ok()?;
-            self.find_once(tree, hash, len, deadline).await
-        };
-        timeout_at(deadline, finding).await.ok().flatten()
-    }
-
-    async fn find_once(
-        &self,
-        tree: usize,
-        hash: ContentHash,
-        len: u64,
-        deadline: Instant,
-    ) -> Option<Bytes> {
-        let number = u8::try_from(tree).ok()?;
+        let client = self.trees.get(tree)?;
+        // A root has no node above it to ask.
+        let link = client.link.as_ref()?;
         let request = Request::Find {
-            tree: number,
+            tree: u8::try_from(tree).ok()?,
             hash,
             len,
         };
         request.check().ok()?;
         let body = message::encode_question(0, &request).ok()?;
-        let peer = self.holds.get(tree)?.as_ref()?.peer(deadline).await.ok()?;
-        let taken = async {
-            let mut answer = self.ask_once(&peer, body, FIND_TIMEOUT).await?;
-            match take(&mut answer.reader, answer.header, len).await? {
-                Ok(found) if found.hash == hash => Ok(Some(found.bytes)),
-                Ok(_other) => Err(WireError::WrongHash.into()),
-                Err(_failure) => Ok(None),
-            }
-        };
-        let taken: Result<Option<Bytes>, StreamError> = taken.await;
-        match taken {
-            Ok(Some(bytes)) => {
-                self.meters.blocks_verified.increment();
-                Some(bytes)
-            }
-            Ok(None) => None,
-            Err(error) => {
-                if matches!(&error, StreamError::Wire(WireError::WrongHash)) {
-                    self.meters.wrong_blocks.increment();
-                    peer.lied();
+        let finding = async {
+            let _permit = client.find_permits.acquire().await.ok()?;
+            let peer = link.parent(deadline).await.ok()?;
+            let receiving = async {
+                let mut answer = self.send(&peer, body, FIND_TIMEOUT).await?;
+                match read_verified(&mut answer.reader, len).await? {
+                    found if found.hash == hash => Ok(found.bytes),
+                    _ => Err(WireError::WrongHash.into()),
                 }
-                tracing::warn!(peer = %peer.label, %error, "bytes sought by their hash did not come");
-                None
+            };
+            let error = match receiving.await {
+                Ok(bytes) => {
+                    self.counters.blocks_verified.increment();
+                    return Some(bytes);
+                }
+                // The nodes above do not have the content.
+                Err(AnswerError::Failure(_)) => return None,
+                Err(AnswerError::Stream(error)) => error,
+            };
+            if matches!(&error, StreamError::Wire(WireError::WrongHash)) {
+                self.counters.wrong_blocks.increment();
+                peer.report_corrupt();
             }
-        }
+            tracing::warn!(peer = %peer.label, %error, "bytes sought by their hash did not come");
+            None
+        };
+        timeout_at(deadline, finding).await.ok().flatten()
     }
 }

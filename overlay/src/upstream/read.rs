@@ -1,160 +1,285 @@
-//! Reading blocks from an ancestor: parts are passed on as they arrive, never gathered, and verified.
+//! Blocks from an ancestor: released as they arrive, never gathered, and verified.
 //!
-//! The last [`HELD_BACK_BYTES`] of a block are held back until the hash of all of it has been compared
-//! with the trailer, which was made where the origin was read: so a completed wrong block convicts
-//! its sender, and an honest forwarder is never blamed for one. A wrong block is counted against
-//! whoever sent it and asked for again, elsewhere if there is anybody else. A connection that is lost
-//! in mid-block is replaced by another one, on which the read goes on with that block. In both cases
-//! what was passed on of the block is taken back by [`BlockPart::Restart`]: bytes of two senders are
-//! never put together under the hash of one.
+//! The last [`HELD_BACK_BYTES`] of a block are held back until the hash of the whole block has been compared
+//! with its trailer, which was made where the origin was read. So a complete block with a wrong hash convicts
+//! its sender, and no honest node is blamed for forwarding one. The block is then requested again, from
+//! another ancestor if there is one. After a lost connection the read continues on another one, with the
+//! block that was in progress. In both cases [`BlockPart::Restart`] takes back the released part of the
+//! block: bytes of two senders never share one hash.
 
-use super::{Answer, Asked, REPLAYS_MAX, Route, Upstream, again};
-use crate::exchange::{trimmed, unexpected};
+use super::{RemoteAnswer, Response, Retries, Route, Upstream, answer_failure};
+use crate::exchange::{AnswerError, read_failure, read_hash};
 use crate::model::{BlockPart, ContentHash, Failure, ReadRequest, ReadStream, STRIPE_BLOCKS};
-use crate::transport::stream::StreamError;
-use crate::wire::{FrameHeader, FrameKind, Request, WireError, message};
+use crate::wire::{FrameKind, Request, WireError};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::collections::VecDeque;
-use tokio::time::Instant;
 
-/// What is held back of a block until its hash has been checked.
+/// Bytes of a block that are held back until its hash has been verified.
 const HELD_BACK_BYTES: usize = 64 << 10;
 /// BLAKE3 is several times faster over long runs than packet by packet.
 const HASH_RUN_BYTES: usize = 128 << 10;
-/// How often one block is asked for again after it arrived wrong.
-const WRONG_MAX: u32 = 4;
-/// How often the sender of a block may take something back.
+/// Restarts of one block that its sender may announce.
 const RESTARTS_MAX: u32 = 64;
 
-/// Opens a stream over the blocks of `request`: waits for the first frame, so that a refusal is the
-/// outer failure.
+/// Opens a stream over the blocks of `request`. Waits for the first frame, so that a refusal is returned at
+/// once.
 pub(super) async fn open(upstream: Upstream, request: ReadRequest) -> Result<ReadStream, Failure> {
-    let question = Request::Read(request);
-    let asked = upstream.ask_read(&question).await?;
-    let Request::Read(request) = question else {
-        return Err(super::impossible(super::ANOTHER));
+    let mut answer = match send(&upstream, &request).await? {
+        Response::Storage(storage) => return storage.read(request).await,
+        Response::Remote(answer) => answer,
     };
-    let mut answer = match asked {
-        Asked::Storage(storage) => return storage.read(request).await,
-        Asked::Answer(answer) => answer,
-    };
-    if answer.header.kind == FrameKind::Failure {
-        return Err(match refusal(&mut answer).await {
-            Ok(failure) => failure,
-            Err(error) => upstream.inner.failure(answer.asking.peer(), &error),
-        });
+    if let Some(error) = answer.refusal().await {
+        return Err(answer_failure(answer.in_flight.peer(), error));
     }
     let blocks = Blocks {
-        source: Source::peer(answer),
-        left: ReadRequest::block_len(request.size, request.first_block),
-        request,
         upstream,
-        passed_on: false,
-        unverified: Unverified::default(),
-        ready: VecDeque::new(),
-        replays: 0,
-        resets: 0,
-        wrong: 0,
-        restarts: 0,
+        source: Source::Remote(answer),
+        assembly: Assembly::new(request),
+        retries: Retries::default(),
     };
-    Ok(stream::unfold(Some(blocks), step).boxed())
+    let parts = stream::try_unfold(blocks, async |mut blocks| {
+        Ok(blocks.next_part().await?.map(|part| (part, blocks)))
+    });
+    Ok(parts.boxed())
 }
 
-async fn refusal(answer: &mut Answer) -> Result<Failure, StreamError> {
-    let body = answer.reader.body(answer.header).await?;
-    Ok(trimmed(message::decode("failure", &body)?))
+/// Sends `request` to the root of the stripe in which it begins.
+async fn send(
+    upstream: &Upstream,
+    request: &ReadRequest,
+) -> Result<Response<RemoteAnswer>, Failure> {
+    let message = Request::Read(request.clone());
+    upstream.request(route(request), &message).await
 }
 
-/// By the root of the stripe in which the request begins.
 fn route(request: &ReadRequest) -> Route<'_> {
     Route::Stripe(&request.path, request.first_block / STRIPE_BLOCKS)
-}
-
-impl Upstream {
-    async fn ask_read(&self, question: &Request) -> Result<Asked, Failure> {
-        let Request::Read(request) = question else {
-            return Err(super::impossible(super::ANOTHER));
-        };
-        self.ask(&route(request), question).await
-    }
 }
 
 /// One read in progress.
 struct Blocks {
     upstream: Upstream,
     source: Source,
-    /// What is left to be read: `first_block` is the current one.
-    request: ReadRequest,
-    /// Bytes of the current block that no frame has announced yet.
-    left: u64,
-    /// Something of the current block was passed on.
-    passed_on: bool,
-    unverified: Unverified,
-    /// Parts that may be passed on now.
-    ready: VecDeque<BlockPart>,
-    replays: u32,
-    resets: u32,
-    wrong: u32,
-    /// How often the sender has taken something back.
-    restarts: u32,
+    assembly: Assembly,
+    retries: Retries,
 }
 
 enum Source {
-    Peer {
-        answer: Answer,
-        /// A header that was read already.
-        pending: Option<FrameHeader>,
-        /// Bytes left in the current data frame.
-        frame_left: usize,
-    },
-    /// This node's own storage, after it was cut off or became the one to read it.
+    Remote(RemoteAnswer),
+    /// This node's own storage, after the node was cut off from all roots.
     Storage(ReadStream),
 }
 
-impl Source {
-    fn peer(answer: Answer) -> Self {
-        Self::Peer {
-            pending: Some(answer.header),
-            answer,
-            frame_left: 0,
+impl Blocks {
+    /// Returns the next part, from another source if need be; `None` after the last.
+    async fn next_part(&mut self) -> Result<Option<BlockPart>, Failure> {
+        loop {
+            if let Some(part) = self.assembly.ready.pop_front() {
+                return Ok(Some(part));
+            }
+            let answer = match &mut self.source {
+                Source::Remote(answer) => answer,
+                Source::Storage(parts) => match parts.next().await {
+                    Some(part) => {
+                        self.assembly.add_from_storage(part?);
+                        continue;
+                    }
+                    None => return Ok(None),
+                },
+            };
+            match self.assembly.receive(answer).await {
+                Ok(Received::Bytes) => {}
+                Ok(Received::Block) => {
+                    self.upstream.inner.counters.blocks_verified.increment();
+                    self.retries.corrupt = 0;
+                }
+                Ok(Received::End) => return Ok(None),
+                Err(error) => {
+                    let (route, peer) = (route(&self.assembly.request), answer.in_flight.peer());
+                    self.upstream
+                        .prepare_retry(route, peer, error, &mut self.retries)
+                        .await?;
+                    self.request_rest().await?;
+                }
+            }
+        }
+    }
+
+    /// Requests the current block and those after it again.
+    async fn request_rest(&mut self) -> Result<(), Failure> {
+        // The released part of the block is unverified, and the next source's hash would not cover it.
+        self.assembly.restart();
+        let request = &self.assembly.request;
+        self.source = match send(&self.upstream, request).await? {
+            Response::Storage(storage) => Source::Storage(storage.read(request.clone()).await?),
+            Response::Remote(answer) => Source::Remote(answer),
+        };
+        Ok(())
+    }
+}
+
+/// The progress of one call of [`Assembly::receive`].
+enum Received {
+    /// A part of a block, or a restart of it.
+    Bytes,
+    /// The end of a block, which is verified.
+    Block,
+    /// The end of the last block.
+    End,
+}
+
+/// Assembles frames into verified blocks.
+struct Assembly {
+    /// What is left to read; `first_block` is the current block.
+    request: ReadRequest,
+    /// Bytes of the current block that no frame has announced yet.
+    unannounced: u64,
+    /// A part of the current block was released.
+    released: bool,
+    unverified: Unverified,
+    /// Released parts.
+    ready: VecDeque<BlockPart>,
+    /// Restarts of the current block that its sender has announced.
+    restarts: u32,
+}
+
+impl Assembly {
+    fn new(request: ReadRequest) -> Self {
+        Self {
+            unannounced: ReadRequest::block_len(request.size, request.first_block),
+            request,
+            released: false,
+            unverified: Unverified::default(),
+            ready: VecDeque::new(),
+            restarts: 0,
+        }
+    }
+
+    /// Reads the next piece of `answer`.
+    async fn receive(&mut self, answer: &mut RemoteAnswer) -> Result<Received, AnswerError> {
+        let reader = &mut answer.reader;
+        if reader.body_left() > 0 {
+            self.unverified.push(reader.body_piece().await?);
+            while let Some(bytes) = self.unverified.release() {
+                self.release(bytes);
+            }
+            return Ok(Received::Bytes);
+        }
+        if self.request.block_count == 0 {
+            reader.finish()?;
+            return Ok(Received::End);
+        }
+        let header = reader.header().await?;
+        match header.kind {
+            FrameKind::Data => {
+                let left = self.unannounced.checked_sub(header.len.into());
+                let left = left.filter(|_| header.len > 0);
+                let wrong = WireError::Impossible("data that does not fit its block");
+                self.unannounced = left.ok_or(wrong)?;
+                Ok(Received::Bytes)
+            }
+            FrameKind::End => {
+                let hash = read_hash(reader).await?;
+                self.verify(hash)?;
+                Ok(Received::Block)
+            }
+            FrameKind::Restart if self.restarts < RESTARTS_MAX => {
+                self.restarts += 1;
+                self.restart();
+                Ok(Received::Bytes)
+            }
+            got => Err(read_failure(reader, got, "data or end").await),
+        }
+    }
+
+    fn release(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.released = true;
+            self.ready.push_back(BlockPart::Bytes(bytes));
+        }
+    }
+
+    /// Ends the current block if `hash` is its hash.
+    fn verify(&mut self, hash: ContentHash) -> Result<(), WireError> {
+        if self.unannounced > 0 {
+            return Err(WireError::Impossible(
+                "a block that ends before its last byte",
+            ));
+        }
+        let rest = self.unverified.verify(hash).ok_or(WireError::WrongHash)?;
+        for bytes in rest {
+            self.release(bytes);
+        }
+        self.end_block(hash);
+        Ok(())
+    }
+
+    fn end_block(&mut self, hash: ContentHash) {
+        self.ready.push_back(BlockPart::End(hash));
+        self.request.first_block += 1;
+        self.request.block_count = self.request.block_count.saturating_sub(1);
+        self.restarts = 0;
+        self.begin_block();
+    }
+
+    fn begin_block(&mut self) {
+        self.unannounced = ReadRequest::block_len(self.request.size, self.request.first_block);
+        self.unverified.reset();
+        self.released = false;
+    }
+
+    /// Takes back the released part of the current block.
+    fn restart(&mut self) {
+        if self.released {
+            self.ready.push_back(BlockPart::Restart);
+        }
+        self.begin_block();
+    }
+
+    /// Adds a part from this node's own storage, which needs no verification.
+    fn add_from_storage(&mut self, part: BlockPart) {
+        match part {
+            BlockPart::Bytes(bytes) => self.release(bytes),
+            BlockPart::Restart => self.restart(),
+            BlockPart::End(hash) => self.end_block(hash),
         }
     }
 }
 
-/// What has come of a block and was not passed on, and the hash of all that has come.
+/// The bytes of a block that were received and not released yet, and the hash of all received bytes.
 #[derive(Default)]
 struct Unverified {
     hasher: blake3::Hasher,
-    /// Held back, oldest first.
+    /// Bytes held back, oldest first.
     held: VecDeque<Bytes>,
     held_bytes: usize,
-    /// Not yet hashed: packets are short, and one run of them is hashed at vector speed.
+    /// Bytes not hashed yet. Packets are short; a long run of them is hashed at vector speed.
     run: Vec<u8>,
 }
 
 impl Unverified {
-    /// Takes bytes in; those that may be passed on are then to be taken with [`Unverified::free`].
+    /// Adds received bytes.
     fn push(&mut self, bytes: Bytes) {
         if bytes.len() >= HASH_RUN_BYTES && self.run.is_empty() {
             self.hasher.update(&bytes);
         } else {
             self.run.extend_from_slice(&bytes);
             if self.run.len() >= HASH_RUN_BYTES {
-                self.hash();
+                self.hash_run();
             }
         }
         self.held_bytes += bytes.len();
         self.held.push_back(bytes);
     }
 
-    fn hash(&mut self) {
+    fn hash_run(&mut self) {
         self.hasher.update(&self.run);
         self.run.clear();
     }
 
-    /// The oldest bytes, if enough is held back behind them.
-    fn free(&mut self) -> Option<Bytes> {
+    /// Returns the oldest bytes, if enough bytes remain held back.
+    fn release(&mut self) -> Option<Bytes> {
         let first = self.held.front()?.len();
         if self.held_bytes - first < HELD_BACK_BYTES {
             return None;
@@ -163,9 +288,9 @@ impl Unverified {
         self.held.pop_front()
     }
 
-    /// The rest of the block, if `hash` is that of all of it.
+    /// Returns the rest of the block if `hash` is the hash of the whole block.
     fn verify(&mut self, hash: ContentHash) -> Option<VecDeque<Bytes>> {
-        self.hash();
+        self.hash_run();
         let right = *self.hasher.finalize().as_bytes() == hash.0;
         let held = std::mem::take(&mut self.held);
         self.reset();
@@ -180,245 +305,36 @@ impl Unverified {
     }
 }
 
-enum Broken {
-    Stream(StreamError),
-    Remote(Failure),
-}
-
-impl<E: Into<StreamError>> From<E> for Broken {
-    fn from(error: E) -> Self {
-        Self::Stream(error.into())
-    }
-}
-
-async fn step(state: Option<Blocks>) -> Option<(Result<BlockPart, Failure>, Option<Blocks>)> {
-    let mut blocks = state?;
-    loop {
-        if let Some(part) = blocks.ready.pop_front() {
-            return Some((Ok(part), Some(blocks)));
-        }
-        let failure = match blocks.next().await {
-            Ok(true) => continue,
-            Ok(false) => return None,
-            Err(Broken::Remote(failure)) => failure,
-            Err(Broken::Stream(error)) => match blocks.resume(&error).await {
-                Ok(()) => continue,
-                Err(failure) => failure,
-            },
-        };
-        return Some((Err(failure), None));
-    }
-}
-
-impl Blocks {
-    /// Moves on by one piece; `false` at the end of the last block.
-    async fn next(&mut self) -> Result<bool, Broken> {
-        let (answer, pending, frame_left) = match &mut self.source {
-            Source::Storage(parts) => {
-                return match parts.next().await {
-                    Some(Ok(part)) => {
-                        self.own(part);
-                        Ok(true)
-                    }
-                    Some(Err(failure)) => Err(Broken::Remote(failure)),
-                    None => Ok(false),
-                };
-            }
-            Source::Peer {
-                answer,
-                pending,
-                frame_left,
-            } => (answer, pending, frame_left),
-        };
-        if *frame_left > 0 {
-            let piece = answer.reader.piece(*frame_left).await?;
-            let piece = piece.ok_or(StreamError::Truncated)?;
-            *frame_left = frame_left.saturating_sub(piece.len());
-            self.take(piece);
-            return Ok(true);
-        }
-        if self.request.block_count == 0 {
-            answer.reader.finish()?;
-            return Ok(false);
-        }
-        let header = match pending.take() {
-            Some(header) => header,
-            None => answer
-                .reader
-                .header()
-                .await?
-                .ok_or(StreamError::Truncated)?,
-        };
-        match header.kind {
-            FrameKind::Data => {
-                let len = u64::from(header.len);
-                match self.left.checked_sub(len) {
-                    Some(left) if len > 0 => {
-                        self.left = left;
-                        *frame_left = usize::try_from(len).unwrap_or(usize::MAX);
-                    }
-                    _ => {
-                        return Err(
-                            WireError::Impossible("data that does not fit its block").into()
-                        );
-                    }
-                }
-            }
-            FrameKind::End => {
-                let body = answer.reader.body(header).await?;
-                let hash = <[u8; 32]>::try_from(&body[..])
-                    .map_err(|_other_length| WireError::Malformed { what: "hash" })?;
-                self.end(ContentHash(hash))?;
-            }
-            FrameKind::Restart if self.restarts < RESTARTS_MAX => {
-                self.restarts += 1;
-                self.restart();
-            }
-            FrameKind::Failure => {
-                let body = answer.reader.body(header).await?;
-                return Err(Broken::Remote(trimmed(message::decode("failure", &body)?)));
-            }
-            got => return Err(unexpected(got, "data or end").into()),
-        }
-        Ok(true)
-    }
-
-    fn take(&mut self, piece: Bytes) {
-        self.unverified.push(piece);
-        while let Some(bytes) = self.unverified.free() {
-            self.pass_on(bytes);
-        }
-    }
-
-    fn pass_on(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.passed_on = true;
-            self.ready.push_back(BlockPart::Bytes(bytes));
-        }
-    }
-
-    /// The trailer of the current block has come.
-    fn end(&mut self, hash: ContentHash) -> Result<(), Broken> {
-        if self.left > 0 {
-            return Err(WireError::Impossible("a block that ends before its last byte").into());
-        }
-        match self.unverified.verify(hash) {
-            Some(rest) => {
-                for bytes in rest {
-                    self.pass_on(bytes);
-                }
-                let meters = &self.upstream.inner.meters;
-                meters.blocks_verified.increment();
-                self.ready.push_back(BlockPart::End(hash));
-                self.request.first_block += 1;
-                self.request.block_count -= 1;
-                self.begin_block();
-                (self.wrong, self.restarts) = (0, 0);
-                Ok(())
-            }
-            None => Err(WireError::WrongHash.into()),
-        }
-    }
-
-    fn begin_block(&mut self) {
-        self.left = ReadRequest::block_len(self.request.size, self.request.first_block);
-        self.unverified.reset();
-        self.passed_on = false;
-    }
-
-    /// What was passed on of the current block is void.
-    fn restart(&mut self) {
-        if self.passed_on {
-            self.ready.push_back(BlockPart::Restart);
-        }
-        self.begin_block();
-    }
-
-    /// A part from this node's own storage.
-    fn own(&mut self, part: BlockPart) {
-        match part {
-            BlockPart::Bytes(bytes) => self.pass_on(bytes),
-            BlockPart::Restart => self.restart(),
-            BlockPart::End(hash) => {
-                self.ready.push_back(BlockPart::End(hash));
-                self.request.first_block += 1;
-                self.request.block_count = self.request.block_count.saturating_sub(1);
-                self.begin_block();
-            }
-        }
-    }
-
-    /// Goes on with another answer after `error`, where that may help.
-    async fn resume(&mut self, error: &StreamError) -> Result<(), Failure> {
-        let upstream = self.upstream.clone();
-        let Source::Peer { answer, .. } = &self.source else {
-            return Err(super::impossible("the end of a stream that has none"));
-        };
-        let peer = answer.asking.peer();
-        let meters = &upstream.inner.meters;
-        match error {
-            error if self.replays < REPLAYS_MAX && again(error, &mut self.resets) => {
-                self.replays += 1;
-                meters.replays.increment();
-                let deadline = Instant::now() + upstream.inner.patience;
-                let route = route(&self.request);
-                upstream.moved(&route, peer, error, deadline).await;
-                // What was passed on of the block was never verified, and the next source's hash says
-                // nothing about it.
-                self.restart();
-            }
-            StreamError::Wire(WireError::WrongHash) if self.wrong < WRONG_MAX => {
-                self.wrong += 1;
-                meters.wrong_blocks.increment();
-                let (path, index) = (&self.request.path, self.request.first_block);
-                tracing::warn!(peer = %peer.label, %path, index, "a block's hash is wrong; asking again");
-                peer.lied();
-                let deadline = Instant::now() + upstream.inner.patience;
-                let route = route(&self.request);
-                upstream.moved(&route, peer, error, deadline).await;
-                self.restart();
-            }
-            error => return Err(upstream.inner.failure(peer, error)),
-        }
-        let question = Request::Read(self.request.clone());
-        self.source = match upstream.ask_read(&question).await? {
-            Asked::Storage(storage) => Source::Storage(storage.read(self.request.clone()).await?),
-            Asked::Answer(answer) => Source::peer(answer),
-        };
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_passed_on_whole_before_it_is_verified() {
+    fn a_block_is_never_released_whole_before_it_is_verified() {
         let block = Bytes::from(vec![7; 1 << 20]);
         let mut unverified = Unverified::default();
-        let mut passed_on = 0;
+        let mut released = 0;
         for piece in block.chunks(1200) {
             unverified.push(Bytes::copy_from_slice(piece));
-            while let Some(free) = unverified.free() {
-                passed_on += free.len();
+            while let Some(bytes) = unverified.release() {
+                released += bytes.len();
             }
         }
-        assert!(passed_on <= block.len() - HELD_BACK_BYTES);
+        assert!(released <= block.len() - HELD_BACK_BYTES);
         assert!(
-            passed_on > block.len() - HELD_BACK_BYTES - 1200,
-            "{passed_on}"
+            released > block.len() - HELD_BACK_BYTES - 1200,
+            "{released}"
         );
         let hash = ContentHash(blake3::hash(&block).into());
         let rest = unverified.verify(hash).unwrap();
         assert_eq!(
-            passed_on + rest.iter().map(Bytes::len).sum::<usize>(),
+            released + rest.iter().map(Bytes::len).sum::<usize>(),
             block.len()
         );
     }
 
     #[test]
-    fn one_wrong_bit_is_caught() {
+    fn wrong_bytes_fail_verification() {
         let mut unverified = Unverified::default();
         unverified.push(Bytes::from_static(b"wrong"));
         assert!(

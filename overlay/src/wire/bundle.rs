@@ -1,9 +1,9 @@
-//! Bundles: many small files behind each other in a few frames. Pure.
+//! Bundles: many small files in a few frames. Pure.
 //!
-//! The bodies of an answer's bundle frames, put behind each other, are a run of items; an item may
-//! begin in one frame and end in another. An item is the file's place in the request (`u32`
-//! little-endian), the BLAKE3 hash of its bytes (32 bytes) and its bytes, as many as the request says
-//! that the file has. Each place comes once at most, in any order. A done frame ends the answer.
+//! The concatenated bodies of an answer's bundle frames are a sequence of items. An item may begin in one frame and end
+//! in another. It is the file's position in the request (`u32` little-endian), the BLAKE3 hash of its bytes (32 bytes),
+//! and its bytes, whose number is in the request. Each position comes at most once, in any order. A done frame ends
+//! the answer.
 
 use super::{BUNDLE_NAME_BYTES_MAX, WireError};
 use crate::model::{
@@ -11,10 +11,10 @@ use crate::model::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// Bytes in front of each file's own.
+/// Bytes of an item before those of its file.
 pub const ITEM_HEAD_BYTES: usize = 4 + 32;
 
-/// What the types of a request do not say.
+/// Checks the limits that the types of a request do not express.
 pub(super) fn check(request: &BundleRequest) -> Result<(), WireError> {
     let files = &request.files;
     if files.is_empty() {
@@ -41,17 +41,16 @@ pub(super) fn check(request: &BundleRequest) -> Result<(), WireError> {
     Ok(())
 }
 
-/// What stands in front of a file's bytes.
+/// Writes the part of an item before the bytes of its file.
 pub(crate) fn put_head(out: &mut BytesMut, index: usize, hash: &ContentHash) {
     out.put_u32_le(u32::try_from(index).unwrap_or(u32::MAX));
     out.put_slice(&hash.0);
 }
 
-/// Takes an answer apart as it arrives. Holds one file's bytes, and takes memory for them as they
-/// come. Checks no hash.
+/// Decodes an answer as it arrives. Holds the bytes of one file. Does not verify hashes.
 #[derive(Debug)]
 pub struct BundleDecoder {
-    /// Bytes of each file of the request that has not come.
+    /// Size of each file of the request; `None` once it has arrived.
     sizes: Box<[Option<usize>]>,
     head: [u8; ITEM_HEAD_BYTES],
     head_filled: usize,
@@ -59,7 +58,7 @@ pub struct BundleDecoder {
 }
 
 impl BundleDecoder {
-    /// For the answer to `request`, which must be sound ([`crate::wire::Request::check`]).
+    /// A decoder for the answer to `request`, which must be valid ([`crate::wire::Request::check`]).
     #[must_use]
     pub fn new(request: &BundleRequest) -> Self {
         let sizes = request.files.iter();
@@ -71,11 +70,11 @@ impl BundleDecoder {
         }
     }
 
-    /// Takes from `piece` what belongs to the current file; gives the file when it is complete. To be
-    /// called until `piece` is empty.
+    /// Takes the bytes of the current file from `piece`. Returns the file when it is complete. To be called until `piece`
+    /// is empty.
     ///
     /// # Errors
-    /// A place that was not asked for, or comes again.
+    /// A position that is not in the request, or has arrived before.
     pub fn take(&mut self, piece: &mut Bytes) -> Result<Option<BundleItem>, WireError> {
         if self.head_filled < ITEM_HEAD_BYTES {
             let part = piece.split_to(piece.len().min(ITEM_HEAD_BYTES - self.head_filled));
@@ -93,7 +92,7 @@ impl BundleDecoder {
         };
         let part = piece.split_to(piece.len().min(size - self.bytes.len()));
         if self.bytes.capacity() == 0 {
-            // Files are small, and the request was bounded.
+            // The request bounds the size.
             self.bytes.reserve_exact(size);
         }
         self.bytes.extend_from_slice(&part);
@@ -111,7 +110,7 @@ impl BundleDecoder {
         }))
     }
 
-    /// Whether an answer may end here.
+    /// Whether an answer may end at this point.
     #[must_use]
     pub fn is_between_files(&self) -> bool {
         self.head_filled == 0
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn places_must_be_asked_for_and_come_once() {
+    fn positions_must_be_requested_and_come_once() {
         let request = request(&[3, 3]);
         for wrong in [
             vec![item(0, 3), item(0, 3)],
@@ -222,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn items_round_trip_however_they_are_cut(
+        fn items_round_trip_in_pieces_of_any_size(
             sizes in proptest::collection::vec(1usize..3000, 1..20),
             left_out: u32,
             piece in 1usize..5000,

@@ -1,29 +1,28 @@
-//! Frame headers: a length, bounded by the frame's kind, and the kind.
+//! Frame headers: the kind of a frame, and its length, which the kind bounds.
 
 use super::{REPORT_BYTES_MAX, WireError};
 use crate::model::BLOCK_BYTES;
 use crate::wire::STEERING_BYTES_MAX;
 
-/// Bytes of a frame header: `u32` little-endian body length, then the kind.
+/// Bytes of a frame header: the length of the body as `u32` little-endian, then the kind.
 pub const HEADER_BYTES: usize = 5;
 
-/// What a frame carries.
+/// The kind of a frame, which determines its body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// A child introduces itself for one tree: postcard [`super::Hello`]. Alone on its stream.
+    /// A child introduces itself in one tree, or a reader itself: postcard [`super::Hello`]. Alone on its stream.
     Hello = 1,
-    /// The parent accepts the child. One byte: 1 if it hangs from somebody itself in that tree, or is
-    /// its root, 0 if not.
+    /// The peer is accepted. One byte: 1 if the sender has a parent in that tree or is its root, otherwise 0.
     Welcome = 2,
-    /// A question: postcard [`super::Question`]. The only frame that the asker sends, but for the
-    /// plan of a warm: pages and a done, and for what is steered and commanded.
+    /// A request: postcard [`super::Question`]. The only frame from the requester, except that a plan (pages and a done
+    /// frame), steering frames or a command may follow.
     Request = 3,
-    /// The question is not answered as wished: postcard [`crate::Failure`]. Last frame.
+    /// The request failed: postcard [`crate::Failure`]. Last frame.
     Failure = 4,
     /// The first part of an answer: postcard [`super::Head`].
     Head = 5,
-    /// Items of an answer, packed as [`super::page`] says.
+    /// Items of an answer, encoded by [`super::page`]; or a page of a plan.
     Page = 6,
     /// Bytes of the current block.
     Data = 7,
@@ -33,18 +32,18 @@ pub enum FrameKind {
     Report = 9,
     /// One node has cleared its caches: postcard [`super::message::Cleared`].
     Cleared = 10,
-    /// No further reports or acknowledgements come. Empty.
+    /// The end of a sequence of frames. Empty.
     Done = 11,
-    /// What was sent of the current block is void, it begins anew. Empty.
+    /// Takes back the sent part of the current block, or of the listing, which begins again. Empty.
     Restart = 12,
-    /// Part of a bundle's files, as [`super::bundle`] says.
+    /// Part of a bundle's files, encoded by [`super::bundle`].
     Bundle = 13,
-    /// How far warming is in a part of the tree: postcard [`crate::WarmProgress`].
+    /// The progress of warming in a part of the tree: postcard [`crate::WarmProgress`].
     Progress = 14,
     /// Nodes that are warm: postcard list of [`super::message::NodeId`].
     Warmed = 15,
-    /// What is steered or commanded: bytes that mean something to the services at both ends only.
-    /// Empty in a stream of steering: somebody lives.
+    /// A steering frame, or a command or its answer. The services at both ends define the bytes. Empty in a steering
+    /// stream: a sign of life.
     Steering = 16,
 }
 
@@ -68,7 +67,7 @@ impl FrameKind {
         Self::Steering,
     ];
 
-    /// Most body bytes of a frame of this kind.
+    /// Most bytes of the body of a frame of this kind.
     #[must_use]
     pub const fn body_max(self) -> u32 {
         match self {
@@ -79,7 +78,7 @@ impl FrameKind {
             Self::Failure | Self::Cleared | Self::Progress => 4 << 10,
             Self::Warmed => 64 << 10,
             Self::Head => 32 << 10,
-            // The largest bundle: names, and for each file version, size and content.
+            // The largest bundle request: names, and for each file its version, size and content.
             Self::Request => 320 << 10,
             #[expect(clippy::cast_possible_truncation, reason = "64 KiB and a name fit")]
             Self::Report => REPORT_BYTES_MAX as u32 + 512,
@@ -96,20 +95,20 @@ impl FrameKind {
     }
 }
 
-/// A parsed frame header: its length is within the kind's bound.
+/// A frame header, whose length is within the kind's limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
-    /// What the body is.
+    /// The kind of the frame.
     pub kind: FrameKind,
-    /// Bytes of the body, at most [`FrameKind::body_max`].
+    /// Length of the body in bytes, at most [`FrameKind::body_max`].
     pub len: u32,
 }
 
 impl FrameHeader {
-    /// A header for a body of `len` bytes.
+    /// Returns the header for a body of `len` bytes.
     ///
     /// # Errors
-    /// `TooLong` above the kind's bound.
+    /// `TooLong` above the kind's limit.
     pub fn new(kind: FrameKind, len: usize) -> Result<Self, WireError> {
         let max = kind.body_max();
         match u32::try_from(len) {
@@ -122,7 +121,7 @@ impl FrameHeader {
         }
     }
 
-    /// Parses a header and checks its length against the kind's bound.
+    /// Parses a header, and checks its length against the kind's limit.
     ///
     /// # Errors
     /// `UnknownKind`, `TooLong`.
@@ -138,7 +137,7 @@ impl FrameHeader {
         Ok(Self { kind, len })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let [a, b, c, d] = self.len.to_le_bytes();
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_bound_is_refused_before_any_body() {
+    fn a_length_above_the_limit_is_refused_before_any_body() {
         for kind in FrameKind::ALL {
             let mut header = [0xff; HEADER_BYTES];
             header[4] = kind as u8;
@@ -179,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_parses_or_is_refused(bytes: [u8; HEADER_BYTES]) {
+        fn parsed_headers_encode_to_the_same_bytes(bytes: [u8; HEADER_BYTES]) {
             if let Ok(header) = FrameHeader::parse(bytes) {
                 prop_assert!(header.len <= header.kind.body_max());
                 prop_assert_eq!(header.encode(), bytes);

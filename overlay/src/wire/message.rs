@@ -1,4 +1,4 @@
-//! The postcard bodies: what is asked, and how an answer begins.
+//! The postcard bodies: hellos, requests, and the heads of answers.
 
 use super::{
     CURSOR_BYTES_MAX, ORIGINS_MAX, READ_BLOCKS_MAX, STAT_NAME_BYTES_MAX, STAT_NAMES_MAX, WireError,
@@ -12,37 +12,37 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How a child introduces itself, once for every tree in which it hangs from this parent, and how a
-/// reader of items does, once. Who is asked checks that both compute the same forest.
+/// The introduction of a child, once for every tree in which the receiver is its parent, or of a reader of items,
+/// once. The receiver checks that both nodes compute the same forest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// The child's place in the member list; `None` for one that joins without being listed.
+    /// The sender's rank; `None` for a guest.
     pub rank: Option<u32>,
-    /// In which tree.
+    /// The tree in which the sender is a child. Of no meaning for a reader.
     pub tree: u8,
-    /// Length of its member list.
+    /// Length of the sender's member list.
     pub members: u32,
-    /// Its arity.
+    /// The sender's arity.
     pub arity: u32,
     /// A hash of the member list and the roots: [`crate::Membership::fingerprint`].
     pub list: [u8; 16],
-    /// Its name in the list.
+    /// The sender's name.
     pub name: String,
-    /// It hangs from nobody here (`tree` says nothing then): it asks for items only.
+    /// The sender is no child, but requests items only.
     pub reader: bool,
 }
 
-/// A question, and how it has come so far.
+/// A request, and its position in the root order of its item.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Question {
-    /// Where in the root order of its item the question stands ([`crate::Placement`]): whoever
-    /// passes it on never lowers this, so it cannot come back to where it was.
+    /// The position in the root order ([`crate::Placement`]). A node that forwards the request never lowers it, so that
+    /// no request returns to a node that it came from.
     pub attempt: u8,
-    /// What is asked.
+    /// The request.
     pub request: Request,
 }
 
-/// What is asked. The first five go from a child to its parent and ask what [`crate::Files`] asks.
+/// A request. Unless noted otherwise, a child sends it to its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// [`crate::Files::list_parts`]: answered by [`Head::Listing`] and pages of [`crate::Entry`], or by
@@ -50,18 +50,18 @@ pub enum Request {
     List {
         /// The directory.
         path: ItemPath,
-        /// Where to go on.
+        /// Where the page begins.
         cursor: Option<Cursor>,
         /// Most entries wanted.
         limit: u32,
-        /// Of the listing that the asker holds, if it holds one.
+        /// Digest of the listing that the requester holds.
         known: Option<ListingDigest>,
     },
     /// [`crate::Files::stat`]: answered by [`Head::Stat`] and pages of `Result<Attributes, Failure>`.
     Stat {
         /// The directory.
         parent: ItemPath,
-        /// Names in it; the empty one is the directory itself.
+        /// Names in it; the empty name is the directory itself.
         names: Vec<Bytes>,
         /// With exactly one name: the version that storage has denied ([`crate::Files::stat_again`]).
         denied: Option<Version>,
@@ -78,171 +78,169 @@ pub enum Request {
         /// Any path on the filesystem.
         path: ItemPath,
     },
-    /// Child to parent: what the root of `tree` serves, origin by origin.
+    /// The fingerprint of every origin that the root of `tree` serves.
     Origins {
-        /// Which tree.
+        /// The tree.
         tree: u8,
     },
-    /// Child to parent: the reports of all nodes, asked along `tree`.
+    /// The reports of all nodes, collected along `tree`.
     ClusterReports {
-        /// Which tree.
+        /// The tree.
         tree: u8,
-        /// When the asker stops waiting, in ms from now.
+        /// How long the requester waits, in ms from now.
         budget_ms: u32,
     },
-    /// Child to parent: all nodes are to clear, told along `tree`.
+    /// All nodes clear `path`, along `tree`.
     ClusterClear {
-        /// Which tree.
+        /// The tree.
         tree: u8,
-        /// What.
+        /// The path to clear.
         path: ItemPath,
-        /// When the asker stops waiting, in ms from now.
+        /// How long the requester waits, in ms from now.
         budget_ms: u32,
     },
-    /// Parent to child: the reports of the child and of all below it in `tree`.
+    /// Parent to child: the reports of the child and its subtree in `tree`.
     ReportsBelow {
-        /// Which tree.
+        /// The tree.
         tree: u8,
-        /// When the asker stops waiting, in ms from now.
+        /// How long the requester waits, in ms from now.
         budget_ms: u32,
     },
-    /// Parent to child: the child and all below it in `tree` are to clear.
+    /// Parent to child: the child and its subtree in `tree` clear `path`.
     ClearBelow {
-        /// Which tree.
+        /// The tree.
         tree: u8,
-        /// What.
+        /// The path to clear.
         path: ItemPath,
-        /// When the asker stops waiting, in ms from now.
+        /// How long the requester waits, in ms from now.
         budget_ms: u32,
     },
     /// [`crate::Files::bundle`]: answered by bundle frames and a done frame.
     Bundle(BundleRequest),
-    /// Child to parent: all nodes are to carry out the plan that follows, told along `tree`.
+    /// All nodes carry out the plan that follows, along `tree`.
     Warm {
-        /// Which tree.
+        /// The tree.
         tree: u8,
     },
-    /// Parent to child: the child and all below it in `tree` are to carry out the plan that follows.
+    /// Parent to child: the child and its subtree in `tree` carry out the plan that follows.
     WarmBelow {
-        /// Which tree.
+        /// The tree.
         tree: u8,
     },
     /// [`crate::Files::read_range`]: answered by data frames and an end frame.
     ReadRange(RangeRequest),
-    /// Child to parent: bytes with this hash, from the caches of the parent and of those above it in
-    /// `tree`; storage is not asked. Answered by data frames and an end frame, or by `NotFound`.
+    /// Content by its hash, from the caches of the parent and the nodes above it in `tree`, and never from storage.
+    /// Answered by data frames and an end frame, or by `NotFound`.
     Find {
-        /// Which tree.
+        /// The tree.
         tree: u8,
-        /// What they hash to.
+        /// The hash.
         hash: ContentHash,
-        /// How many they are: 1 to [`BLOCK_BYTES`].
+        /// Length of the content: 1 to [`BLOCK_BYTES`].
         len: u64,
     },
     /// Reader to home: [`crate::Service::item`]. Answered by [`Head::Item`], data frames and an end
     /// frame, or by [`Head::Unpaid`].
     Item(ItemRequest),
-    /// Child to parent: [`crate::Service::steer`]. The stream stays open; both sides send steering
-    /// frames.
+    /// [`crate::Service::steer`]. The stream stays open, and both sides send steering frames.
     Steer {
-        /// In which tree the child hangs from the parent.
+        /// The tree in which the requester is a child.
         tree: u8,
     },
-    /// Child to parent: [`crate::Service::command`]. A steering frame with the command follows, and
-    /// answers it.
+    /// [`crate::Service::command`]. A steering frame with the command follows; another one answers it.
     Command {
-        /// In which tree.
+        /// The tree in which the requester is a child.
         tree: u8,
     },
 }
 
-/// The first frame of an answer that has one.
+/// The head of an answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Head {
     /// To [`Request::List`].
     Listing {
         /// Attributes of the directory.
         directory: Attributes,
-        /// Where to go on.
+        /// Where the next page begins.
         next: Option<Cursor>,
-        /// How many entries the pages hold.
+        /// Number of entries in the pages.
         entries: u32,
-        /// What remains of the lease in ms; `None`: it lasts until it is cleared.
+        /// The rest of the lease in ms; `None`: the answer is valid until it is cleared.
         lease_ms: Option<u32>,
     },
     /// To [`Request::Stat`].
     Stat {
-        /// How many answers the pages hold.
+        /// Number of answers in the pages.
         answers: u32,
-        /// As that of a listing.
+        /// As for a listing.
         lease_ms: Option<u32>,
     },
     /// To [`Request::Xattrs`].
     Xattrs {
-        /// How many attributes the pages hold.
+        /// Number of attributes in the pages.
         attributes: u32,
-        /// As that of a listing.
+        /// As for a listing.
         lease_ms: Option<u32>,
     },
     /// To [`Request::Usage`]: complete, no pages follow.
     Usage(FilesystemUsage),
     /// To [`Request::Origins`].
     Origins {
-        /// How many [`crate::OriginFingerprint`]s the pages hold.
+        /// Number of [`crate::OriginFingerprint`]s in the pages.
         origins: u32,
     },
-    /// To [`Request::List`]: the asker's own listing is right. Complete, no pages follow.
+    /// To [`Request::List`]: the requester's listing is up to date. Complete, no pages follow.
     Unchanged {
-        /// As that of a listing.
+        /// As for a listing.
         lease_ms: Option<u32>,
     },
-    /// To [`Request::Item`]: the bytes follow. As [`crate::ItemAnswer::Bytes`].
+    /// To [`Request::Item`]: the bytes follow. See [`crate::ItemAnswer::Bytes`].
     Item {
-        /// The home had them before it was asked.
+        /// The home had the bytes before this request.
         cached: bool,
         /// Bytes that were read from the origin for this request.
         charged: u64,
-        /// Bytes that the home keeps from now on because of it.
+        /// Bytes that the home caches from now on because of this request.
         admitted: u64,
     },
     /// To [`Request::Item`]: the payment is too small. Complete.
     Unpaid {
-        /// What it costs, in bytes.
+        /// The cost in bytes.
         cost: u64,
     },
 }
 
-/// A node, as answers to the whole tree name it.
+/// The identity of a node on the wire.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum NodeId {
-    /// By its place in the member list.
+    /// A member, by its rank.
     Member(u32),
-    /// One that has joined without being listed, by name.
+    /// A guest, by its name.
     Guest(String),
 }
 
-/// One node's report of itself.
+/// One node's report.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reported {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
     /// Its report, at most [`super::REPORT_BYTES_MAX`].
     pub report: Bytes,
 }
 
-/// Acknowledges a clear.
+/// The outcome of a clear at one node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cleared {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// Whether anything was cached, or why the node could not clear it.
+    /// Whether anything was cached, or why the node could not clear.
     pub result: Result<bool, Failure>,
 }
 
-/// The postcard bytes of `value`.
+/// Encodes `value` with postcard.
 ///
 /// # Errors
-/// Values that postcard cannot encode; none of this crate's.
+/// Values that postcard cannot encode. This crate has none.
 pub fn encode<T: Serialize>(what: &'static str, value: &T) -> Result<Bytes, WireError> {
     match postcard::to_stdvec(value) {
         Ok(bytes) => Ok(bytes.into()),
@@ -253,7 +251,7 @@ pub fn encode<T: Serialize>(what: &'static str, value: &T) -> Result<Bytes, Wire
     }
 }
 
-/// The postcard bytes of a [`Question`] about a borrowed request.
+/// Encodes a [`Question`] with a borrowed request.
 ///
 /// # Errors
 /// As [`encode`].
@@ -273,11 +271,11 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T,
 }
 
 impl Request {
-    /// Checks everything that the types do not say: done by the asker before sending and by the
-    /// answerer before anything else.
+    /// Checks the limits that the types do not express. The requester does so before sending, and the receiver before
+    /// anything else.
     ///
     /// # Errors
-    /// What is out of bounds.
+    /// The first violated limit.
     pub fn check(&self) -> Result<(), WireError> {
         match self {
             Self::List { cursor, limit, .. } => {
@@ -296,10 +294,7 @@ impl Request {
                 _ => check_names(names),
             },
             Self::Read(request) => check_read(request),
-            Self::ReadRange(request) => match request.fault() {
-                Some(fault) => Err(WireError::Impossible(fault)),
-                None => Ok(()),
-            },
+            Self::ReadRange(request) => sound(request.fault()),
             Self::Find { len, .. } => {
                 bounded("bytes sought by hash", *len, BLOCK_BYTES)?;
                 if *len == 0 {
@@ -308,27 +303,19 @@ impl Request {
                 Ok(())
             }
             Self::Bundle(request) => super::bundle::check(request),
-            Self::Item(request) => match request.fault() {
-                Some(fault) => Err(WireError::Impossible(fault)),
-                None => Ok(()),
-            },
-            Self::Xattrs { .. }
-            | Self::Usage { .. }
-            | Self::Origins { .. }
-            | Self::ClusterReports { .. }
-            | Self::ClusterClear { .. }
-            | Self::ReportsBelow { .. }
-            | Self::ClearBelow { .. }
-            | Self::Warm { .. }
-            | Self::WarmBelow { .. }
-            | Self::Steer { .. }
-            | Self::Command { .. } => Ok(()),
+            Self::Item(request) => sound(request.fault()),
+            // Paths are checked when they are decoded, and numbers of trees when they are used.
+            _ => Ok(()),
         }
     }
 }
 
+fn sound(fault: Option<&'static str>) -> Result<(), WireError> {
+    fault.map_or(Ok(()), |fault| Err(WireError::Impossible(fault)))
+}
+
 impl Head {
-    /// How many items the pages behind this head hold.
+    /// The number of items in the pages that follow.
     #[must_use]
     pub fn items(&self) -> u32 {
         match self {
@@ -342,10 +329,10 @@ impl Head {
         }
     }
 
-    /// Checks this head against what was asked.
+    /// Checks this head against its request.
     ///
     /// # Errors
-    /// Another kind of answer, or more of it than was asked for.
+    /// Another kind of answer, or more items than requested.
     pub fn check(&self, request: &Request) -> Result<(), WireError> {
         match (self, request) {
             (Self::Listing { next, entries, .. }, Request::List { limit, .. }) => {

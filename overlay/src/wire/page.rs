@@ -1,7 +1,7 @@
 //! Pages: long answers as several bounded, compressed frames.
 //!
-//! A page is a run of postcard items. On the wire: one byte of encoding (0: as it is, 1: lz4 block),
-//! the uncompressed length as `u32` little-endian, the payload. No item is split over two pages.
+//! A page is a sequence of postcard items. On the wire: one byte for the encoding (0: stored, 1: lz4 block), the
+//! uncompressed length as `u32` little-endian, and the payload. No item is split over two pages.
 
 use super::{ANSWER_BYTES_MAX, WireError};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -10,12 +10,11 @@ use serde::de::DeserializeOwned;
 
 /// A page is sent once it holds this many bytes.
 const PAGE_TARGET_BYTES: usize = 128 << 10;
-/// Most uncompressed bytes of a page: the target and one item more (an extended attribute may have
-/// 64 KiB).
+/// Most uncompressed bytes of a page: the target and one more item (an extended attribute may have 64 KiB).
 pub const PAGE_RAW_BYTES_MAX: usize = 256 << 10;
-/// Most bytes of a page frame's body. lz4 is not used where it does not shrink.
+/// Most bytes of a page frame's body. Pages that lz4 does not shrink are stored.
 pub const PAGE_BODY_BYTES_MAX: u32 = (256 << 10) + 5;
-/// Shorter pages are sent as they are.
+/// Shorter pages are stored.
 const COMPRESS_BYTES_MIN: usize = 512;
 
 const STORED: u8 = 0;
@@ -29,10 +28,10 @@ pub struct PageWriter {
 }
 
 impl PageWriter {
-    /// Adds `item`; gives a page body whenever one is full.
+    /// Adds `item`. Returns a page body when one is full.
     ///
     /// # Errors
-    /// An item too big for a page, or an answer beyond [`ANSWER_BYTES_MAX`].
+    /// An item too large for a page, or an answer above [`ANSWER_BYTES_MAX`].
     pub fn push<T: Serialize>(&mut self, item: &T) -> Result<Option<Bytes>, WireError> {
         let before = self.raw.len();
         self.raw = postcard::to_extend(item, std::mem::take(&mut self.raw)).map_err(|error| {
@@ -45,7 +44,7 @@ impl PageWriter {
         Ok((self.raw.len() >= PAGE_TARGET_BYTES).then(|| self.take()))
     }
 
-    /// The last page, if anything is left.
+    /// Returns the last page, if any item is left.
     pub fn finish(&mut self) -> Option<Bytes> {
         (!self.raw.is_empty()).then(|| self.take())
     }
@@ -65,7 +64,7 @@ fn encode_page(raw: &[u8]) -> Bytes {
     };
     let mut body = BytesMut::with_capacity(5 + payload.len());
     body.put_u8(encoding);
-    // `push` has refused what does not fit.
+    // `push` has refused lengths that do not fit.
     body.put_u32_le(u32::try_from(raw.len()).unwrap_or(u32::MAX));
     body.put_slice(payload);
     body.freeze()
@@ -75,14 +74,14 @@ fn encode_page(raw: &[u8]) -> Bytes {
 #[derive(Debug)]
 pub struct PageReader<T> {
     items: Vec<T>,
-    /// Items that were handed out before these.
+    /// Number of items that were returned before.
     taken: usize,
     expected: usize,
     total: usize,
 }
 
 impl<T: DeserializeOwned> PageReader<T> {
-    /// Expects `expected` items; takes memory for them only as they come.
+    /// A reader of `expected` items. Memory for them is allocated as they arrive.
     #[must_use]
     pub fn new(expected: usize) -> Self {
         Self {
@@ -93,35 +92,34 @@ impl<T: DeserializeOwned> PageReader<T> {
         }
     }
 
-    /// Whether all items have come.
+    /// Whether all items have arrived.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.taken + self.items.len() == self.expected
     }
 
-    /// The items that have come since the last call.
+    /// Returns the items that have arrived since the last call.
     pub fn take(&mut self) -> Vec<T> {
         self.taken += self.items.len();
         std::mem::take(&mut self.items)
     }
 
-    /// The items.
-    #[must_use]
-    pub fn into_items(self) -> Vec<T> {
-        self.items
-    }
-
-    /// Takes one page body.
+    /// Decodes one page body.
     ///
     /// # Errors
-    /// A body that does not decode, an empty one, more items than announced, or an answer beyond
-    /// [`ANSWER_BYTES_MAX`].
+    /// A malformed or empty body, more items than announced, or an answer above [`ANSWER_BYTES_MAX`].
     pub fn add(&mut self, body: &[u8]) -> Result<(), WireError> {
         let unpacked;
         let mut raw = match split_page(body)? {
             (STORED, len, payload) if payload.len() == len => payload,
             (LZ4, len, payload) => {
-                unpacked = decompress(payload, len)?;
+                // `split_page` has bounded `len`.
+                let mut bytes = vec![0; len];
+                let unpacked_bytes = lz4_flex::block::decompress_into(payload, &mut bytes);
+                if unpacked_bytes.ok() != Some(len) {
+                    return Err(WireError::Malformed { what: "page" });
+                }
+                unpacked = bytes;
                 &unpacked
             }
             _ => return Err(WireError::Malformed { what: "page" }),
@@ -136,6 +134,7 @@ impl<T: DeserializeOwned> PageReader<T> {
             too_many("items of an answer", count, self.expected)?;
             let (item, rest) = postcard::take_from_bytes(raw)
                 .map_err(|_undecodable| WireError::Malformed { what: "item" })?;
+            // Items of no bytes would never end.
             if rest.len() == raw.len() {
                 return Err(WireError::Malformed { what: "item" });
             }
@@ -154,14 +153,6 @@ fn split_page(body: &[u8]) -> Result<(u8, usize, &[u8]), WireError> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     too_many("bytes of a page", len, PAGE_RAW_BYTES_MAX)?;
     Ok((*encoding, len, payload))
-}
-
-fn decompress(payload: &[u8], len: usize) -> Result<Vec<u8>, WireError> {
-    let mut raw = vec![0; len];
-    match lz4_flex::block::decompress_into(payload, &mut raw) {
-        Ok(got) if got == len => Ok(raw),
-        _ => Err(WireError::Malformed { what: "page" }),
-    }
 }
 
 fn too_many(what: &'static str, got: usize, max: usize) -> Result<(), WireError> {
@@ -199,11 +190,11 @@ mod tests {
             reader.add(page).unwrap();
         }
         assert!(reader.is_complete());
-        assert_eq!(reader.into_items(), items);
+        assert_eq!(reader.take(), items);
     }
 
     #[test]
-    fn a_bomb_is_refused_before_it_is_unpacked() {
+    fn an_oversized_page_is_refused_before_it_is_unpacked() {
         let mut body = vec![LZ4];
         body.extend(u32::MAX.to_le_bytes());
         body.extend([0; 64]);
@@ -236,7 +227,7 @@ mod tests {
                 reader.add(&page).unwrap();
             }
             prop_assert!(reader.is_complete());
-            prop_assert_eq!(reader.into_items(), items);
+            prop_assert_eq!(reader.take(), items);
         }
 
         #[test]

@@ -21,7 +21,7 @@ fn request(files: &[(&str, u64)]) -> BundleRequest {
     }
 }
 
-/// What came, and the failure behind it.
+/// The received files, and the failure after them.
 async fn collect(
     parent: &Upstream,
     request: BundleRequest,
@@ -41,7 +41,7 @@ async fn collect(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bundle_comes_down_a_chain_whole_and_in_order() {
+async fn a_bundle_travels_down_a_chain_whole_and_in_order() {
     let tree = TestTree::start(4, 1).await;
     let names: Vec<String> = (0..1500).map(|i| format!("f{i}")).collect();
     let sizes = |i: usize| (i as u64 * 7919) % 40_000 + 1;
@@ -63,12 +63,12 @@ async fn a_bundle_comes_down_a_chain_whole_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_file_ends_a_bundle_where_it_arrives() {
+async fn a_corrupt_file_ends_the_bundle() {
     let tree = TestTree::start(3, 1).await;
     let files = [("a", 100), ("wrong", 100), ("b", 100)];
     let (items, end) = within(10, collect(&tree.parent(1), request(&files))).await;
     assert_eq!((items.len(), kind(end)), (1, FailureKind::Corrupt));
-    // The node in between sends what it has, and no wrong byte.
+    // The node in between sends the valid files, and no wrong byte.
     let (items, end) = within(10, collect(&tree.parent(2), request(&files))).await;
     assert_eq!((items.len(), kind(end)), (1, FailureKind::Corrupt));
 }
@@ -91,9 +91,9 @@ async fn failures_of_a_bundle_arrive() {
     }
 }
 
-/// A bundle that nobody takes does not run away: the answerer waits.
+/// The sender of a bundle waits for a reader that does not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bundle_that_is_dropped_leaves_the_connection_usable() {
+async fn a_dropped_bundle_leaves_the_connection_usable() {
     let tree = TestTree::start(2, 1).await;
     let parent = tree.parent(1);
     let names: Vec<String> = (0..1000).map(|i| format!("f{i}")).collect();
@@ -107,7 +107,7 @@ async fn a_bundle_that_is_dropped_leaves_the_connection_usable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bundle_that_cannot_be_true_is_corrupt() {
+async fn an_impossible_bundle_is_corrupt() {
     let item = |index: u32, bytes: &[u8]| {
         let hash = blake3::hash(bytes);
         [&index.to_le_bytes()[..], hash.as_bytes(), bytes].concat()

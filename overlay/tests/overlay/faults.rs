@@ -35,12 +35,12 @@ async fn dropping_a_stream_cancels_it_at_the_root() {
     assert_eq!(tree.seen[0].alive.load(Ordering::SeqCst), 1);
     drop(parts);
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
-    // And the tree goes on.
+    // The tree still answers.
     assert!(tree.parent(3).list(path("dir"), None, 1).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parent_that_never_was_is_unavailable_in_time() {
+async fn a_parent_that_never_started_is_unavailable_in_time() {
     let mut tree = TestTree::plan(2, 2, SHORT);
     tree.start_node(1);
     let start = Instant::now();
@@ -69,7 +69,7 @@ async fn a_silent_parent_is_unavailable_in_time() {
         FailureKind::Unavailable
     );
     assert!(start.elapsed() < 4 * SHORT, "{:?}", start.elapsed());
-    // The parent has been told: nothing hangs there any more.
+    // The cancellation has reached the parent: no request is left in flight there.
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
 }
 
@@ -87,7 +87,7 @@ async fn a_parent_that_starts_late_answers_requests_that_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parent_that_left_is_unavailable_and_found_again_when_it_is_back() {
+async fn a_parent_that_left_is_unavailable_until_it_is_back() {
     let mut tree = TestTree::plan(3, 1, Duration::from_secs(2));
     tree.start_all().await;
     let mut parts = tree
@@ -115,7 +115,7 @@ async fn a_parent_that_left_is_unavailable_and_found_again_when_it_is_back() {
 }
 
 #[test]
-fn a_parent_that_was_killed_and_restarted_says_so_at_once() {
+fn a_restarted_parent_resets_old_connections_at_once() {
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (here, first) = (runtime(), runtime());
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
@@ -146,7 +146,7 @@ fn a_parent_that_was_killed_and_restarted_says_so_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_hanging_requests_do_not_stop_the_next() {
+async fn five_hundred_hanging_requests_do_not_block_the_next() {
     let tree = TestTree::start(3, 1).await;
     let parent = tree.parent(2);
     let mut hanging = tokio::task::JoinSet::new();
@@ -204,7 +204,7 @@ async fn a_slow_reader_costs_its_parent_no_memory_and_its_siblings_no_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_child_that_never_takes_its_answers_is_bounded() {
+async fn a_child_that_never_reads_its_answers_is_bounded() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
     let (_endpoint, connection) = raw_child(&tree, 1).await;
@@ -222,7 +222,7 @@ async fn a_child_that_never_takes_its_answers_is_bounded() {
     // Gives the root time to make more than the bound.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let produced = tree.seen[0].produced.load(Ordering::SeqCst);
-    // A batch in hand for each stream, and what the windows hold.
+    // One batch for each stream, and the bytes in the windows.
     assert!(produced <= 200 * (512 << 10) + (32 << 20), "{produced}");
     connection.close(0u32.into(), b"");
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;

@@ -21,7 +21,7 @@ async fn chain(finds: crate::support::Finds) -> TestTree {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ancestor_two_hops_up_has_it() {
+async fn content_is_found_two_hops_up() {
     use crate::support::Finds;
     let bytes = Bytes::from(vec![9; 1 << 20]);
     let tree = chain(Finds::Holds(bytes.clone())).await;
@@ -30,7 +30,11 @@ async fn an_ancestor_two_hops_up_has_it() {
     assert_eq!(found.unwrap(), bytes);
     // Checked on each hop.
     for rank in [2, 3] {
-        assert_eq!(tree.node(rank).counters().blocks_verified, 1, "{rank}");
+        assert_eq!(
+            tree.node(rank).counters().blocks_verified.get(),
+            1,
+            "{rank}"
+        );
     }
     // Other bytes, and another length of these, are with nobody: asked all the way to the root, and
     // no further.
@@ -41,16 +45,16 @@ async fn an_ancestor_two_hops_up_has_it() {
         let found = within(10, leaf.find(hash, len)).await;
         assert_eq!(kind(found), FailureKind::NotFound);
     }
-    assert_eq!(tree.node(1).counters().upstream_requests, 2);
+    assert_eq!(tree.node(1).counters().upstream_requests.get(), 2);
     assert_eq!(tree.seen[0].produced.load(Ordering::SeqCst), 0);
-    // What cannot be asked for is not sent.
-    let before = tree.node(3).counters().upstream_requests;
+    // Invalid requests are not sent.
+    let before = tree.node(3).counters().upstream_requests.get();
     for len in [0, BLOCK_BYTES + 1] {
         let found = within(10, leaf.find(hash_of(b"other"), len)).await;
         assert_eq!(kind(found), FailureKind::NotFound);
     }
-    assert_eq!(tree.node(3).counters().upstream_requests, before);
-    // A root has nobody to ask.
+    assert_eq!(tree.node(3).counters().upstream_requests.get(), before);
+    // A root has no node above it.
     let found = within(10, tree.parent(0).find(hash_of(&bytes), BLOCK_BYTES)).await;
     assert_eq!(kind(found), FailureKind::NotFound);
 }
@@ -60,12 +64,12 @@ async fn wrong_bytes_are_refused_and_counted() {
     let tree = chain(crate::support::Finds::Lies(Bytes::from_static(b"wrong"))).await;
     let found = within(10, tree.parent(3).find(hash_of(b"right"), 5)).await;
     assert_eq!(kind(found), FailureKind::NotFound);
-    let wrong = |rank| tree.node(rank).counters().wrong_blocks;
+    let wrong = |rank| tree.node(rank).counters().wrong_blocks.get();
     assert_eq!((wrong(2), wrong(3)), (1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_does_not_answer_is_not_waited_for() {
+async fn a_silent_tree_does_not_block_a_find() {
     let tree = chain(crate::support::Finds::Hangs).await;
     let begun = Instant::now();
     // More than have a turn at once.
@@ -81,7 +85,7 @@ async fn one_that_does_not_answer_is_not_waited_for() {
         begun.elapsed() >= Duration::from_secs(1),
         "nobody was asked"
     );
-    // Nothing of it stays behind.
+    // No request is left in flight.
     until(SOON, "nothing is asked any more", || tree.alive() == 0).await;
-    assert_eq!(tree.node(3).counters().wrong_blocks, 0);
+    assert_eq!(tree.node(3).counters().wrong_blocks.get(), 0);
 }

@@ -2,12 +2,12 @@
 //! simulated network.
 
 mod cable;
+mod corrupt;
 mod forests;
 mod guests;
 mod homes;
 mod idle;
 mod keeper;
-mod liars;
 mod parents;
 mod seeds;
 mod simulated;

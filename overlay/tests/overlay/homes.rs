@@ -43,7 +43,7 @@ fn bytes_of(request: &ItemRequest) -> Bytes {
     bytes.freeze()
 }
 
-/// A home that has everything, for who pays at least its length.
+/// A home that has every item, for requests that pay at least its length.
 pub(crate) fn home() -> Desk {
     Desk::default().items(|request| async move {
         match request.path.as_bytes() {
@@ -116,11 +116,20 @@ async fn every_member_reads_from_every_other() {
         assert_eq!(homes(&tree, reader).connected(), 3);
     }
     let (reader, home) = (tree.node(3).counters(), tree.node(1).counters());
-    assert_eq!((reader.items_asked, home.items_answered), (12, 12));
-    assert_eq!(reader.blocks_verified, 12);
-    assert!(home.item_bytes_sent > reader.item_bytes_received / 3);
+    assert_eq!(
+        (reader.items_asked.get(), home.items_answered.get()),
+        (12, 12)
+    );
+    assert_eq!(reader.blocks_verified.get(), 12);
+    assert!(home.item_bytes_sent.get() > reader.item_bytes_received.get() / 3);
     // Nothing of it went through the tree.
-    assert_eq!((reader.upstream_requests, home.downstream_requests), (0, 0));
+    assert_eq!(
+        (
+            reader.upstream_requests.get(),
+            home.downstream_requests.get()
+        ),
+        (0, 0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,7 +147,7 @@ async fn a_guest_reads_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_given_arrives_too() {
+async fn failures_and_unpaid_answers_arrive() {
     let tree = chain(3, home()).await;
     let homes = homes(&tree, 2);
     let mut poor = request("file", 0, 4096, 4096);
@@ -147,8 +156,8 @@ async fn what_is_not_given_arrives_too() {
     assert_eq!(found, Ok(ItemAnswer::Unpaid { cost: 4096 }));
     let absent = homes.item(1, request("absent", 0, 10, 10));
     assert_eq!(kind(within(10, absent).await), FailureKind::NotFound);
-    // What cannot be asked for is not sent.
-    let asked = tree.node(2).counters().items_asked;
+    // Invalid requests are not sent.
+    let asked = tree.node(2).counters().items_asked.get();
     for (offset, len, size) in [
         (0, 0, 10),
         (5, 6, 10),
@@ -159,8 +168,8 @@ async fn what_is_not_given_arrives_too() {
         let unsound = homes.item(1, request("file", offset, len, size));
         assert_eq!(kind(within(10, unsound).await), FailureKind::Io);
     }
-    assert_eq!(tree.node(2).counters().items_asked, asked);
-    // One that is nobody's home says so; nobody has that rank.
+    assert_eq!(tree.node(2).counters().items_asked.get(), asked);
+    // A node that is no home says so; the other rank does not exist.
     let tree = TestTree::start(2, 2).await;
     let asked = tree.node(1).homes().item(0, request("file", 0, 1, 1));
     assert_eq!(kind(within(10, asked).await), FailureKind::Unsupported);
@@ -169,7 +178,7 @@ async fn what_is_not_given_arrives_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_bytes_are_counted_and_their_sender_left_alone() {
+async fn wrong_bytes_are_counted_and_their_sender_is_barred() {
     let lies = Desk::default().items(|request| async move {
         Ok(ItemAnswer::Bytes {
             bytes: bytes_of(&request),
@@ -188,11 +197,14 @@ async fn wrong_bytes_are_counted_and_their_sender_left_alone() {
     let again = within(10, homes.item(1, request("file", 0, 1, 1))).await;
     assert_eq!(kind(again), FailureKind::Unavailable);
     let counters = tree.node(2).counters();
-    assert_eq!((counters.wrong_blocks, counters.items_asked), (1, 1));
+    assert_eq!(
+        (counters.wrong_blocks.get(), counters.items_asked.get()),
+        (1, 1)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_gives_another_length_fails() {
+async fn an_answer_of_another_length_fails() {
     let short = Desk::default().items(|_request| async move {
         let bytes = Bytes::from_static(b"short");
         let hash = hash_of(&bytes);
@@ -210,7 +222,7 @@ async fn a_home_that_gives_another_length_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_is_not_there_is_passed_over_until_it_is() {
+async fn an_absent_home_is_skipped_until_it_is_back() {
     let mut tree = TestTree::plan(3, 2, Duration::from_secs(20));
     tree.start_node(0);
     tree.start_node(1);
@@ -218,12 +230,12 @@ async fn a_home_that_is_not_there_is_passed_over_until_it_is() {
     let homes = homes(&tree, 1);
     let ask = || homes.item(2, request("file", 0, 1000, 1000));
     let begun = Instant::now();
-    // Those who come meanwhile wait for the same attempt.
+    // Further requests wait for the same attempt.
     let (one, two) = tokio::join!(ask(), ask());
     assert_eq!(kind(one), FailureKind::Unavailable);
     assert_eq!(kind(two), FailureKind::Unavailable);
     assert!(begun.elapsed() < Duration::from_millis(1900));
-    // From then on nobody waits.
+    // From then on no request waits.
     for _ in 0..30 {
         let begun = Instant::now();
         assert_eq!(kind(ask().await), FailureKind::Unavailable);
@@ -235,7 +247,7 @@ async fn a_home_that_is_not_there_is_passed_over_until_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_begins_anew_is_found_again() {
+async fn a_restarted_home_is_found_again() {
     let mut tree = chain(3, home()).await;
     let homes = homes(&tree, 2);
     let ask = || homes.item(1, request("file", 0, 1000, 1000));
@@ -247,7 +259,7 @@ async fn a_home_that_begins_anew_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_bounded_and_those_that_nobody_uses_are_closed() {
+async fn connections_are_bounded_and_idle_ones_are_closed() {
     let mut tree = TestTree::plan(6, 8, Duration::from_secs(20));
     for rank in 0..5 {
         tree.start_node_as(rank, |service| service.desk = home());
@@ -289,7 +301,7 @@ fn hanging() -> (Desk, Arc<AtomicUsize>, Arc<Mutex<Vec<ItemPath>>>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_busy_is_not_closed_for_another() {
+async fn a_busy_connection_is_not_closed_for_another() {
     let (hangs, alive, _begun) = hanging();
     let mut tree = TestTree::plan(3, 8, Duration::from_secs(20));
     for rank in 0..2 {
@@ -309,7 +321,7 @@ async fn who_is_busy_is_not_closed_for_another() {
     let other = homes.item(1, request("file", 0, 9, 9));
     assert_eq!(kind(within(10, other).await), FailureKind::Unavailable);
     assert_eq!(alive.load(Ordering::SeqCst), 1);
-    // Who gives up ends the home's work.
+    // Dropping a request ends the home's work.
     asked.abort();
     until(SOON, "nothing is asked any more", || {
         alive.load(Ordering::SeqCst) == 0
@@ -318,7 +330,7 @@ async fn who_is_busy_is_not_closed_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_works_on_no_more_than_it_has_room_for() {
+async fn a_home_bounds_the_items_in_progress() {
     let (hangs, alive, begun) = hanging();
     let tree = chain(2, hangs).await;
     let homes = homes(&tree, 1);
@@ -369,7 +381,7 @@ async fn a_home_works_on_no_more_than_it_has_room_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_alone_has_nobody_to_ask() {
+async fn a_single_node_has_no_homes() {
     let mut tree = TestTree::plan(1, 2, Duration::from_secs(1));
     tree.start_node(0);
     let asked = within(5, homes(&tree, 0).item(0, request("file", 0, 1, 1))).await;

@@ -17,7 +17,7 @@ use copperfs_overlay::{
 use futures_util::StreamExt;
 use std::time::{Duration, Instant};
 
-/// What a child makes of a parent that answers a request with these bytes.
+/// Returns the failure of a child whose parent answers a request with these bytes.
 pub(crate) async fn asked_of<T>(
     answer: Vec<u8>,
     finish: bool,
@@ -75,7 +75,7 @@ fn page(names: &[&'static [u8]]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_cannot_be_true_is_corrupt() {
+async fn an_impossible_answer_is_corrupt() {
     let listings: Vec<(&str, Vec<u8>)> = vec![
         ("an exabyte announced", [&[0xff; 8][..], &[5]].concat()),
         ("4 GiB of head announced", vec![0xff, 0xff, 0xff, 0xff, 5]),
@@ -246,7 +246,7 @@ async fn a_hello_that_does_not_fit_the_tree_is_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
+async fn invalid_requests_are_refused_and_others_answered() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
     let (_endpoint, connection) = raw_child(&tree, 1).await;
@@ -308,7 +308,7 @@ async fn requests_that_break_the_rules_are_refused_and_the_rest_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_is_never_completed_does_not_stay() {
+async fn a_request_that_is_never_completed_times_out() {
     let mut tree = TestTree::plan(2, 2, Duration::from_millis(500));
     tree.start_node(0);
     let (_endpoint, connection) = raw_child(&tree, 1).await;

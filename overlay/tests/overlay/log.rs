@@ -1,4 +1,4 @@
-//! What the nodes of this process log, warnings and worse, so that a test can count it.
+//! Captures the warnings and errors that the nodes of this process log, so that a test can count them.
 
 use std::fmt::{Debug, Write};
 use std::sync::{LazyLock, Mutex, Once};
@@ -44,7 +44,7 @@ impl Subscriber for Keep {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Keeps from now on what is logged.
+/// Captures log lines from now on.
 pub(crate) fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Keep).unwrap());

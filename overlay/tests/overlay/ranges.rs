@@ -19,7 +19,7 @@ fn request(offset: u64, len: u64, size: u64) -> RangeRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_range_comes_down_a_chain() {
+async fn a_range_travels_down_a_chain() {
     let tree = TestTree::start(4, 1).await;
     let parent = tree.parent(3);
     let size = 3 * BLOCK_BYTES + 5000;
@@ -37,7 +37,7 @@ async fn a_range_comes_down_a_chain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failures_of_ranges_arrive_and_wrong_ones_are_not_sent() {
+async fn failures_of_ranges_arrive_and_invalid_ranges_are_not_sent() {
     let tree = TestTree::start(3, 1).await;
     let parent = tree.parent(2);
     let mut absent = request(0, 4096, BLOCK_BYTES);
@@ -48,12 +48,12 @@ async fn failures_of_ranges_arrive_and_wrong_ones_are_not_sent() {
         let found = within(10, parent.read_range(request(offset, len, 1 << 30))).await;
         assert!(found.is_err(), "{offset} {len}");
     }
-    let sent = tree.node(2).counters().upstream_requests;
+    let sent = tree.node(2).counters().upstream_requests.get();
     assert_eq!(sent, 1, "only the first was sent");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_range_that_cannot_be_true_is_corrupt() {
+async fn an_impossible_range_is_corrupt() {
     let bytes = [7; 4096];
     let end = |bytes: &[u8]| frame(FrameKind::End, blake3::hash(bytes).as_bytes());
     let data = |bytes: &[u8]| frame(FrameKind::Data, bytes);

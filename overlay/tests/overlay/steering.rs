@@ -4,12 +4,14 @@ use crate::support::{Alive, Desk, SOON, TestTree, frame, kind, question, raw_chi
 use crate::waiting::until;
 use bytes::Bytes;
 use copperfs_overlay::wire::{FrameKind, Request};
-use copperfs_overlay::{Failure, FailureKind, LatestSender, NotSent, STEERING_BYTES_MAX, Upstream};
+use copperfs_overlay::{
+    Failure, FailureKind, LatestSender, STEERING_BYTES_MAX, SteeringSendError, Upstream,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What one node heard of its children, and its ways to them.
+/// The frames that one node received from its children, and its senders to them.
 #[derive(Clone, Default)]
 pub(crate) struct Helm {
     heard: Arc<Mutex<Vec<(String, usize, Bytes)>>>,
@@ -40,7 +42,7 @@ impl Helm {
         self.heard.lock().unwrap().clone()
     }
 
-    /// Says `frame` to whoever listens.
+    /// Sends `frame` to all children.
     pub(crate) fn say(&self, frame: &'static [u8]) {
         for down in &*self.downs.lock().unwrap() {
             let _gone = down.send(Bytes::from_static(frame));
@@ -107,7 +109,7 @@ async fn frames_go_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_not_steered_is_told() {
+async fn a_node_without_steering_says_so() {
     let (tree, helms) = helmed(3, 1, vec![0, 2]).await;
     assert!(tree.parent(0).is_root_of(0) && !tree.parent(0).is_root_of(1));
     assert_eq!(tree.parent(0).trees(), 2);
@@ -127,21 +129,21 @@ async fn who_is_not_steered_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newer_stream_takes_the_place_of_an_older_one() {
+async fn a_newer_stream_replaces_an_older_one() {
     let (tree, helms) = helmed(2, 2, vec![0]).await;
     let mut older = within(5, tree.parent(1).steer(0)).await.unwrap();
     let mut newer = within(5, tree.parent(1).steer(0)).await.unwrap();
     assert_eq!(within(5, older.down.recv()).await, None);
     older.up.ended().await;
     let frame = Bytes::from_static(b"x");
-    assert_eq!(older.up.send(frame), Err(NotSent::Ended));
+    assert_eq!(older.up.send(frame), Err(SteeringSendError::Ended));
     until(SOON, "the stream is served", || helms[0].streams() == 1).await;
     helms[0].say(b"still");
     assert_eq!(within(5, newer.down.recv()).await.unwrap(), "still");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parent_that_goes_ends_it_and_the_next_takes_over() {
+async fn a_stream_ends_with_its_parent_and_the_next_parent_takes_over() {
     let (mut tree, helms) = helmed(3, 1, vec![0]).await;
     let child = tree.parent(2);
     let mut stream = within(5, child.steer(0)).await.unwrap();
@@ -172,7 +174,7 @@ async fn a_parent_that_goes_ends_it_and_the_next_takes_over() {
     until(SOON, "its stream has ended", || helms[1].streams() == 0).await;
 }
 
-/// Who is not the root passes commands on; the root answers with what it was told.
+/// Nodes below the root forward commands; the root answers with the command.
 fn relays(upstream: Upstream) -> Desk {
     Desk::default().commands(move |tree, command| {
         let upstream = upstream.clone();
@@ -191,7 +193,7 @@ fn relays(upstream: Upstream) -> Desk {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_climbs_to_who_is_in_charge() {
+async fn a_command_climbs_to_the_root() {
     let mut tree = TestTree::plan(4, 1, Duration::from_secs(2));
     for rank in 0..4 {
         tree.start_node_as(rank, |service| {
@@ -237,7 +239,7 @@ async fn a_child_that_breaks_the_protocol_loses_its_stream_only() {
     let desk = helm.desk();
     tree.start_node_as(0, |service| service.desk = desk);
     let (_endpoint, connection) = raw_child(&tree, 1).await;
-    // In a tree in which it does not hang from this node.
+    // In a tree in which it is not a child of this node.
     for request in [Request::Steer { tree: 1 }, Request::Command { tree: 1 }] {
         let (mut send, mut recv) = connection.open_bi().await.unwrap();
         send.write_all(&question(request)).await.unwrap();

@@ -30,7 +30,7 @@ pub(crate) fn path(text: &str) -> ItemPath {
     ItemPath::parse(text.as_bytes()).unwrap()
 }
 
-/// What every file holds, over and over. A prime number of bytes, so that no two blocks are alike.
+/// The repeated content of every file. Its length is a prime number, so that all blocks differ.
 const PERIOD: usize = 1_000_003;
 static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
     (0..PERIOD + (1 << 20))
@@ -84,14 +84,14 @@ impl Drop for Alive {
     }
 }
 
-/// What happened at one node.
+/// The events at one node.
 #[derive(Default)]
 pub(crate) struct Seen {
     /// Answers in progress.
     pub(crate) alive: Arc<AtomicUsize>,
     /// Bytes that reads have yielded.
     pub(crate) produced: AtomicU64,
-    /// What was cleared, in order over all nodes of one tree.
+    /// The nodes that have cleared, in order over all nodes of one tree.
     pub(crate) cleared: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -118,7 +118,7 @@ type Answering<Q, A> =
     Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, Failure>> + Send + Sync + 'static>;
 type Steered = (String, usize, LatestReceiver, LatestSender);
 
-/// What a test's node answers beyond files; what it has no answer for it leaves to the trait.
+/// The answers of a test's node to requests other than for files. The default is that of the trait.
 #[derive(Clone, Default)]
 pub(crate) struct Desk {
     items: Option<Answering<ItemRequest, ItemAnswer>>,
@@ -170,7 +170,7 @@ pub(crate) enum Finds {
     Nothing,
     /// It has these bytes.
     Holds(Bytes),
-    /// It gives these, whatever is asked for.
+    /// It answers every request with these bytes.
     Lies(Bytes),
     Hangs,
 }
@@ -567,7 +567,7 @@ impl TestTree {
         self.node(rank).upstream().clone()
     }
 
-    /// What node `rank` says to those above it in the first tree, as a frame.
+    /// The hello of node `rank` in the first tree, as a frame.
     pub(crate) fn hello(&self, rank: usize) -> Vec<u8> {
         hello(&self.said(rank))
     }
@@ -617,7 +617,7 @@ pub(crate) async fn within<T>(seconds: u64, future: impl Future<Output = T>) -> 
         .expect("takes too long")
 }
 
-/// An idle machine does in this time what a test waits for.
+/// An idle machine needs less than this for all that a test waits for.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 pub(crate) fn hash_of(bytes: &[u8]) -> ContentHash {
@@ -642,7 +642,7 @@ pub(crate) fn whole_of(path: ItemPath, size: u64) -> ReadRequest {
     }
 }
 
-/// Takes all of a stream, verifying every block; gives the bytes and how it ended.
+/// Reads a stream and verifies every block. Returns the bytes, and how it ended.
 pub(crate) async fn drain(mut parts: ReadStream) -> (u64, Result<(), Failure>) {
     let (mut total, mut block, mut hasher) = (0, 0, blake3::Hasher::new());
     while let Some(part) = parts.next().await {

@@ -13,7 +13,7 @@ use rustls::{DigitallySignedStruct, SignatureScheme};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client that trusts whoever it meets.
+/// A client that trusts every server.
 #[derive(Debug)]
 struct TrustAnyone;
 
@@ -52,7 +52,7 @@ impl ServerCertVerifier for TrustAnyone {
     }
 }
 
-/// What a peer with `tls` gets from the node: its hello must not be answered.
+/// Connects with `tls`. The node must not answer the hello.
 async fn reception(tree: &TestTree, tls: rustls::ClientConfig) -> String {
     let endpoint = raw_client(tls);
     let connecting = endpoint.connect(tree.address(0), Identity::NAME).unwrap();
@@ -73,7 +73,7 @@ async fn reception(tree: &TestTree, tls: rustls::ClientConfig) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_certificate_of_the_job_there_is_not_one_byte() {
+async fn without_a_certificate_of_the_job_no_byte_is_sent() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(2));
     tree.start_node(0);
     let anyone = || Arc::new(TrustAnyone);
@@ -161,7 +161,7 @@ async fn a_parent_of_another_version_is_named_as_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_with_other_lists_tell_why_they_do_not_meet() {
+async fn nodes_with_different_lists_report_the_difference() {
     let mut tree = TestTree::plan(3, 2, Duration::from_secs(1));
     tree.start_node(0);
     tree.arity = 3;
@@ -171,7 +171,7 @@ async fn nodes_with_other_lists_tell_why_they_do_not_meet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leaf_takes_in_no_member() {
+async fn a_leaf_accepts_no_member() {
     let tree = TestTree::start(3, 2).await;
     let leaf = tree.node(1).local_addr().unwrap();
     for rank in 0..3 {

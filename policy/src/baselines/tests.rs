@@ -3,6 +3,12 @@ use crate::tests::{assert_near, dataset, job, totals};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
+/// The hit ratio of each scan in an LRU cache of `capacity` bytes, in steady state.
+fn lru_hit_ratios(capacity: f64, scans: &[Scan], datasets: usize) -> Vec<f64> {
+    let span_s = lru_characteristic_time(capacity, scans, datasets);
+    hit_ratios_after(span_s, scans, datasets)
+}
+
 fn scan(dataset: usize, size: f64, rate: f64) -> Scan {
     Scan {
         dataset,
@@ -24,7 +30,7 @@ fn the_two_curves() {
         assert_near(lru_hit(tau), hit, 1e-12);
         assert_near(lru_touched(tau), touched, 1e-12);
     }
-    // What is touched is the integral of what is missed.
+    // `touched` is the integral of the miss ratio.
     let step = 1e-4;
     let mut integral = 0.0;
     for at in 0..20_000 {
@@ -42,13 +48,13 @@ fn one_job_with_half_of_its_dataset() {
     assert_eq!(lru_hit_ratios(1.0, &[scan(0, 1.0, 1.0)], 1), [1.0]);
     assert_eq!(lru_hit_ratios(0.0, &[scan(0, 1.0, 1.0)], 1), [0.0]);
     assert_eq!(lru_hit_ratios(1.0, &[], 0), [0.0; 0]);
-    // Who stands still holds nothing, and hits nothing.
+    // A stopped job holds nothing and hits nothing.
     let hits = lru_hit_ratios(0.5, &[scan(0, 1.0, 0.0), scan(1, 1.0, 1.0)], 2);
     assert_eq!(hits[0], 0.0);
     assert!(hits[1] > 0.1);
 }
 
-/// A list of items in order of use, as a clock for each: the least recent one goes.
+/// An LRU cache with a clock value for each item.
 struct Lru {
     used: HashMap<(usize, usize), u64>,
     order: std::collections::BTreeMap<u64, (usize, usize)>,
@@ -91,7 +97,7 @@ fn measured(capacity: usize, jobs: &[(usize, usize, usize)]) -> Vec<f64> {
         .iter()
         .map(|(_, items, _)| (0..*items).collect())
         .collect();
-    // Jobs begin at different places of their epochs.
+    // Jobs begin at different points of their epochs.
     let mut places: Vec<usize> = jobs.iter().map(|(_, items, _)| random(*items)).collect();
     let mut counts = vec![(0.0, 0.0); jobs.len()];
     for turn in 0..60_000 {
@@ -114,7 +120,7 @@ fn measured(capacity: usize, jobs: &[(usize, usize, usize)]) -> Vec<f64> {
     counts.iter().map(|(hits, reads)| hits / reads).collect()
 }
 
-/// How far the formula lies from a real LRU at worst, over some capacities.
+/// Returns the largest error of the formula over several capacities.
 fn error(jobs: &[(usize, usize, usize)]) -> f64 {
     let count = |items: usize| f64::from(u32::try_from(items).unwrap());
     let scans: Vec<Scan> = jobs
@@ -134,7 +140,7 @@ fn error(jobs: &[(usize, usize, usize)]) -> f64 {
 }
 
 #[test]
-fn the_formula_is_what_a_real_lru_does() {
+fn the_formula_agrees_with_a_real_lru() {
     // Different sizes read at different paces, with epochs that drift past each other.
     let jobs = [
         (0, 1_013, 2),
@@ -181,7 +187,7 @@ fn static_caches_are_private() {
     let answer = fixed(&problem);
     let caches: Vec<f64> = answer.jobs.iter().map(|share| share.cache).collect();
     assert_eq!(caches, [100.0, 150.0, 0.0]);
-    // Two copies of what is in both.
+    // Bytes in both caches count twice.
     assert_eq!(answer.datasets[0].cache, 250.0);
     assert_eq!(answer.jobs[1].remote_io, 0.0);
 }
@@ -212,7 +218,7 @@ fn lru_rates_and_hits_agree() {
 }
 
 proptest! {
-    /// The time is the one at which what was touched fills the cache.
+    /// At the characteristic time the touched bytes fill the cache.
     #[test]
     fn the_cache_is_full_at_that_time(
         jobs in prop::collection::vec((0..5_usize, 0.0..1e9_f64), 1..12),

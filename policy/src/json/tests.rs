@@ -12,7 +12,7 @@ const EXAMPLE: &str = r#"{
 }"#;
 
 #[test]
-fn an_example_comes_in_and_goes_out() {
+fn a_problem_is_parsed_and_its_allocation_formatted() {
     let problem = Problem::from_json(EXAMPLE).unwrap();
     assert_eq!(problem.totals.cache, 2.0 * TB);
     assert_eq!(problem.totals.remote_io, 200.0 * MB);
@@ -23,7 +23,7 @@ fn an_example_comes_in_and_goes_out() {
     let answer = Policy::Greedy.allocate(&problem);
     let json = answer.to_json(&problem, Policy::Greedy);
     assert_eq!(json["policy"], "greedy");
-    // A whole number of bytes, not 1.3e12.
+    // A whole number of bytes, and not 1.3e12.
     assert_eq!(json["datasets"]["A"]["cache"].to_string(), "1300000000000");
     assert_eq!(json["datasets"]["B"]["cache"], 700_000_000_000_u64);
     assert_eq!(json["jobs"]["r0"]["remote_io"], 0);
@@ -35,7 +35,7 @@ fn an_example_comes_in_and_goes_out() {
         1e-3,
     );
     assert_near(json["objective"].as_f64().unwrap(), 175.4 * MB, 1e-3);
-    // Jobs without a score have none, not a zero.
+    // A job without a score has null, and not zero.
     let json = Policy::Sjf
         .allocate(&problem)
         .to_json(&problem, Policy::Sjf);
@@ -43,7 +43,7 @@ fn an_example_comes_in_and_goes_out() {
     assert!(json["jobs"]["r0"]["score"].is_number());
 }
 
-/// The message for the example with one text in it replaced.
+/// Returns the error for the example with one text replaced.
 #[track_caller]
 fn refused(from: &str, to: &str) -> String {
     assert!(EXAMPLE.contains(from), "{from}");
@@ -185,7 +185,7 @@ fn every_mistake_has_its_message() {
     ] {
         assert_eq!(refused(from, to), message);
     }
-    // Numbers beyond f64, and what is no JSON at all.
+    // Numbers beyond f64, and invalid JSON.
     assert!(
         refused("1300000000000", "1e999")
             .starts_with("the problem is not JSON: number out of range")
@@ -197,7 +197,7 @@ fn every_mistake_has_its_message() {
     );
 }
 
-/// The worked example of docs/ALLOCATOR.md, with the numbers that are calculated by hand there.
+/// The worked example of docs/ALLOCATOR.md, with the numbers calculated by hand there.
 #[test]
 fn the_worked_example() {
     let text = include_str!("../../../docs/ALLOCATOR.md");
@@ -241,7 +241,7 @@ fn the_worked_example() {
 }
 
 #[test]
-fn consequences_are_said() {
+fn notes_name_surprising_consequences() {
     let with = |from: &str, to: &str| Problem::from_json(&EXAMPLE.replacen(from, to, 1)).unwrap();
     assert_eq!(
         Problem::from_json(EXAMPLE).unwrap().notes(),
@@ -261,9 +261,9 @@ fn consequences_are_said() {
 
 proptest! {
     #[test]
-    fn nothing_panics(text in ".{0,60}", field in 0..60_usize) {
+    fn no_text_panics(text in ".{0,60}", field in 0..60_usize) {
         let _any = Problem::from_json(&text);
-        // Somewhere inside a valid one.
+        // A valid problem with text inserted somewhere.
         let cut = EXAMPLE.char_indices().nth(field * EXAMPLE.len() / 60).unwrap().0;
         let _spoilt = Problem::from_json(&format!("{}{text}{}", &EXAMPLE[..cut], &EXAMPLE[cut..]));
     }

@@ -43,8 +43,8 @@ fn the_micro_benchmark_needs_no_sacrifice() {
 
 #[test]
 fn jobs_at_one_level_and_one_beyond() {
-    // The small dataset is cached whole and its job is free; the other two share what is left alike,
-    // measured by what an equal share would give them.
+    // The small dataset is cached whole and its job needs no remote IO. The other two share the
+    // rest evenly, relative to their equal shares.
     let problem = Problem {
         totals: totals(3.0, 300.0, 30.0),
         datasets: vec![
@@ -121,7 +121,7 @@ fn sorted(mut scores: Vec<f64>) -> Vec<f64> {
     scores
 }
 
-/// The fairest scores that given caches allow.
+/// Returns the fairest scores that the caches allow.
 fn with_caches(problem: &Problem, equal: &[f64], caches: &[f64]) -> Vec<f64> {
     let holdings = holdings(problem, caches);
     let weights: Vec<f64> = holdings
@@ -138,7 +138,7 @@ fn with_caches(problem: &Problem, equal: &[f64], caches: &[f64]) -> Vec<f64> {
     )
 }
 
-/// Whether `a` is fairer than `b`: larger at the first place at which they clearly differ.
+/// Returns whether `a` is fairer than `b`: larger at the first clear difference.
 fn fairer(a: &[f64], b: &[f64]) -> bool {
     let differ = |(a, b): &(&f64, &f64)| (*a - *b).abs() > 1e-7 * a.max(**b);
     a.iter().zip(b).find(differ).is_some_and(|(a, b)| a > b)
@@ -156,7 +156,7 @@ proptest! {
         let answer = max_min(&problem);
         let found = sorted(answer.jobs.iter().map(|share| share.score.unwrap()).collect());
         prop_assert!(found[0] >= 1.0 - 1e-9, "worse than an equal share");
-        // One dataset after the other, in any order: the corners of what is possible.
+        // One dataset after another in any order: the corners of the feasible region.
         let mut left = problem.totals.cache;
         let mut corner = vec![0.0; problem.datasets.len()];
         for at in order.into_iter().filter(|at| *at < problem.datasets.len()) {
@@ -164,7 +164,7 @@ proptest! {
             left -= corner[at];
         }
         prop_assert!(!fairer(&with_caches(&problem, &equal, &corner), &found));
-        // Something in between.
+        // A point inside the region.
         let sum: f64 = parts.iter().take(problem.datasets.len()).sum();
         let inside: Vec<f64> = problem
             .datasets

@@ -25,7 +25,8 @@ fn mixed() -> Problem {
 fn irregular_jobs_share_equally_in_their_part() {
     let problem = mixed();
     let answer = allocate_partitioned(Policy::Greedy, &problem, &[false, false, true, true]);
-    // Half of the cache is theirs: the small dataset needs 0.2 TB of it, the other has the rest.
+    // Half of the cache is for irregular jobs: the small dataset needs 0.2 TB of it, the other has
+    // the rest.
     let caches: Vec<f64> = answer
         .datasets
         .iter()
@@ -35,7 +36,7 @@ fn irregular_jobs_share_equally_in_their_part() {
     assert_eq!(caches[1], 0.0);
     assert_near(caches[2], 0.2, 1e-9);
     assert_near(caches[3], 0.8, 1e-9);
-    // The regular jobs need 80 MB/s of their 100 and of what the irregular ones leave.
+    // The regular jobs need 80 of their 100 MB/s, and the irregular jobs get the rest.
     let rates: Vec<f64> = answer
         .jobs
         .iter()
@@ -48,8 +49,8 @@ fn irregular_jobs_share_equally_in_their_part() {
 }
 
 #[test]
-fn a_misjudged_job_costs_the_others_nothing() {
-    // However fast the irregular jobs claim to be, the regular ones keep their half.
+fn a_misjudged_job_costs_regular_jobs_nothing() {
+    // However high the ideal rates of irregular jobs, the regular jobs keep their half.
     let mut problem = mixed();
     problem.totals.remote_io = 100.0 * MB;
     problem.jobs[2].ideal_rate = 10_000.0 * MB;
@@ -64,7 +65,7 @@ fn a_misjudged_job_costs_the_others_nothing() {
 }
 
 #[test]
-fn what_both_read_belongs_to_the_regular_ones() {
+fn a_dataset_of_both_kinds_belongs_to_the_regular_jobs() {
     let mut problem = mixed();
     problem.jobs[3].dataset = 0;
     let answer = allocate_partitioned(Policy::Greedy, &problem, &[false, false, true, true]);
@@ -89,7 +90,7 @@ fn without_irregular_jobs_nothing_changes() {
 
 proptest! {
     #[test]
-    fn both_parts_stay_within_what_there_is(
+    fn both_partitions_stay_within_the_totals(
         mut problem in problems(),
         irregular in prop::collection::vec(any::<bool>(), 0..12),
         budget in prop::option::of(0.0..1e13_f64),

@@ -8,10 +8,10 @@ use good_lp::{
 };
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Equal to this part of the larger one.
+/// The relative difference of equal values.
 const AGREE: f64 = 1e-6;
 
-/// One variable per dataset for its cache, as a part of its size; constrained to the total.
+/// One variable per dataset for its cached fraction, constrained to the total.
 fn caches(problem: &Problem, variables: &mut ProblemVariables) -> (Vec<Variable>, Expression) {
     let parts: Vec<Variable> = problem
         .datasets
@@ -27,7 +27,8 @@ fn caches(problem: &Problem, variables: &mut ProblemVariables) -> (Vec<Variable>
     (parts, sum)
 }
 
-/// The most remote IO that a cache can save, in bytes per second: Algorithm 2's objective.
+/// Returns the most remote IO that the cache can save, in bytes per second: Algorithm 2's
+/// objective.
 fn most_saved(problem: &Problem) -> f64 {
     let mut variables = ProblemVariables::new();
     let (parts, sum) = caches(problem, &mut variables);
@@ -44,7 +45,7 @@ fn most_saved(problem: &Problem) -> f64 {
     solution.eval(saved) * MB
 }
 
-/// SiloDPerf with an equal share of everything.
+/// Returns SiloDPerf with an equal share of everything.
 fn with_equal_share(problem: &Problem) -> Vec<f64> {
     let jobs = f64::from(u32::try_from(problem.jobs.len()).unwrap());
     let share = |at: usize| {
@@ -89,7 +90,7 @@ fn fairest(problem: &Problem, equal: &[f64]) -> f64 {
         .fold(1.0 / solution.value(inverse), f64::min)
 }
 
-/// The least remote IO with which all jobs reach these rates.
+/// Returns the least remote IO with which all jobs reach these rates.
 fn least_need(problem: &Problem, rates: &[f64]) -> f64 {
     let mut variables = ProblemVariables::new();
     let (parts, sum) = caches(problem, &mut variables);
@@ -108,14 +109,14 @@ fn least_need(problem: &Problem, rates: &[f64]) -> f64 {
     solution.eval(need) * MB
 }
 
-/// A thousand problems in steady state.
+/// Checks a thousand problems in steady state.
 fn on_a_thousand(check: impl Fn(&Problem)) {
     let config = Config {
         cases: 1_000,
         failure_persistence: None,
         ..Config::default()
     };
-    // The same thousand each time: the solver has tolerances of its own, which chance would find.
+    // The same problems each time, because chance would find the tolerances of the solver.
     let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, random);
     runner
@@ -141,7 +142,7 @@ fn greedy_saves_as_much_as_the_linear_programme() {
     on_a_thousand(|problem| {
         let answer = Policy::Greedy.allocate(problem);
         assert_agree(answer.objective, most_saved(problem), 1.0, problem);
-        // And the caches that it names really save that.
+        // The caches really save that.
         let saved: f64 = problem
             .jobs
             .iter()
@@ -172,7 +173,7 @@ fn max_min_is_as_fair_as_the_linear_programme() {
             least >= 1.0 - 1e-9,
             "worse than the equal share: {problem:?}"
         );
-        // Beyond the first minimum: the level of those that remote IO holds back.
+        // Beyond the first minimum: the level of the jobs that are limited by remote IO.
         let held =
             |at: &usize| answer.jobs[*at].throughput < problem.jobs[*at].ideal_rate * 0.999_999;
         let Some(level) = (0..ratios.len())

@@ -1,11 +1,11 @@
-//! What holds for every policy and every problem.
+//! Properties of every policy for every problem.
 
 use super::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Any problem, with shared datasets, more or less of everything than is needed, and now and then
-/// nothing.
+/// Any problem, with shared datasets, more or less of every resource than is needed, and sometimes
+/// none.
 pub(in super::super) fn problems() -> impl Strategy<Value = Problem> {
     let datasets = prop::collection::vec(1.0..30_000.0_f64, 1..8);
     let some_ratio = prop::option::weighted(0.3, 0.0..=1.0_f64);
@@ -63,7 +63,7 @@ pub(in super::super) fn steady_problems() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// The same problem with its lists turned by so many places.
+/// Returns the problem with its lists rotated by `by` entries.
 fn turned(problem: &Problem, by: usize) -> Problem {
     let mut turned = problem.clone();
     let datasets = turned.datasets.len();
@@ -115,7 +115,7 @@ fn sound(policy: Policy, problem: &Problem) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn shares_stay_within_what_there_is(problem in problems()) {
+    fn shares_stay_within_the_totals(problem in problems()) {
         for policy in Policy::ALL {
             sound(policy, &problem)?;
         }
@@ -140,7 +140,7 @@ proptest! {
         }
     }
 
-    /// More cache saves more, more remote IO lets nobody be slower in sum.
+    /// More cache saves more, and more remote IO slows no job down.
     #[test]
     fn more_is_no_worse(problem in problems(), cache in 1.0..2.0_f64, remote_io in 1.0..2.0_f64) {
         let mut more = problem.clone();
@@ -165,7 +165,8 @@ proptest! {
         let greedy = Policy::Greedy.allocate(&problem).objective;
         for policy in [Policy::Benefit, Policy::Static, Policy::Lru] {
             let other = policy.allocate(&problem).objective;
-            // Private caches of a shared dataset hold the same bytes twice: never better either.
+            // Private caches of a shared dataset hold the same bytes twice, so they are never
+            // better either.
             prop_assert!(other <= greedy * (1.0 + 1e-9) + 1.0, "{policy}: {other} > {greedy}");
         }
     }

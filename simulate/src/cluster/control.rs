@@ -1,9 +1,8 @@
-//! Who gets what now: the step from the jobs that run to budgets and rates, through
-//! [`copperfs_policy`].
+//! The division of GPUs, cache and remote IO among the running jobs, by [`copperfs_policy`].
 //!
-//! Budgets follow from a policy when the jobs that run change. Rates follow from effective hit
-//! ratios, which change with every epoch. Where a policy's rates are plain water filling over what is
-//! known here already, that is called instead of the whole policy; a test holds the two together.
+//! Budgets change when the set of running jobs changes. Rates depend on effective hit ratios, which
+//! change with every epoch. If a policy's rates are plain water filling over known values, the
+//! filling is called instead of the whole policy; a test compares the two.
 
 use super::progress::Progress;
 use super::{Scenario, Scheduler, System, Workload};
@@ -12,26 +11,25 @@ use copperfs_policy::performance::{remote_io, silod_perf};
 use copperfs_policy::water::{fill, fill_weighted};
 use copperfs_policy::{Allocation, Dataset, Job, Policy, Problem, Totals};
 
-/// How often the GPU time that jobs bound by data leave is given to others (Gavel with Eq. 9). After
-/// the second time the parts change by less than a per cent.
+/// How often unused GPU time of jobs bound by data is redistributed (Gavel with Eq. 9). After the
+/// second time the parts change by less than a per cent.
 const REBALANCES: usize = 2;
-/// GPU time that a job bound by data keeps beyond what it uses, so that it sees when it no longer is.
+/// The GPU time that a job bound by data keeps, relative to its use, so that it is detected when it
+/// is no longer bound.
 const SLACK: f64 = 1.05;
 
-/// Decides.
+/// Divides the resources.
 #[derive(Debug)]
 pub(super) struct Control<'a> {
     scenario: &'a Scenario,
     workload: &'a Workload,
-    /// What was last solved.
+    /// The last problem.
     problem: Problem,
-    /// Where a dataset stands in the problem at hand.
+    /// The index of each dataset in the problem that is being built.
     places: Vec<Option<usize>>,
-    needs: Vec<f64>,
-    weights: Vec<f64>,
 }
 
-/// The policy that divides cache and remote IO.
+/// Returns the policy that divides cache and remote IO.
 fn policy(scenario: &Scenario) -> Policy {
     match (scenario.system, scenario.scheduler) {
         (System::Silod, Scheduler::Fifo) => Policy::Greedy,
@@ -48,27 +46,17 @@ impl<'a> Control<'a> {
         Self {
             scenario,
             workload,
-            problem: Problem {
-                totals: Totals {
-                    gpus: 0.0,
-                    cache: 0.0,
-                    remote_io: 0.0,
-                },
-                datasets: Vec::new(),
-                jobs: Vec::new(),
-            },
+            problem: Problem::default(),
             places: vec![None; workload.datasets.len()],
-            needs: Vec::new(),
-            weights: Vec::new(),
         }
     }
 
-    /// `f*`.
+    /// Returns a job's ideal rate `f*`.
     pub(super) fn ideal(&self, job: usize) -> f64 {
         self.workload.jobs[job].ideal_rate * self.scenario.gpu_speed
     }
 
-    /// What a job's place in the queue goes by; the least is first.
+    /// Returns a job's key in the queue; the least is first.
     pub(super) fn score(&self, job: usize) -> f64 {
         if self.scenario.scheduler != Scheduler::Sjf {
             return 0.0;
@@ -84,12 +72,12 @@ impl<'a> Control<'a> {
             let scores = Policy::Sjf.allocate(&alone).jobs;
             return scores[0].score.unwrap_or(f64::INFINITY);
         }
-        // Eq. 6 with the one resource that the baselines' schedulers know.
+        // Eq. 6 with the only resource that the baselines' schedulers know.
         f64::from(wanted.gpus) / f64::from(self.scenario.gpus) * wanted.work / self.ideal(job)
     }
 
-    /// After the jobs that run have changed: their parts of the GPUs, what an equal share would give
-    /// them, and (but for an LRU cache) the budget of each slot.
+    /// Updates the running jobs' parts of the GPUs, their rates with an equal share, and (except
+    /// for an LRU cache) the budget of each slot. Call it when the set of running jobs has changed.
     pub(super) fn divide(
         &mut self,
         active: &[usize],
@@ -101,6 +89,7 @@ impl<'a> Control<'a> {
         for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
             progress[job].equal = equal;
         }
+        // An LRU cache has no budgets.
         if self.scenario.system == System::Alluxio {
             return;
         }
@@ -173,7 +162,8 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Under Gavel all jobs have the same part of the time; under the others they have their GPUs.
+    /// Gives all jobs the same part of the time under Gavel, and all of it under the other
+    /// schedulers.
     fn share_gpus(&self, active: &[usize], progress: &mut [Progress]) {
         let gpus = |&job: &usize| f64::from(self.workload.jobs[job].gpus);
         let wanted: f64 = active.iter().map(gpus).sum();
@@ -183,8 +173,8 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Eq. 9 sees which jobs data holds back: what they leave of their GPUs' time goes to the others,
-    /// evenly. Whether there was any.
+    /// Redistributes the GPU time that jobs bound by data do not use, evenly (Eq. 9). Returns
+    /// whether that changes anything.
     fn rebalance(
         &self,
         active: &[usize],
@@ -196,6 +186,7 @@ impl<'a> Control<'a> {
             .iter()
             .zip(&allocation.jobs)
             .map(|(&job, share)| {
+                // A job that uses all of its time may use more.
                 let used = share.throughput / self.ideal(job) * SLACK;
                 if used < progress[job].share {
                     used * gpus(job)
@@ -215,8 +206,8 @@ impl<'a> Control<'a> {
         moved > 0.01
     }
 
-    /// Divides remote IO among the jobs that run, with the hit ratios as they are now: bytes a second
-    /// for each, in their order.
+    /// Divides remote IO among the running jobs by their current hit ratios: bytes per second for
+    /// each, in their order.
     pub(super) fn remote_io(&mut self, active: &[usize], progress: &[Progress]) -> Vec<f64> {
         let total = self.scenario.remote_io;
         let allocated = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
@@ -228,22 +219,19 @@ impl<'a> Control<'a> {
             let allocation = Policy::Sjf.allocate(&self.problem);
             return allocation.jobs.iter().map(|job| job.remote_io).collect();
         }
-        self.needs.clear();
-        self.weights.clear();
-        for &job in active {
-            let now = &progress[job];
-            self.needs
-                .push(remote_io(self.ideal(job) * now.share, now.hit));
-            self.weights.push(remote_io(now.equal, now.hit));
-        }
+        let running = || active.iter().map(|&job| (job, &progress[job]));
+        let needs: Vec<f64> = running()
+            .map(|(job, now)| remote_io(self.ideal(job) * now.share, now.hit))
+            .collect();
         if allocated && self.scenario.scheduler == Scheduler::Gavel {
-            fill_weighted(total, &self.needs, &self.weights)
+            let weights = running().map(|(_, now)| remote_io(now.equal, now.hit));
+            fill_weighted(total, &needs, &weights.collect::<Vec<f64>>())
         } else {
-            fill(total, &self.needs)
+            fill(total, &needs)
         }
     }
 
-    /// What each job reads now, and what of it from storage.
+    /// Updates each job's rate, and its part from storage.
     pub(super) fn rates(&mut self, active: &[usize], progress: &mut [Progress]) {
         let given = self.remote_io(active, progress);
         for (&job, given) in active.iter().zip(given) {
@@ -299,7 +287,8 @@ mod tests {
             for (job, state) in problem.jobs.iter_mut().zip(&progress) {
                 job.hit_ratio = Some(state.hit);
             }
-            // What is equal was told before GPUs were given anew; the policy tells it of its problem.
+            // The equal rates were computed before GPUs were redistributed; the policy computes
+            // them from its problem.
             for (&job, equal) in active.iter().zip(equal_throughputs(&problem)) {
                 progress[job].equal = equal;
             }

@@ -1,184 +1,101 @@
-//! From event to event: submission, end of an epoch, end of a job, and, where hit ratios move
-//! within epochs, short steps in between.
+//! Fluid granularity: steps from event to event (a submission, the end of an epoch or of a job), with
+//! short steps in between where hit ratios change within epochs.
 
-use super::control::Control;
 use super::lru::Lru;
-use super::outcome::{Recorder, state};
-use super::progress::{Filling, Progress};
-use super::schedule::Queue;
+use super::progress::LiquidCache;
+use super::simulation::Simulation;
 use super::uniform::Uniform;
-use super::{ClusterError, Outcome, STEPS_MAX, Scenario, System, Workload};
+use super::{ClusterError, Outcome, Scenario, System, Workload};
 
-/// Bytes that are none: what rounding leaves of an epoch or of a job.
+/// Fewer bytes than this are a rounding error of an epoch or of a job.
 const NOTHING: f64 = 1.0;
 
-#[derive(Debug)]
-enum Cache {
-    Uniform(Uniform),
-    Lru(Lru),
-}
-
 struct Fluid<'a> {
-    scenario: &'a Scenario,
-    workload: &'a Workload,
-    control: Control<'a>,
-    queue: Queue,
-    cache: Cache,
-    progress: Vec<Progress>,
-    active: Vec<usize>,
-    budgets: Vec<f64>,
-    now: f64,
-    finished: usize,
+    state: Simulation<'a>,
+    cache: Box<dyn LiquidCache>,
 }
 
 pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, ClusterError> {
-    let cache = match scenario.system {
-        System::Alluxio => Cache::Lru(Lru::new(scenario, workload)),
-        _ => Cache::Uniform(Uniform::new(scenario, workload)),
+    let cache: Box<dyn LiquidCache> = match scenario.system {
+        System::Alluxio => Box::new(Lru::new(scenario, workload)),
+        _ => Box::new(Uniform::new(scenario, workload)),
     };
-    let slots = match &cache {
-        Cache::Uniform(uniform) => uniform.slots(),
-        Cache::Lru(_) => 0,
-    };
-    let progress = workload.jobs.iter().map(|job| Progress {
-        left: job.work,
-        ..Progress::default()
-    });
     let mut fluid = Fluid {
-        scenario,
-        workload,
-        control: Control::new(scenario, workload),
-        queue: Queue::new(scenario),
+        state: Simulation::new(scenario, workload, cache.slots()),
         cache,
-        progress: progress.collect(),
-        active: Vec::new(),
-        budgets: vec![0.0; slots],
-        now: 0.0,
-        finished: 0,
     };
-    let mut recorder = Recorder::new();
-    while fluid.finished < workload.jobs.len() {
-        fluid.step(&mut recorder)?;
+    while !fluid.state.is_over() {
+        fluid.step()?;
     }
-    Ok(recorder.finish(workload, &fluid.progress))
+    Ok(fluid.state.finish())
 }
 
 impl Fluid<'_> {
-    fn step(&mut self, recorder: &mut Recorder) -> Result<(), ClusterError> {
-        recorder.steps += 1;
-        if recorder.steps > STEPS_MAX {
-            return Err(ClusterError::Endless {
-                days: self.now / 86_400.0,
-                finished: self.finished,
-                jobs: self.workload.jobs.len(),
-            });
-        }
-        self.control.rates(&self.active, &mut self.progress);
+    fn step(&mut self) -> Result<(), ClusterError> {
+        let state = &mut self.state;
+        state.count_step()?;
+        state.control.rates(&state.active, &mut state.progress);
         let seconds = self.seconds();
-        let mut sample = state(
-            (self.scenario, self.workload),
-            &self.active,
-            &self.progress,
-            self.queue.waiting(),
-        );
-        let before = self.measure();
-        match &mut self.cache {
-            Cache::Uniform(uniform) => uniform.advance(seconds, &mut self.progress),
-            Cache::Lru(lru) => lru.advance(seconds, &self.progress),
-        }
-        let after = self.measure();
+        let state = &mut self.state;
+        let mut sample = state.sample();
+        let before = self.cache.measure(&state.progress);
+        self.cache.advance(seconds, &mut state.progress);
+        let after = self.cache.measure(&state.progress);
+        // The cache fills linearly within a step, so use the mean of its start and end.
         sample.allocated_cache = before.allocated;
         sample.cached = f64::midpoint(before.cached, after.cached);
         sample.effective_cache = f64::midpoint(before.effective, after.effective);
-        recorder.add(self.now, seconds, &sample);
-        self.now += seconds;
-        let changed =
-            self.read(seconds) | self.queue.arrive(self.workload, &self.control, self.now);
-        if changed {
+        state.advance(seconds, &sample);
+        // Both are evaluated: a job may end at the moment at which another is submitted.
+        if self.read(seconds) | self.state.arrive() {
             self.divide();
         }
-        if let Cache::Lru(lru) = &mut self.cache {
-            lru.settle(seconds, &mut self.progress);
-        }
+        self.cache.settle(seconds, &mut self.state.progress);
         Ok(())
     }
 
-    fn measure(&self) -> Filling {
-        match &self.cache {
-            Cache::Uniform(uniform) => uniform.measure(&self.progress),
-            Cache::Lru(lru) => lru.measure(&self.progress),
-        }
-    }
-
-    /// How long nothing happens.
+    /// Returns the seconds until the next event.
     fn seconds(&self) -> f64 {
-        let mut next = match self.workload.jobs.get(self.queue.submitted()) {
-            Some(job) => (job.submit - self.now).max(0.0),
-            None => f64::INFINITY,
-        };
-        for &job in &self.active {
-            let now = &self.progress[job];
-            let size = self.workload.datasets[self.workload.jobs[job].dataset].size;
-            next = next.min(now.left.min(size - now.read) / now.rate);
+        let state = &self.state;
+        let mut next = state.until_submission();
+        for &job in &state.active {
+            let progress = &state.progress[job];
+            let unread = state.dataset_size(job) - progress.read;
+            next = next.min(progress.left.min(unread) / progress.rate);
         }
-        if !self.active.is_empty() {
-            next = next.min(match &self.cache {
-                Cache::Uniform(uniform) => uniform.step(&self.progress),
-                Cache::Lru(lru) => lru.step(&self.progress),
-            });
+        if !state.active.is_empty() {
+            next = next.min(self.cache.step(&state.progress));
         }
         next
     }
 
-    /// All jobs have read for so long; whether one has finished.
+    /// Lets all jobs read for `seconds`. Returns whether a job has finished.
     fn read(&mut self, seconds: f64) -> bool {
-        let before = self.active.len();
-        let (workload, progress) = (self.workload, &mut self.progress);
-        let (cache, queue, now) = (&mut self.cache, &mut self.queue, self.now);
-        self.active.retain(|&job| {
+        let (cache, workload) = (&mut self.cache, self.state.workload);
+        self.state.retire(|job, progress| {
             let size = workload.datasets[workload.jobs[job].dataset].size;
-            let state = &mut progress[job];
-            let bytes = state.rate * seconds;
-            state.left -= bytes;
-            state.read += bytes;
-            if state.left < NOTHING {
-                state.finished = Some(now);
-                queue.finish(workload.jobs[job].gpus);
-                match cache {
-                    Cache::Uniform(uniform) => uniform.finish(workload, job),
-                    Cache::Lru(lru) => lru.finish(workload, job),
-                }
-                return false;
+            let bytes = progress.rate * seconds;
+            progress.left -= bytes;
+            progress.read += bytes;
+            let done = progress.left < NOTHING;
+            if done {
+                cache.finish(workload, job);
+            } else if size - progress.read < NOTHING {
+                progress.read = 0.0;
+                cache.epoch(workload, job, progress);
             }
-            if size - state.read < NOTHING {
-                state.read = 0.0;
-                match cache {
-                    Cache::Uniform(uniform) => uniform.epoch(workload, job, state),
-                    Cache::Lru(lru) => lru.epoch(workload, job),
-                }
-            }
-            true
-        });
-        self.finished += before - self.active.len();
-        before != self.active.len()
+            done
+        })
     }
 
-    /// Starts what fits and gives everybody a part anew.
+    /// Starts the jobs that fit, and divides the resources.
     fn divide(&mut self) {
-        while let Some(job) = self.queue.start(self.workload) {
-            self.active.push(job);
-            self.progress[job].started = Some(self.now);
-            match &mut self.cache {
-                Cache::Uniform(uniform) => {
-                    uniform.start(self.workload, job, &mut self.progress[job]);
-                }
-                Cache::Lru(lru) => lru.start(self.workload, job, self.now),
-            }
+        let state = &mut self.state;
+        while let Some(job) = state.start_next() {
+            let progress = &mut state.progress[job];
+            self.cache.start(state.workload, job, state.now, progress);
         }
-        let (active, progress) = (&self.active, &mut self.progress);
-        self.control.divide(active, progress, &mut self.budgets);
-        if let Cache::Uniform(uniform) = &mut self.cache {
-            uniform.set_budgets(&self.budgets, progress);
-        }
+        state.divide();
+        self.cache.set_budgets(&state.budgets, &mut state.progress);
     }
 }

@@ -9,14 +9,14 @@ use super::workload::Builder;
 use super::{Job, Workload, WorkloadError};
 use crate::random::Random;
 
-/// A model and what it reads.
+/// A model and its datasets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Model {
     /// Its name.
     pub name: &'static str,
-    /// Bytes a second on one V100 when data is not the bottleneck.
+    /// Bytes per second on one V100 when data is not the bottleneck.
     pub ideal_rate: f64,
-    /// Names and bytes of its datasets.
+    /// The names and sizes of its datasets.
     pub datasets: &'static [(&'static str, f64)],
 }
 
@@ -29,7 +29,7 @@ const VIDEOS: &[(&str, f64)] = &[("youtube8m", 1.46e12)];
 const PAGES: &[(&str, f64)] = &[("websearch", 20.9e12)];
 
 /// Table 4, with the rates of Figure 6 where it has them. It has none for AlexNet, EfficientNetB0
-/// and InceptionV3; theirs are assumed.
+/// and InceptionV3, whose rates are assumed.
 pub const MODELS: [Model; 8] = [
     model("alexnet", 150e6, IMAGES),
     model("efficientnetb0", 90e6, IMAGES),
@@ -53,30 +53,30 @@ const fn model(
     }
 }
 
-/// What a trace is made of.
+/// The parameters of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recipe {
     /// Jobs.
     pub jobs: usize,
-    /// Over how many days they are submitted.
+    /// The number of days over which jobs are submitted.
     pub days: f64,
-    /// The part of the jobs that share their dataset with others of the same; the rest have one of
-    /// their own (`name#n`).
+    /// The fraction of jobs on a shared dataset. Other jobs have their own dataset (`name#n`).
     pub sharing: f64,
-    /// For everything.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// Makes a trace.
+/// Generates a trace.
 ///
 /// # Errors
-/// No jobs, or more than a workload may have.
+/// There are no jobs, or too many for a workload.
 pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
     let mut random = Random::new(recipe.seed);
     let mean = recipe.days * 86_400.0 / super::outcome::index_f64(recipe.jobs.max(1));
     let mut builder = Builder::default();
     let mut submit = 0.0;
     for number in 0..recipe.jobs {
+        // Exponential gaps make a Poisson process.
         submit -= mean * (1.0 - random.unit()).ln();
         let model = pick(&MODELS, &mut random);
         let &(set, size) = pick(model.datasets, &mut random);
@@ -100,7 +100,7 @@ pub fn generate(recipe: &Recipe) -> Result<Workload, WorkloadError> {
         let dataset = builder.dataset(&name, size)?;
         builder.job(Job {
             id: number.to_string(),
-            // As the trace is written: what is read again is the same.
+            // Rounded like the written trace, so that it is identical when read again.
             submit: (submit * 1e3).round() / 1e3,
             model: model.name.to_owned(),
             dataset,
@@ -118,8 +118,8 @@ fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {
     &from[at]
 }
 
-/// The same workload with `sharing` of its jobs, chosen by `seed`, on shared datasets: what stands
-/// before the `#` of a dataset's name names what is shared.
+/// Returns the same workload with the fraction `sharing` of its jobs, chosen by `seed`, on shared
+/// datasets. The part of a dataset's name before `#` is the name of the shared dataset.
 ///
 /// # Errors
 /// Datasets that would be shared have different sizes.

@@ -1,30 +1,29 @@
-//! Item by item: every job shuffles its dataset each epoch and reads it through a real cache, in
-//! mini-batches that are loaded while others are computed.
+//! Item granularity: every job shuffles its dataset each epoch and reads it through a real cache,
+//! in mini-batches that are loaded while others are computed.
 //!
-//! A job's loader fetches one batch at a time and runs ahead of the GPUs by [`AHEAD`] batches. The
-//! batch's missing items come over the link, which is shared among the loaders that fetch, evenly or
-//! by the policy's weights. Its items are scaled: datasets have thousands, not millions, and a batch
-//! has enough of them that their misses average out.
+//! A job's loader fetches one batch at a time, up to [`AHEAD`] batches ahead of the GPUs. The
+//! missing items of a batch come over the link, which is shared among the loaders that fetch,
+//! evenly or by the policy's weights. Items are scaled: datasets have thousands, not millions, and
+//! a batch has enough of them that misses average out.
 
 mod store;
 
-use super::control::Control;
-use super::outcome::{Recorder, index, index_f64, state};
-use super::progress::Progress;
-use super::schedule::Queue;
-use super::{ClusterError, Outcome, STEPS_MAX, Scenario, System, Workload};
+use super::outcome::{index, index_f64};
+use super::simulation::Simulation;
+use super::{ClusterError, Outcome, Sample, Scenario, System, Workload};
 use crate::random::Random;
 use copperfs_policy::water::fill_weighted;
+use std::collections::{BTreeSet, VecDeque};
 use store::{Lru, Uniform};
 
-/// Batches that a loader has ready at most: what data loaders of today do by default (two for each
-/// of several workers).
+/// The maximum number of batches that a loader prepares: the default of current data loaders (two
+/// for each of several workers).
 const AHEAD: u32 = 4;
-/// Most items that are read in a run: minutes.
+/// The maximum number of items read in a run, which takes minutes.
 const READS_MAX: f64 = 2e9;
-/// Most items of all datasets: half a gigabyte of them.
+/// The maximum number of items of all datasets, which take half a gigabyte.
 const ITEMS_MAX: f64 = 64e6;
-/// What of a batch counts as fetched, in bytes: rounding.
+/// A remainder in bytes that counts as fetched, because of rounding.
 const NOTHING: f64 = 1e-3;
 
 #[derive(Debug)]
@@ -33,63 +32,64 @@ enum Cache {
     Lru(Lru),
 }
 
-/// What a job's loader and GPUs are doing.
+/// The state of a job's loader and GPUs.
 #[derive(Debug, Default)]
 struct Pipeline {
-    /// The epoch's order.
+    /// The order of items in this epoch.
     order: Vec<u32>,
-    /// Where in it the loader is.
+    /// The loader's position in it.
     at: usize,
-    /// Bytes that the loader has still to start on.
+    /// Bytes that the loader has not begun to fetch.
     unread: f64,
-    /// Items of the batch that is being fetched, to be cached when it is there.
+    /// The missing items of the batch that is being fetched, which are cached when it is complete.
     missing: Vec<u32>,
-    /// Bytes of that batch, and what is left to fetch; nothing under way if there are none.
+    /// Bytes of that batch, and bytes left to fetch. 0 if no batch is being fetched.
     batch: f64,
     fetching: f64,
-    /// Batches that are ready: bytes.
-    ready: std::collections::VecDeque<f64>,
-    /// The batch on the GPUs, and when it will be done.
+    /// The bytes of each prepared batch.
+    ready: VecDeque<f64>,
+    /// The bytes of the batch on the GPUs, and when it will be done.
     computing: Option<(f64, f64)>,
-    /// When the last one was done.
+    /// When the last batch was done.
     done: f64,
-    /// What the policy gives it of the link.
+    /// The part of the link that the policy allocates to it.
     planned: f64,
 }
 
+/// The items of one dataset.
+#[derive(Debug, Clone, Copy)]
+struct ItemRange {
+    count: u32,
+    /// The number of the first one among the items of all datasets.
+    first: u32,
+}
+
 struct Engine<'a> {
-    scenario: &'a Scenario,
-    workload: &'a Workload,
-    control: Control<'a>,
-    queue: Queue,
+    state: Simulation<'a>,
     cache: Cache,
+    /// Bytes of an item.
     item: f64,
-    /// Items of each dataset, and where they begin among all.
-    sets: Vec<(u32, u32)>,
+    /// The items of each dataset.
+    sets: Vec<ItemRange>,
     random: Random,
     pipelines: Vec<Pipeline>,
-    progress: Vec<Progress>,
-    active: Vec<usize>,
-    budgets: Vec<f64>,
-    now: f64,
-    finished: usize,
 }
 
 pub(super) fn run(scenario: &Scenario, workload: &Workload) -> Result<Outcome, ClusterError> {
     let mut engine = Engine::new(scenario, workload)?;
-    let mut recorder = Recorder::new();
-    while engine.finished < workload.jobs.len() {
-        engine.step(&mut recorder)?;
+    while !engine.state.is_over() {
+        engine.step()?;
     }
-    Ok(recorder.finish(workload, &engine.progress))
+    Ok(engine.state.finish())
 }
 
-/// A number below `end`.
+/// Returns a random number below `end`.
 fn below(random: &mut Random, end: usize) -> usize {
     index(random.unit() * index_f64(end)).min(end - 1)
 }
 
-/// Bytes of an item: so that the largest dataset that fits into the cache has as many as are wanted.
+/// Returns the bytes of an item, such that the largest dataset that fits into the cache has the
+/// requested number of items.
 fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterError> {
     let sizes = || workload.datasets.iter().map(|set| set.size);
     let fitting = sizes()
@@ -102,18 +102,12 @@ fn item_bytes(scenario: &Scenario, workload: &Workload) -> Result<f64, ClusterEr
     };
     let item = largest / f64::from(scenario.items);
     let reads = workload.jobs.iter().map(|job| job.work).sum::<f64>() / item;
-    let private = scenario.system == System::Coordl;
-    let of_jobs = || {
-        workload
-            .jobs
-            .iter()
-            .map(|job| workload.datasets[job.dataset].size)
-    };
-    let held = if private {
-        of_jobs().sum::<f64>()
-    } else {
-        sizes().sum()
+    let jobs = workload.jobs.iter();
+    let held = match scenario.system {
+        System::Coordl => jobs.map(|job| workload.datasets[job.dataset].size).sum(),
+        _ => sizes().sum::<f64>(),
     } / item;
+    // Both time and memory are bounded before anything is allocated.
     if reads > READS_MAX || held > ITEMS_MAX {
         return Err(ClusterError::TooManyItems {
             reads,
@@ -129,12 +123,13 @@ impl<'a> Engine<'a> {
         let mut first = 0;
         let mut sets = Vec::new();
         for set in &workload.datasets {
-            let items = u32::try_from(index((set.size / item).round().max(1.0))).unwrap_or(1);
-            sets.push((items, first));
-            first += items;
+            let count = u32::try_from(index((set.size / item).round().max(1.0))).unwrap_or(1);
+            sets.push(ItemRange { count, first });
+            first += count;
         }
+        // An LRU cache without room for one item would not work.
         let capacity = index((scenario.cache / item).round().max(1.0));
-        let uniform = |at: usize| Uniform::new(sets[at].0 as usize);
+        let uniform = |at: usize| Uniform::new(sets[at].count as usize);
         let cache = match scenario.system {
             System::Alluxio => Cache::Lru(Lru::new(first, capacity)),
             System::Coordl => Cache::Uniform(
@@ -150,59 +145,41 @@ impl<'a> Engine<'a> {
             Cache::Uniform(slots) => slots.len(),
             Cache::Lru(_) => 0,
         };
-        let progress = workload.jobs.iter().map(|job| Progress {
-            left: job.work,
-            ..Progress::default()
-        });
         Ok(Self {
-            scenario,
-            workload,
-            control: Control::new(scenario, workload),
-            queue: Queue::new(scenario),
+            state: Simulation::new(scenario, workload, slots),
             cache,
             item,
             sets,
             random: Random::new(scenario.seed),
             pipelines: workload.jobs.iter().map(|_| Pipeline::default()).collect(),
-            progress: progress.collect(),
-            active: Vec::new(),
-            budgets: vec![0.0; slots],
-            now: 0.0,
-            finished: 0,
         })
     }
 
-    fn step(&mut self, recorder: &mut Recorder) -> Result<(), ClusterError> {
-        recorder.steps += 1;
-        if recorder.steps > STEPS_MAX {
-            return Err(ClusterError::Endless {
-                days: self.now / 86_400.0,
-                finished: self.finished,
-                jobs: self.workload.jobs.len(),
-            });
-        }
-        let changed = self.queue.arrive(self.workload, &self.control, self.now) | self.retire();
+    fn step(&mut self) -> Result<(), ClusterError> {
+        self.state.count_step()?;
+        // Both are evaluated: a job may end at the moment at which another is submitted.
+        let changed = self.state.arrive() | self.retire();
         if changed {
             self.divide();
         }
-        if self.finished == self.workload.jobs.len() {
+        if self.state.is_over() {
             return Ok(());
         }
         let mut epochs = false;
-        for at in 0..self.active.len() {
-            epochs |= self.feed(self.active[at]);
+        for at in 0..self.state.active.len() {
+            epochs |= self.feed(self.state.active[at]);
         }
         if changed || epochs {
             self.plan();
         }
         self.share_link();
         let seconds = self.seconds();
-        self.record(recorder, seconds);
-        self.now += seconds;
-        for at in 0..self.active.len() {
-            let job = self.active[at];
+        let sample = self.sample();
+        self.state.advance(seconds, &sample);
+        for at in 0..self.state.active.len() {
+            let job = self.state.active[at];
             let line = &mut self.pipelines[job];
-            line.fetching -= self.progress[job].remote * seconds;
+            line.fetching -= self.state.progress[job].remote * seconds;
             if line.batch > 0.0 && line.fetching <= NOTHING {
                 line.ready.push_back(line.batch);
                 line.batch = 0.0;
@@ -216,41 +193,42 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Ends the batch on the GPUs if it is done.
+    /// Removes the batch from the GPUs if it is done.
     fn compute(&mut self, job: usize) {
         let line = &mut self.pipelines[job];
         if let Some((bytes, until)) = line.computing
-            && until <= self.now
+            && until <= self.state.now
         {
-            let state = &mut self.progress[job];
-            state.left -= bytes;
-            state.rate = bytes / (until - line.done);
+            let progress = &mut self.state.progress[job];
+            progress.left -= bytes;
+            progress.rate = bytes / (until - line.done);
             line.done = until;
             line.computing = None;
         }
     }
 
-    /// Puts the next batch on the GPUs, and the loader to work; whether with that an epoch began.
+    /// Gives the next batches to the GPUs and the loader. Returns whether an epoch began.
     fn feed(&mut self, job: usize) -> bool {
-        let ideal = self.control.ideal(job) * self.progress[job].share;
+        let ideal = self.state.control.ideal(job) * self.state.progress[job].share;
         let line = &mut self.pipelines[job];
         if line.computing.is_none()
             && let Some(bytes) = line.ready.pop_front()
         {
-            line.computing = Some((bytes, self.now + bytes / ideal));
+            line.computing = Some((bytes, self.state.now + bytes / ideal));
         }
         let ready = u32::try_from(line.ready.len()).unwrap_or(u32::MAX);
         if line.batch > 0.0 || ready >= AHEAD || line.unread < 0.5 * self.item {
             return false;
         }
         let items = self.next_batch(job);
+        // The first batch of an epoch ends at its own length.
         let begins = self.pipelines[job].at == items.len();
         let mut missing = std::mem::take(&mut self.pipelines[job].missing);
         missing.clear();
         for &item in &items {
             if self.has(job, item) {
                 if let Cache::Lru(lru) = &mut self.cache {
-                    lru.touch(self.sets[self.workload.jobs[job].dataset].1 + item);
+                    lru.touch(self.sets[self.state.workload.jobs[job].dataset].first + item);
                 }
             } else {
                 missing.push(item);
@@ -264,13 +242,13 @@ impl<'a> Engine<'a> {
         begins
     }
 
-    /// The items of the next batch.
+    /// Returns the items of the next batch.
     fn next_batch(&mut self, job: usize) -> Vec<u32> {
-        let wanted = &self.workload.jobs[job];
-        let (items, _) = self.sets[wanted.dataset];
+        let wanted = &self.state.workload.jobs[job];
+        let items = self.sets[wanted.dataset].count;
         let line = &mut self.pipelines[job];
         let left = index((line.unread / self.item).round().max(1.0));
-        let count = left.min(self.scenario.batch as usize);
+        let count = left.min(self.state.scenario.batch as usize);
         if let Some(curriculum) = &wanted.curriculum {
             let read = wanted.work - line.unread;
             let iteration = index(read / curriculum.batch_bytes) as u64;
@@ -279,7 +257,7 @@ impl<'a> Engine<'a> {
             return (0..count).map(draw).collect();
         }
         if line.at == line.order.len() {
-            // A new epoch: everything once, in a new order (Fisher and Yates).
+            // A new epoch: every item once, in a new order (Fisher and Yates).
             line.order.clear();
             line.order.extend(0..items);
             for last in (1..line.order.len()).rev() {
@@ -294,23 +272,25 @@ impl<'a> Engine<'a> {
     }
 
     fn slot(&self, job: usize) -> usize {
-        match self.scenario.system {
+        match self.state.scenario.system {
             System::Coordl => job,
-            _ => self.workload.jobs[job].dataset,
+            _ => self.state.workload.jobs[job].dataset,
         }
     }
 
     fn has(&self, job: usize, item: u32) -> bool {
         match &self.cache {
             Cache::Uniform(slots) => slots[self.slot(job)].has(item),
-            Cache::Lru(lru) => lru.has(self.sets[self.workload.jobs[job].dataset].1 + item),
+            Cache::Lru(lru) => {
+                lru.has(self.sets[self.state.workload.jobs[job].dataset].first + item)
+            }
         }
     }
 
-    /// Caches what was fetched.
+    /// Caches fetched items.
     fn keep(&mut self, job: usize, missing: &[u32]) {
         let slot = self.slot(job);
-        let first = self.sets[self.workload.jobs[job].dataset].1;
+        let first = self.sets[self.state.workload.jobs[job].dataset].first;
         for &item in missing {
             match &mut self.cache {
                 Cache::Uniform(slots) => slots[slot].insert(item),
@@ -319,142 +299,130 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What the policy gives each job, from what it really hits: the unread items that are cached.
+    /// Returns whether the policy divides the link.
+    fn is_planned(&self) -> bool {
+        let scenario = self.state.scenario;
+        scenario.system == System::Silod && scenario.remote_io_allocation
+    }
+
+    /// Divides remote IO by the policy, with the real hit ratio of each job's unread items.
     fn plan(&mut self) {
-        if self.scenario.system != System::Silod || !self.scenario.remote_io_allocation {
+        if !self.is_planned() {
             return;
         }
-        for &job in &self.active {
+        for at in 0..self.state.active.len() {
+            let job = self.state.active[at];
             let line = &self.pipelines[job];
             let unread = line.order.get(line.at..).unwrap_or(&[]);
             if !unread.is_empty() {
                 let cached = unread.iter().filter(|&&item| self.has(job, item)).count();
-                self.progress[job].hit = index_f64(cached) / index_f64(unread.len());
+                self.state.progress[job].hit = index_f64(cached) / index_f64(unread.len());
             }
         }
-        let given = self.control.remote_io(&self.active, &self.progress);
-        for (&job, given) in self.active.iter().zip(given) {
+        let state = &mut self.state;
+        let given = state.control.remote_io(&state.active, &state.progress);
+        for (&job, given) in state.active.iter().zip(given) {
             self.pipelines[job].planned = given;
         }
     }
 
     /// Divides the link among the loaders that fetch: evenly, or as planned.
     fn share_link(&mut self) {
-        let planned = self.scenario.system == System::Silod && self.scenario.remote_io_allocation;
-        // Nobody who misses an item waits for ever because none was foreseen.
-        let least = self.scenario.remote_io * 1e-6;
-        let line = |&job: &usize| &self.pipelines[job];
-        let need = |job| {
-            if line(job).fetching > NOTHING {
-                f64::INFINITY
-            } else {
-                0.0
-            }
-        };
-        let weight = |job| {
-            if planned {
-                line(job).planned.max(least)
+        let planned = self.is_planned();
+        let state = &mut self.state;
+        // A job that unexpectedly misses an item must not wait forever.
+        let least = state.scenario.remote_io * 1e-6;
+        let (mut needs, mut weights) = (Vec::new(), Vec::new());
+        for &job in &state.active {
+            let line = &self.pipelines[job];
+            let fetches = line.fetching > NOTHING;
+            needs.push(if fetches { f64::INFINITY } else { 0.0 });
+            weights.push(if planned {
+                line.planned.max(least)
             } else {
                 1.0
-            }
-        };
-        let needs: Vec<f64> = self.active.iter().map(need).collect();
-        let weights: Vec<f64> = self.active.iter().map(weight).collect();
-        let given = fill_weighted(self.scenario.remote_io, &needs, &weights);
-        for (&job, given) in self.active.iter().zip(given) {
-            self.progress[job].remote = given;
+            });
+        }
+        let given = fill_weighted(state.scenario.remote_io, &needs, &weights);
+        for (&job, given) in state.active.iter().zip(given) {
+            state.progress[job].remote = given;
         }
     }
 
+    /// Returns the seconds until the next event.
     fn seconds(&self) -> f64 {
-        let mut next = match self.workload.jobs.get(self.queue.submitted()) {
-            Some(job) => (job.submit - self.now).max(0.0),
-            None => f64::INFINITY,
-        };
-        for &job in &self.active {
+        let mut next = self.state.until_submission();
+        for &job in &self.state.active {
             let line = &self.pipelines[job];
             if line.batch > 0.0 {
-                let rate = self.progress[job].remote;
+                let rate = self.state.progress[job].remote;
                 let left = line.fetching.max(0.0);
                 next = next.min(if left > NOTHING { left / rate } else { 0.0 });
             }
             if let Some((_, until)) = line.computing {
-                next = next.min((until - self.now).max(0.0));
+                next = next.min((until - self.state.now).max(0.0));
             }
         }
         next
     }
 
-    fn record(&mut self, recorder: &mut Recorder, seconds: f64) {
-        let mut sample = state(
-            (self.scenario, self.workload),
-            &self.active,
-            &self.progress,
-            self.queue.waiting(),
-        );
+    fn sample(&mut self) -> Sample {
+        let mut sample = self.state.sample();
         match &self.cache {
             Cache::Lru(lru) => {
-                sample.allocated_cache = self.scenario.cache;
+                sample.allocated_cache = self.state.scenario.cache;
                 sample.cached = index_f64(lru.len()) * self.item;
             }
             Cache::Uniform(slots) => {
-                let mut seen: Vec<usize> = self.active.iter().map(|&job| self.slot(job)).collect();
-                seen.sort_unstable();
-                seen.dedup();
-                for slot in seen {
+                let active = self.state.active.iter();
+                // Jobs may share a slot.
+                let used: BTreeSet<usize> = active.map(|&job| self.slot(job)).collect();
+                for slot in used {
                     sample.allocated_cache += index_f64(slots[slot].budget()) * self.item;
                     sample.cached += index_f64(slots[slot].len()) * self.item;
                 }
             }
         }
-        for &job in &self.active {
+        for at in 0..self.state.active.len() {
+            let job = self.state.active[at];
             let line = &self.pipelines[job];
             if line.batch > 0.0 {
                 let hits = 1.0 - index_f64(line.missing.len()) * self.item / line.batch;
-                self.progress[job].hit = hits;
+                self.state.progress[job].hit = hits;
             }
-            let size = self.workload.datasets[self.workload.jobs[job].dataset].size;
-            sample.effective_cache += self.progress[job].hit * size;
+            let size = self.state.dataset_size(job);
+            sample.effective_cache += self.state.progress[job].hit * size;
         }
-        recorder.add(self.now, seconds, &sample);
+        sample
     }
 
-    /// Jobs that have computed all leave.
+    /// Removes jobs that have computed everything. Returns whether there are any.
     fn retire(&mut self) -> bool {
-        let before = self.active.len();
+        // Sums of items are rounded, so compare with half an item.
         let half = 0.5 * self.item;
-        let (progress, pipelines) = (&mut self.progress, &mut self.pipelines);
-        let (queue, workload, now) = (&mut self.queue, self.workload, self.now);
-        let cache = &mut self.cache;
-        let private = self.scenario.system == System::Coordl;
-        let random = &mut self.random;
-        self.active.retain(|&job| {
-            if progress[job].left >= half {
-                return true;
+        let (pipelines, cache, random) = (&mut self.pipelines, &mut self.cache, &mut self.random);
+        let private = self.state.scenario.system == System::Coordl;
+        self.state.retire(|job, progress| {
+            let done = progress.left < half;
+            if done {
+                pipelines[job] = Pipeline::default();
+                if let (true, Cache::Uniform(slots)) = (private, &mut *cache) {
+                    slots[job].set_budget(0, random);
+                }
             }
-            progress[job].finished = Some(now);
-            pipelines[job] = Pipeline::default();
-            queue.finish(workload.jobs[job].gpus);
-            if let (true, Cache::Uniform(slots)) = (private, &mut *cache) {
-                slots[job].set_budget(0, random);
-            }
-            false
-        });
-        self.finished += before - self.active.len();
-        before != self.active.len()
+            done
+        })
     }
 
+    /// Starts the jobs that fit, and divides the resources.
     fn divide(&mut self) {
-        while let Some(job) = self.queue.start(self.workload) {
-            self.active.push(job);
-            self.progress[job].started = Some(self.now);
-            self.pipelines[job].unread = self.workload.jobs[job].work;
-            self.pipelines[job].done = self.now;
+        while let Some(job) = self.state.start_next() {
+            self.pipelines[job].unread = self.state.workload.jobs[job].work;
+            self.pipelines[job].done = self.state.now;
         }
-        self.control
-            .divide(&self.active, &mut self.progress, &mut self.budgets);
+        self.state.divide();
         if let Cache::Uniform(slots) = &mut self.cache {
-            for (slot, budget) in slots.iter_mut().zip(&self.budgets) {
+            for (slot, budget) in slots.iter_mut().zip(&self.state.budgets) {
                 // A budget of a whole dataset is all of its items, however they were rounded.
                 let items = index((budget / self.item).round());
                 slot.set_budget(items, &mut self.random);

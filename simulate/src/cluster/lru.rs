@@ -1,65 +1,59 @@
 //! One LRU cache as a liquid.
 //!
-//! An LRU cache of `C` bytes holds what was read last. So there is a moment, the frontier, such that
-//! the cache holds exactly what was read after it, and all that is needed is how much of each dataset
-//! was. A job reads each item once an epoch, in an order that has nothing to do with that of the epoch
-//! before: of its unread items, the part that was read after the frontier is the part of the last
-//! epoch that came after it. It shrinks while the frontier moves through that epoch: the thrashing,
-//! and the teeth of Figure 9. Fast jobs push the frontier on, through slow jobs' items.
+//! An LRU cache of `C` bytes holds the bytes that were read last. So there is a point in time, the
+//! frontier, such that the cache holds exactly the bytes read after it, and only their amount for
+//! each dataset matters. A job reads each item once per epoch, in an order that is independent of
+//! the previous epoch's. Of its unread items, the fraction that was read after the frontier is the
+//! fraction of the last epoch that came after it. It shrinks while the frontier moves through that
+//! epoch: that is the thrashing, and the teeth of Figure 9. Fast jobs move the frontier, through
+//! the items of slow jobs.
 
-use super::progress::{Filling, Progress};
+use super::progress::{Filling, LiquidCache, Progress};
 use super::{Scenario, Workload};
 use std::collections::VecDeque;
 
-/// Steps end after this part of the fastest epoch that is not wholly cached.
+/// The maximum length of a step, relative to the fastest epoch that is not wholly cached.
 const EPOCH_STEP: f64 = 0.005;
-/// But are no shorter and no longer than this, in seconds.
+/// The minimum and maximum length of a step in seconds.
 const STEP_S: (f64, f64) = (2.0, 120.0);
-/// By about so many steps hit ratios are seen late: half of the one that comes, and a part of the one
-/// by which the frontier is behind.
+/// The number of steps by which hit ratios lag: half of the next one, and part of the one by which
+/// the frontier lags.
 const AHEAD: f64 = 1.0;
-/// Slopes that differ by less are one segment of a history.
+/// The relative difference below which two slopes are one segment of a history.
 const SLOPE: f64 = 1e-3;
-/// In a steady state the frontier moves as fast as time. Where it would move faster than this its
-/// place is searched for.
+/// In a steady state the frontier moves as fast as time. If it would move faster than this factor,
+/// its position is searched for.
 const FRONTIER_STEP: f64 = 2.0;
 
-/// A job, or what remains of it: what it has read, as a function of time.
+/// A job, or a finished job with cached items: its bytes read as a function of time.
 #[derive(Debug, Clone)]
 struct Reader {
     job: usize,
-    /// Moments and bytes read until then, from the segment in which the frontier lies.
+    /// Points in time and bytes read until then, starting with the frontier's segment.
     history: VecDeque<(f64, f64)>,
     slope: f64,
     read: f64,
     epoch: f64,
     size: f64,
-    /// Its hit ratio as it was last seen.
+    /// Its last hit ratio.
     hit: f64,
     running: bool,
 }
 
-/// What the frontier means to a reader.
+/// The items of a reader that were read after the frontier.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
-    /// Part of its unread items that it read after the frontier.
+struct AfterFrontier {
+    /// The fraction of its unread items.
     unread: f64,
-    /// Part of all items that it read after the frontier.
+    /// The fraction of all items.
     all: f64,
-    /// How fast `all` falls as the frontier moves.
+    /// The rate at which `all` falls as the frontier moves.
     density: f64,
 }
 
 impl Reader {
-    /// Drops what lies before the frontier.
-    fn forget(&mut self, frontier: f64) {
-        while self.history.len() > 1 && self.history[1].0 <= frontier {
-            self.history.pop_front();
-        }
-    }
-
-    fn seen(&self, frontier: f64) -> Seen {
-        // The segment in which the frontier lies; mostly the first.
+    fn after(&self, frontier: f64) -> AfterFrontier {
+        // The segment that contains the frontier, which is mostly the first.
         let at = match self.history.get(1) {
             Some(second) if second.0 <= frontier => {
                 self.history.partition_point(|point| point.0 <= frontier) - 1
@@ -76,7 +70,7 @@ impl Reader {
         };
         let here = self.read - self.epoch;
         if before >= self.epoch {
-            return Seen {
+            return AfterFrontier {
                 unread: 0.0,
                 all: (self.read - before) / self.size,
                 density: slope / self.size,
@@ -85,13 +79,13 @@ impl Reader {
         let past = here / self.size;
         let unread = (self.epoch - before) / self.size;
         if unread >= 1.0 {
-            return Seen {
+            return AfterFrontier {
                 unread: 1.0,
                 all: 1.0,
                 density: 0.0,
             };
         }
-        Seen {
+        AfterFrontier {
             unread,
             all: past + (1.0 - past) * unread,
             density: (1.0 - past) * slope / self.size,
@@ -104,12 +98,12 @@ pub(super) struct Lru {
     capacity: f64,
     frontier: f64,
     now: f64,
-    /// Readers of each dataset, running or remembered.
+    /// The readers of each dataset, including finished ones.
     readers: Vec<Vec<Reader>>,
-    /// Datasets with readers.
+    /// The datasets with readers.
     live: Vec<usize>,
     cached: f64,
-    seen: Vec<Seen>,
+    after: Vec<AfterFrontier>,
 }
 
 impl Lru {
@@ -121,11 +115,41 @@ impl Lru {
             readers: vec![Vec::new(); workload.datasets.len()],
             live: Vec::new(),
             cached: 0.0,
-            seen: Vec::new(),
+            after: Vec::new(),
         }
     }
 
-    pub(super) fn start(&mut self, workload: &Workload, job: usize, now: f64) {
+    /// Finds the position between the frontier and `most` at which the cache is full, by bisection.
+    /// Needed when the frontier leaves a time with few reads.
+    fn search(&self, most: f64) -> f64 {
+        let (mut low, mut high) = (self.frontier, most);
+        for _ in 0..40 {
+            let middle = f64::midpoint(low, high);
+            if self.held(middle) > self.capacity {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        high
+    }
+
+    /// Returns the bytes that were read after `frontier`.
+    fn held(&self, frontier: f64) -> f64 {
+        let of = |&set: &usize| {
+            let readers = &self.readers[set];
+            let out: f64 = readers
+                .iter()
+                .map(|reader| 1.0 - reader.after(frontier).all)
+                .product();
+            readers[0].size * (1.0 - out)
+        };
+        self.live.iter().map(of).sum()
+    }
+}
+
+impl LiquidCache for Lru {
+    fn start(&mut self, workload: &Workload, job: usize, now: f64, _progress: &mut Progress) {
         let set = workload.jobs[job].dataset;
         if self.readers[set].is_empty() {
             self.live.push(set);
@@ -143,13 +167,13 @@ impl Lru {
         self.now = now;
     }
 
-    pub(super) fn finish(&mut self, workload: &Workload, job: usize) {
+    fn finish(&mut self, workload: &Workload, job: usize) {
         for reader in &mut self.readers[workload.jobs[job].dataset] {
             reader.running &= reader.job != job;
         }
     }
 
-    pub(super) fn epoch(&mut self, workload: &Workload, job: usize) {
+    fn epoch(&mut self, workload: &Workload, job: usize, _progress: &mut Progress) {
         for reader in &mut self.readers[workload.jobs[job].dataset] {
             if reader.job == job && reader.running {
                 reader.epoch = reader.read;
@@ -157,39 +181,42 @@ impl Lru {
         }
     }
 
-    /// Hit ratios, and where the frontier must be so that what lies behind it is what the cache
-    /// holds.
-    pub(super) fn settle(&mut self, seconds: f64, progress: &mut [Progress]) {
+    /// Updates hit ratios, and moves the frontier so that the bytes read after it fill the cache.
+    fn settle(&mut self, seconds: f64, progress: &mut [Progress]) {
         let mut total = 0.0;
         let mut density = 0.0;
         let frontier = self.frontier;
         for &set in &self.live {
             let readers = &mut self.readers[set];
             let size = readers[0].size;
-            self.seen.clear();
+            self.after.clear();
             let mut out = 1.0;
             for reader in readers.iter_mut() {
-                reader.forget(frontier);
-                let seen = reader.seen(frontier);
-                out *= 1.0 - seen.all;
-                self.seen.push(seen);
+                // Segments before the frontier are never needed again.
+                while reader.history.len() > 1 && reader.history[1].0 <= frontier {
+                    reader.history.pop_front();
+                }
+                let after = reader.after(frontier);
+                // An item is outside of the cache only if no reader has read it after the frontier.
+                out *= 1.0 - after.all;
+                self.after.push(after);
             }
             total += size * (1.0 - out);
             for (at, reader) in readers.iter_mut().enumerate() {
-                let seen = self.seen[at];
-                // Short lists: jobs that share a dataset at a time, and few that have gone.
+                let after = self.after[at];
+                // The lists are short: concurrent jobs on one dataset, and few finished ones.
                 let others: f64 = self
-                    .seen
+                    .after
                     .iter()
                     .enumerate()
                     .filter(|&(other, _)| other != at)
-                    .map(|(_, seen)| 1.0 - seen.all)
+                    .map(|(_, after)| 1.0 - after.all)
                     .product();
-                density += size * seen.density * others;
+                density += size * after.density * others;
                 if reader.running {
-                    let hit = 1.0 - (1.0 - seen.unread) * others;
-                    // Within an epoch it falls, and the frontier is a step behind: what counts is
-                    // the middle of the step that comes.
+                    let hit = 1.0 - (1.0 - after.unread) * others;
+                    // Within an epoch the ratio falls, and the frontier lags by a step. Use the
+                    // value in the middle of the next step.
                     let falls = (hit - reader.hit).min(0.0);
                     progress[reader.job].hit = (hit + AHEAD * falls).max(0.0);
                     reader.hit = hit;
@@ -213,35 +240,7 @@ impl Lru {
         }
     }
 
-    /// Where the cache is full, between the frontier and `most`: halving, for the few times at which
-    /// the frontier comes from where little was read to where much was.
-    fn search(&self, most: f64) -> f64 {
-        let (mut low, mut high) = (self.frontier, most);
-        for _ in 0..40 {
-            let middle = f64::midpoint(low, high);
-            if self.held(middle) > self.capacity {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        high
-    }
-
-    /// What was read after `frontier`.
-    fn held(&self, frontier: f64) -> f64 {
-        let of = |&set: &usize| {
-            let readers = &self.readers[set];
-            let out: f64 = readers
-                .iter()
-                .map(|reader| 1.0 - reader.seen(frontier).all)
-                .product();
-            readers[0].size * (1.0 - out)
-        };
-        self.live.iter().map(of).sum()
-    }
-
-    pub(super) fn step(&self, progress: &[Progress]) -> f64 {
+    fn step(&self, progress: &[Progress]) -> f64 {
         let mut longest = f64::INFINITY;
         for reader in self.live.iter().flat_map(|&set| &self.readers[set]) {
             if reader.running && progress[reader.job].hit < 1.0 {
@@ -251,7 +250,7 @@ impl Lru {
         (EPOCH_STEP * longest).clamp(STEP_S.0, STEP_S.1)
     }
 
-    pub(super) fn advance(&mut self, seconds: f64, progress: &[Progress]) {
+    fn advance(&mut self, seconds: f64, progress: &mut [Progress]) {
         self.now += seconds;
         let (now, frontier) = (self.now, self.frontier);
         let readers = &mut self.readers;
@@ -260,6 +259,7 @@ impl Lru {
             for reader in readers.iter_mut().filter(|reader| reader.running) {
                 let rate = progress[reader.job].rate;
                 reader.read += rate * seconds;
+                // Merge segments of equal slope, so that histories stay short.
                 let same = (rate - reader.slope).abs() <= SLOPE * rate;
                 let grows = same && reader.history.len() > 1;
                 match reader.history.back_mut() {
@@ -270,7 +270,7 @@ impl Lru {
                     }
                 }
             }
-            // Who has gone is forgotten with the last byte that it read.
+            // A finished reader is dropped when its last byte is evicted.
             readers.retain(|reader| {
                 reader.running || reader.history.back().is_some_and(|last| last.0 > frontier)
             });
@@ -278,8 +278,7 @@ impl Lru {
         });
     }
 
-    /// What is held, and helps.
-    pub(super) fn measure(&self, progress: &[Progress]) -> Filling {
+    fn measure(&self, progress: &[Progress]) -> Filling {
         let mut effective = 0.0;
         for &set in &self.live {
             let running = self.readers[set].iter().filter(|reader| reader.running);

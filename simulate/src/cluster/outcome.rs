@@ -1,57 +1,58 @@
-//! What a run shows: times of jobs, and what the cluster did over time.
+//! The outcome of a run: times of jobs, and the cluster's state over time.
 
+use super::Workload;
 use super::progress::Progress;
-use super::{Scenario, Workload};
 use serde::Serialize;
 
-/// Samples of a run lie in buckets of equal length; when there are more than this, pairs become one.
+/// The maximum number of samples, which are buckets of equal length. Beyond it pairs of buckets are
+/// merged.
 const SAMPLES_MAX: usize = 2048;
-/// The first length of a bucket.
+/// The initial length of a bucket.
 const BUCKET_S: f64 = 60.0;
 
-/// A job's times, in seconds from the trace's zero.
+/// A job's times, in seconds since the start of the trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JobOutcome {
     /// Its id.
     pub id: String,
-    /// What it trains.
+    /// The model that it trains.
     pub model: String,
     /// When it was submitted.
     pub submit_s: f64,
-    /// When it had GPUs.
+    /// When it first had GPUs.
     pub start_s: f64,
-    /// When it was done.
+    /// When it finished.
     pub finish_s: f64,
-    /// From submission to the end.
+    /// The time from submission to the end.
     pub jct_s: f64,
 }
 
-/// What the cluster did in one stretch of time: averages over it. Bytes and bytes a second.
+/// Averages of the cluster's state over a period. Bytes and bytes per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sample {
-    /// Where the stretch begins.
+    /// The start of the period.
     pub at_s: f64,
-    /// What all jobs read.
+    /// The rate of all jobs' reads.
     pub throughput: f64,
-    /// What those that had GPUs would have read without waiting for data.
+    /// The rate that the jobs with GPUs would have without waiting for data.
     pub ideal_throughput: f64,
-    /// What of it came from storage.
+    /// The part of `throughput` from storage.
     pub remote_io: f64,
-    /// Cache given to datasets that are being read.
+    /// Cache allocated to datasets that are being read.
     pub allocated_cache: f64,
-    /// What of it was filled.
+    /// The filled part of it.
     pub cached: f64,
-    /// What of it helped the jobs that read (§6): hit ratio times dataset.
+    /// The part of it that helps the running jobs (§6): hit ratio times dataset size.
     pub effective_cache: f64,
-    /// Mean over jobs of throughput over what an equal share would give (Eq. 8).
+    /// The mean over jobs of the throughput relative to an equal share (Eq. 8).
     pub fairness: f64,
-    /// The least of them.
+    /// The minimum over jobs of the same ratio.
     pub fairness_min: f64,
     /// GPUs in use.
     pub gpus: f64,
-    /// Jobs that run.
+    /// The number of running jobs.
     pub running: f64,
-    /// Jobs that wait for GPUs.
+    /// The number of jobs that wait for GPUs.
     pub waiting: f64,
 }
 
@@ -70,49 +71,52 @@ impl Sample {
         self.waiting += other.waiting * seconds;
     }
 
-    fn over(mut self, at_s: f64, seconds: f64) -> Self {
-        let sum = self;
-        self = Self::default();
-        self.add(&sum, 1.0 / seconds);
-        self.at_s = at_s;
-        self
+    /// The average of this sum over `seconds`.
+    fn over(&self, at_s: f64, seconds: f64) -> Self {
+        let mut average = Self {
+            at_s,
+            ..Self::default()
+        };
+        average.add(self, 1.0 / seconds);
+        average
     }
 }
 
-/// A run.
+/// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Mean time from submission to the end.
+    /// The mean time from submission to the end.
     pub jct_mean_s: f64,
-    /// Half of the jobs took at most this.
+    /// The median of that time.
     pub jct_p50_s: f64,
-    /// 99 % of the jobs took at most this.
+    /// The 99th percentile of that time.
     pub jct_p99_s: f64,
-    /// From the first submission to the last end.
+    /// The time from the first submission to the last end.
     pub makespan_s: f64,
-    /// [`Sample::fairness`] over the time in which jobs ran.
+    /// The mean of [`Sample::fairness`] while jobs ran.
     pub fairness_mean: f64,
-    /// [`Sample::fairness_min`] over the time in which jobs ran.
+    /// The mean of [`Sample::fairness_min`] while jobs ran.
     pub fairness_min_mean: f64,
-    /// [`Sample::effective_cache`] over [`Sample::allocated_cache`], both over the whole time.
+    /// The ratio of [`Sample::effective_cache`] to [`Sample::allocated_cache`], both over the whole
+    /// time.
     pub effective_cache_ratio: f64,
-    /// [`Sample::effective_cache`] over [`Sample::cached`].
+    /// The ratio of [`Sample::effective_cache`] to [`Sample::cached`].
     pub effective_of_cached_ratio: f64,
-    /// Mean of what came from storage, in bytes a second.
+    /// The mean rate from storage while jobs ran, in bytes per second.
     pub remote_io_mean: f64,
-    /// What came from storage, in bytes.
+    /// Bytes read from storage.
     pub remote_bytes: f64,
-    /// What all jobs read, in bytes.
+    /// Bytes read by all jobs.
     pub read_bytes: f64,
-    /// Steps of the simulation.
+    /// The number of simulation steps.
     pub steps: u64,
-    /// Every job, in the workload's order.
+    /// All jobs, in the workload's order.
     pub jobs: Vec<JobOutcome>,
-    /// The cluster over time.
+    /// The cluster's state over time.
     pub samples: Vec<Sample>,
 }
 
-/// Collects a run.
+/// Records a run.
 #[derive(Debug)]
 pub(super) struct Recorder {
     buckets: Vec<(f64, Sample)>,
@@ -133,19 +137,20 @@ impl Recorder {
         }
     }
 
-    /// The cluster was so from `from` for `seconds`.
+    /// Records a state that lasted from `from` for `seconds`.
     pub(super) fn add(&mut self, mut from: f64, mut seconds: f64, state: &Sample) {
         self.total.add(state, seconds);
         if state.running > 0.0 {
             self.busy += seconds;
         }
+        // Double the length of all buckets until the end of the period fits.
         while from + seconds >= self.bucket * index_f64(SAMPLES_MAX) {
             self.halve();
         }
         while seconds > 0.0 {
             let at = index(from / self.bucket);
             let end = index_f64(at + 1) * self.bucket;
-            // At least a little, or rounding could keep `from` before the bucket's end for ever.
+            // A minimum, because rounding could keep `from` before the bucket's end forever.
             let part = seconds.min((end - from).max(self.bucket * 1e-9));
             if self.buckets.len() <= at {
                 self.buckets.resize(at + 1, (0.0, Sample::default()));
@@ -189,11 +194,17 @@ impl Recorder {
             })
             .collect();
         let mut jcts: Vec<f64> = jobs.iter().map(|job| job.jct_s).collect();
+        // Quantiles need sorted times.
         jcts.sort_unstable_by(f64::total_cmp);
         let quantile = |part: f64| jcts[index(part * index_f64(jcts.len() - 1))];
         let first = jobs.iter().map(|job| job.submit_s).fold(f64::MAX, f64::min);
         let last = jobs.iter().map(|job| job.finish_s).fold(0.0, f64::max);
+        let filled = self.buckets.iter().enumerate();
+        let samples = filled
+            .filter(|(_, (seconds, _))| *seconds > 0.0)
+            .map(|(at, (seconds, sum))| sum.over(index_f64(at) * self.bucket, *seconds));
         let total = &self.total;
+        // A run without jobs or without a cache has no meaningful ratio.
         let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         Outcome {
             jct_mean_s: jcts.iter().sum::<f64>() / index_f64(jcts.len()),
@@ -209,46 +220,9 @@ impl Recorder {
             read_bytes: total.throughput,
             steps: self.steps,
             jobs,
-            samples: self.samples(),
+            samples: samples.collect(),
         }
     }
-
-    fn samples(&self) -> Vec<Sample> {
-        let filled = self.buckets.iter().enumerate();
-        filled
-            .filter(|(_, (seconds, _))| *seconds > 0.0)
-            .map(|(at, (seconds, sum))| sum.over(index_f64(at) * self.bucket, *seconds))
-            .collect()
-    }
-}
-
-/// Adds up what the jobs that run do; the cache's figures come from the cache.
-pub(super) fn state(
-    (scenario, workload): (&Scenario, &Workload),
-    active: &[usize],
-    progress: &[Progress],
-    waiting: usize,
-) -> Sample {
-    let mut sample = Sample {
-        running: index_f64(active.len()),
-        waiting: index_f64(waiting),
-        fairness_min: f64::INFINITY,
-        ..Sample::default()
-    };
-    for &job in active {
-        let now = &progress[job];
-        sample.throughput += now.rate;
-        sample.ideal_throughput += workload.jobs[job].ideal_rate * scenario.gpu_speed * now.share;
-        sample.remote_io += now.remote;
-        sample.gpus += f64::from(workload.jobs[job].gpus) * now.share;
-        let ratio = now.rate / now.equal;
-        sample.fairness += ratio / sample.running;
-        sample.fairness_min = sample.fairness_min.min(ratio);
-    }
-    if active.is_empty() {
-        sample.fairness_min = 0.0;
-    }
-    sample
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of jobs and of samples")]

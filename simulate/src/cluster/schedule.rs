@@ -1,22 +1,22 @@
-//! Which jobs run.
+//! The queue of jobs for GPUs.
 //!
-//! FIFO and SJF start jobs in an order, each with all its GPUs (gang), and let them run to their
-//! end; the first that does not fit waits, and all behind it wait with it (head-of-line blocking, as
-//! in the paper). Gavel gives every job a part of the time instead. Its rounds (6 minutes) are short
-//! beside epochs, so the model takes their limit: all jobs run at once, each at its part of its
-//! speed, and keep what they have cached.
+//! FIFO and SJF start jobs in an order, each with all of its GPUs (gang scheduling), and run them
+//! to their end. The first job that does not fit waits, and so do all jobs after it (head-of-line
+//! blocking, as in the paper). Gavel gives every job a part of the time instead. Its rounds (6
+//! minutes) are short compared to epochs, so the model uses their limit: all jobs run at once, each
+//! at its part of its speed, and keep their cached items.
 
 use super::control::Control;
 use super::{Scenario, Scheduler, Workload};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The queue before the GPUs.
+/// The queue of jobs for GPUs.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// By score, then by submission. Scores are not negative, so their bits have their order.
+    /// By score, and then by submission. Scores are not negative, so their bits have their order.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Jobs that have come, the first ones of the workload.
+    /// The number of submitted jobs.
     submitted: usize,
     free: u32,
     shared: bool,
@@ -32,7 +32,7 @@ impl Queue {
         }
     }
 
-    /// Takes in what has been submitted by `now`; whether anything was.
+    /// Adds the jobs submitted by `now`. Returns whether there are any.
     pub(super) fn arrive(&mut self, workload: &Workload, control: &Control<'_>, now: f64) -> bool {
         let before = self.submitted;
         while let Some(job) = workload.jobs.get(self.submitted) {
@@ -47,22 +47,23 @@ impl Queue {
         before != self.submitted
     }
 
-    /// How many jobs have come.
+    /// Returns the number of submitted jobs.
     pub(super) fn submitted(&self) -> usize {
         self.submitted
     }
 
-    /// The next job that starts now.
+    /// Returns the next job that starts now.
     pub(super) fn start(&mut self, workload: &Workload) -> Option<usize> {
         let &Reverse((_, job)) = self.waiting.peek()?;
         if !self.shared {
+            // The first job that does not fit blocks all jobs after it.
             self.free = self.free.checked_sub(workload.jobs[job].gpus)?;
         }
         self.waiting.pop();
         Some(job)
     }
 
-    /// A job is done with its GPUs.
+    /// Frees the GPUs of a finished job.
     pub(super) fn finish(&mut self, gpus: u32) {
         if !self.shared {
             self.free += gpus;

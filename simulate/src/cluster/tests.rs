@@ -1,4 +1,4 @@
-//! The model against the paper, against arithmetic, and against itself.
+//! The model compared with the paper, with arithmetic, and between granularities.
 
 use super::trace::{from_csv, from_toml};
 use super::*;
@@ -57,7 +57,7 @@ fn near(found: f64, wanted: f64, part: f64) -> bool {
 }
 
 #[test]
-fn table_6_comes_out() {
+fn the_model_agrees_with_table_6() {
     let (scenario, workload) = eight_gpus();
     let mut errors = Vec::new();
     let mut found = Vec::new();
@@ -84,7 +84,7 @@ fn table_6_comes_out() {
 fn all_systems_are_equal_until_the_first_epoch_ends() {
     let (scenario, workload) = eight_gpus();
     let outcomes = System::ALL.map(|system| run_as(&scenario, &workload, system));
-    // Four jobs share 192 MB/s until the first of them has read its 1.3 TiB.
+    // Four jobs share 192 MB/s until the first has read its 1.3 TiB.
     let end = 1.3 * 2_f64.powi(40) / 48e6;
     for outcome in &outcomes {
         let first = outcome
@@ -100,7 +100,7 @@ fn all_systems_are_equal_until_the_first_epoch_ends() {
             .find(|sample| sample.at_s > end + 600.0);
         assert!(later.unwrap().throughput > 205e6);
     }
-    // Then one ResNet-50 is cached and the other has the rest: nobody waits for data (Figure 9).
+    // Then one ResNet-50 is cached and the other has the rest, so no job waits for data (Figure 9).
     let silod = &outcomes[0];
     let second = silod
         .samples
@@ -131,7 +131,7 @@ fn items_and_liquids_agree() {
 }
 
 #[test]
-fn items_and_liquids_agree_on_what_is_shared() {
+fn items_and_liquids_agree_on_shared_datasets() {
     let mut text = COLUMNS.to_owned();
     for (at, rate) in [200e6, 120e6, 90e6].iter().enumerate() {
         text += &format!("j{at},{},m,a,1e12,1,{rate},6e12\n", at * 1000);
@@ -153,8 +153,8 @@ fn items_and_liquids_agree_on_what_is_shared() {
 }
 
 #[test]
-fn a_uniform_cache_gives_what_equation_4_says() {
-    // A tenth of a TB is read at 50 MB/s at first, then at 50 / (1 - 0.6) = 125, but at most 100.
+fn a_uniform_cache_agrees_with_equation_4() {
+    // 0.1 TB is read at 50 MB/s at first, and then at 50 / (1 - 0.6) = 125, limited to 100.
     for (cache, rate) in [(6e10, 100e6), (2e10, 62.5e6)] {
         let workload = workload(&[(1e11, 100e6, 5e11)]);
         let outcome = run(&small(System::Silod, cache, 50e6), &workload).unwrap();
@@ -164,9 +164,9 @@ fn a_uniform_cache_gives_what_equation_4_says() {
 }
 
 #[test]
-fn an_lru_cache_thrashes_as_arithmetic_says() {
-    // Of an epoch, after the part p was read, (c - p) / (1 - p) of what is unread is cached: over the
-    // epoch that is c + (1 - c) ln(1 - c).
+fn an_lru_cache_thrashes_as_calculated() {
+    // After the fraction p of an epoch, (c - p) / (1 - p) of the unread items is cached. The mean
+    // over the epoch is c + (1 - c) ln(1 - c).
     let workload = workload(&[(1e12, 100e6, 2e13)]);
     for c in [0.25, 0.5, 0.9] {
         let outcome = run(&small(System::Alluxio, c * 1e12, 1e9), &workload).unwrap();
@@ -177,7 +177,7 @@ fn an_lru_cache_thrashes_as_arithmetic_says() {
 }
 
 #[test]
-fn a_newcomer_hits_what_another_has_cached() {
+fn a_new_job_hits_items_cached_by_another() {
     let text = format!("{COLUMNS}a,0,m,d,1e11,1,1e8,1e12\nb,5000,m,d,1e11,1,1e8,1e11\n");
     let workload = from_csv(&text).unwrap();
     for system in [System::Silod, System::Quiver, System::Alluxio] {
@@ -214,7 +214,7 @@ fn fifo_blocks_and_sjf_does_not_wait_for_the_long() {
         scheduler: Scheduler::Gavel,
         ..scenario
     };
-    // All run from the start, at 16/21 of their speed while all three are there.
+    // All run from the start, at 16/21 of their speed while there are three.
     let gavel = run(&gavel, &workload).unwrap();
     assert!(gavel.jobs.iter().all(|job| job.start_s == job.submit_s));
     assert!(gavel.jobs[2].jct_s > 100.0 && gavel.jobs[2].jct_s < 140.0);
@@ -279,7 +279,7 @@ fn under_a_curriculum_lru_is_as_good_as_uniform() {
     let uniform = run_as(&scenario, &workload, System::Silod).jct_mean_s;
     let lru = run_as(&scenario, &workload, System::Alluxio).jct_mean_s;
     assert!(near(lru, uniform, 0.05), "{lru} {uniform}");
-    // With epochs the same cache thrashes.
+    // With epochs, an LRU cache of this size thrashes.
     workload.jobs[0].curriculum = None;
     let uniform = run_as(&scenario, &workload, System::Silod).jct_mean_s;
     let lru = run_as(&scenario, &workload, System::Alluxio).jct_mean_s;

@@ -1,13 +1,13 @@
-//! Traces: CSV with one job a line, and TOML for a handful of jobs with their cluster.
+//! Traces: CSV with one job per line, and TOML for a few jobs with their cluster.
 //!
 //! Pure: text in, workload out. Errors name the line.
 
 use super::workload::Builder;
 use super::{Curriculum, Job, Workload, WorkloadError};
-use copperfs_policy::amounts::parse_bytes;
+use copperfs_policy::amounts::{UnitError, parse_bytes};
 use serde::Deserialize;
 
-/// The columns of a trace, in any order; others are not read.
+/// The columns of a trace, in any order. Further columns are ignored.
 pub const COLUMNS: [&str; 8] = [
     "id",
     "submit_s",
@@ -19,71 +19,64 @@ pub const COLUMNS: [&str; 8] = [
     "work_bytes",
 ];
 
-/// A trace that cannot be used.
+/// Why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// Nothing in it.
+    /// It is empty.
     #[error("the trace is empty: its first line names the columns {}", COLUMNS.join(","))]
     Empty,
-    /// A column that is needed.
+    /// A column is missing.
     #[error("line 1: there is no column {0:?}; a trace has the columns {columns}", columns = COLUMNS.join(","))]
     NoColumn(&'static str),
-    /// A column twice.
+    /// A column occurs twice.
     #[error("line 1: the column {0:?} is there twice")]
     ColumnTwice(String),
-    /// More or fewer fields than columns.
+    /// A line has more or fewer fields than columns.
     #[error("line {line}: {found} fields, where line 1 names {wanted} columns")]
     Fields {
-        /// Which line.
+        /// The number of the line.
         line: usize,
-        /// Its fields.
+        /// The number of its fields.
         found: usize,
-        /// The columns.
+        /// The number of columns.
         wanted: usize,
     },
-    /// A field that is not a number.
+    /// A field is not a number.
     #[error("line {line}: {column} is {text:?}, which is not {wanted}")]
     NotANumber {
-        /// Which line.
+        /// The number of the line.
         line: usize,
-        /// Which column.
+        /// The name of the column.
         column: &'static str,
-        /// What stands there.
+        /// The text of the field.
         text: String,
-        /// What would do.
+        /// The valid values.
         wanted: &'static str,
     },
-    /// A line that makes no sense.
+    /// A line is invalid.
     #[error("line {line}: {source}")]
     Line {
-        /// Which line.
+        /// The number of the line.
         line: usize,
-        /// Why.
+        /// The reason.
         source: WorkloadError,
     },
-    /// TOML that makes no sense; its message names the line.
-    #[error("{0}")]
-    Toml(String),
-    /// A value that is not what its key says.
-    #[error("{what} of {whose}: {why}")]
-    Value {
-        /// Which key.
-        what: &'static str,
-        /// Of which table.
-        whose: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// A workload that makes no sense.
+    /// The TOML file is invalid. The message names the line.
+    #[error(transparent)]
+    Toml(#[from] toml::de::Error),
+    /// A job has both a number of epochs and an amount of work, or neither.
+    #[error("work of {0}: say either epochs = 13 or work = \"16.9TB\"")]
+    Work(String),
+    /// The workload is invalid.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
 }
 
-/// Reads a CSV trace.
+/// Parses a CSV trace.
 ///
 /// # Errors
-/// A missing column, a wrong number of fields, a number that is none, or what
-/// [`WorkloadError`] names; with the line.
+/// A column is missing, a line has a wrong number of fields, a field is not a number, or the
+/// workload is invalid ([`WorkloadError`]); with the line.
 pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
     let mut lines = text
         .lines()
@@ -94,6 +87,7 @@ pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
     let names: Vec<&str> = head.split(',').map(str::trim).collect();
     let mut places = [0; COLUMNS.len()];
     for (place, column) in places.iter_mut().zip(COLUMNS) {
+        // Columns may be in any order, and further ones are allowed.
         let mut found = (0..names.len()).filter(|&at| names[at] == column);
         *place = found.next().ok_or(TraceError::NoColumn(column))?;
         if found.next().is_some() {
@@ -119,7 +113,7 @@ pub fn from_csv(text: &str) -> Result<Workload, TraceError> {
     Ok(builder.finish()?)
 }
 
-/// A line's fields in the order of [`COLUMNS`].
+/// A line's fields, in the order of [`COLUMNS`].
 struct Row<'a> {
     line: usize,
     fields: [&'a str; COLUMNS.len()],
@@ -127,8 +121,7 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn number(&self, column: usize) -> Result<f64, TraceError> {
-        let wanted = "a number";
-        self.parse(column, wanted)
+        self.parse(column, "a number")
     }
 
     fn parse<T: std::str::FromStr>(
@@ -163,7 +156,7 @@ impl Row<'_> {
     }
 }
 
-/// Writes a workload as [`from_csv`] reads it.
+/// Formats a workload as [`from_csv`] parses it.
 #[must_use]
 pub fn to_csv(workload: &Workload) -> String {
     let mut text = COLUMNS.join(",");
@@ -178,14 +171,14 @@ pub fn to_csv(workload: &Workload) -> String {
     text
 }
 
-/// What a TOML file says of the cluster; flags go before it.
+/// The cluster described by a TOML file. Flags take precedence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cluster {
     /// GPUs.
     pub gpus: Option<u32>,
     /// Bytes of cache.
     pub cache: Option<f64>,
-    /// Bytes a second of remote IO.
+    /// Remote IO in bytes per second.
     pub remote_io: Option<f64>,
 }
 
@@ -193,8 +186,8 @@ pub struct Cluster {
 #[serde(deny_unknown_fields)]
 struct File {
     gpus: Option<u32>,
-    cache: Option<String>,
-    remote_io: Option<String>,
+    cache: Option<Bytes>,
+    remote_io: Option<Rate>,
     #[serde(default)]
     dataset: Vec<FileDataset>,
     #[serde(default)]
@@ -205,7 +198,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct FileDataset {
     name: String,
-    size: String,
+    size: Bytes,
 }
 
 #[derive(Debug, Deserialize)]
@@ -217,9 +210,9 @@ struct FileJob {
     dataset: String,
     #[serde(default = "one")]
     gpus: u32,
-    ideal_rate: String,
+    ideal_rate: Rate,
     epochs: Option<f64>,
-    work: Option<String>,
+    work: Option<Bytes>,
     #[serde(default)]
     submit_s: f64,
     curriculum: Option<FileCurriculum>,
@@ -231,129 +224,145 @@ struct FileCurriculum {
     starting_percent: f64,
     alpha: f64,
     step: u64,
-    batch: String,
+    batch: Bytes,
+}
+
+/// An amount with its unit, as [`bytes()`] parses it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Bytes(f64);
+
+impl TryFrom<String> for Bytes {
+    type Error = AmountError;
+
+    fn try_from(text: String) -> Result<Self, AmountError> {
+        bytes(&text).map(Self)
+    }
+}
+
+/// A rate with its unit, as [`rate`] parses it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Rate(f64);
+
+impl TryFrom<String> for Rate {
+    type Error = AmountError;
+
+    fn try_from(text: String) -> Result<Self, AmountError> {
+        rate(&text).map(Self)
+    }
 }
 
 const fn one() -> u32 {
     1
 }
 
-/// Reads a TOML file: `gpus`, `cache`, `remote_io`, `[[dataset]]`, `[[job]]`.
+/// Parses a TOML file: `gpus`, `cache`, `remote_io`, `[[dataset]]`, `[[job]]`.
 ///
 /// # Errors
-/// No TOML, keys that are not known, numbers without units, or what [`WorkloadError`] names.
+/// The text is not TOML, a key is unknown, an amount has no unit, or the workload is invalid
+/// ([`WorkloadError`]).
 pub fn from_toml(text: &str) -> Result<(Cluster, Workload), TraceError> {
-    let file: File = toml::from_str(text).map_err(|error| TraceError::Toml(error.to_string()))?;
+    let file: File = toml::from_str(text)?;
     let cluster = Cluster {
         gpus: file.gpus,
-        cache: value("cache", "the cluster", file.cache.as_deref(), bytes)?,
-        remote_io: value("remote_io", "the cluster", file.remote_io.as_deref(), rate)?,
+        cache: file.cache.map(|cache| cache.0),
+        remote_io: file.remote_io.map(|rate| rate.0),
     };
     let mut builder = Builder::default();
-    for set in &file.dataset {
-        if builder.find(&set.name).is_some() {
-            return Err(WorkloadError::DuplicateDataset(set.name.clone()).into());
+    for FileDataset { name, size } in &file.dataset {
+        if builder.find(name).is_some() {
+            return Err(WorkloadError::DuplicateDataset(name.clone()).into());
         }
-        let size = value("size", &set.name, Some(&set.size), bytes)?.unwrap_or(0.0);
-        builder.dataset(&set.name, size)?;
+        builder.dataset(name, size.0)?;
     }
-    for job in &file.job {
-        let dataset = builder.find(&job.dataset).ok_or_else(|| {
-            TraceError::from(WorkloadError::UnknownDataset {
-                job: job.id.clone(),
-                dataset: job.dataset.clone(),
-            })
+    for job in file.job {
+        let found = file.dataset.iter().position(|set| set.name == job.dataset);
+        // A dataset has the position in the workload that it has in the file.
+        let Some(dataset) = found else {
+            let (job, dataset) = (job.id, job.dataset);
+            return Err(WorkloadError::UnknownDataset { job, dataset }.into());
+        };
+        let work = match (job.epochs, job.work) {
+            (Some(epochs), None) => epochs * file.dataset[dataset].size.0,
+            (None, Some(work)) => work.0,
+            _ => return Err(TraceError::Work(job.id)),
+        };
+        builder.job(Job {
+            id: job.id,
+            submit: job.submit_s,
+            model: job.model,
+            dataset,
+            gpus: job.gpus,
+            ideal_rate: job.ideal_rate.0,
+            work,
+            curriculum: job.curriculum.map(|given| Curriculum {
+                start: given.starting_percent,
+                growth: given.alpha,
+                step: given.step,
+                batch_bytes: given.batch.0,
+            }),
         })?;
-        let set = file.dataset.iter().find(|set| set.name == job.dataset);
-        let size = set.and_then(|set| bytes(&set.size).ok()).unwrap_or(0.0);
-        builder.job(job.build(dataset, size)?)?;
     }
     Ok((cluster, builder.finish()?))
 }
 
-impl FileJob {
-    fn build(&self, dataset: usize, size: f64) -> Result<Job, TraceError> {
-        let work = match (self.epochs, &self.work) {
-            (Some(epochs), None) => epochs * size,
-            (None, Some(work)) => value("work", &self.id, Some(work), bytes)?.unwrap_or(0.0),
-            _ => {
-                return Err(TraceError::Value {
-                    what: "work",
-                    whose: self.id.clone(),
-                    why: "say either epochs = 13 or work = \"16.9TB\"".into(),
-                });
-            }
-        };
-        let curriculum = match &self.curriculum {
-            None => None,
-            Some(given) => Some(Curriculum {
-                start: given.starting_percent,
-                growth: given.alpha,
-                step: given.step,
-                batch_bytes: value("batch", &self.id, Some(&given.batch), bytes)?.unwrap_or(0.0),
-            }),
-        };
-        Ok(Job {
-            id: self.id.clone(),
-            submit: self.submit_s,
-            model: self.model.clone(),
-            dataset,
-            gpus: self.gpus,
-            ideal_rate: value("ideal_rate", &self.id, Some(&self.ideal_rate), rate)?.unwrap_or(0.0),
-            work,
-            curriculum,
-        })
-    }
+/// Why a text is not an amount.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AmountError {
+    /// It has no unit.
+    #[error("{0:?} has no unit. Write a number and a unit: 2TB (1000-based), 2TiB (1024-based)")]
+    NoUnit(String),
+    /// It is zero.
+    #[error("{0:?} is nothing: it must be above zero")]
+    Zero(String),
+    /// It is not a size.
+    #[error(transparent)]
+    Size(#[from] UnitError),
+    /// It is not a rate.
+    #[error("{text:?} is not a rate: {why}. {RATE_FORMS}")]
+    Rate {
+        /// The text.
+        text: String,
+        /// Why the amount before `/s` is invalid, or that there is none.
+        why: String,
+    },
 }
 
-fn value(
-    what: &'static str,
-    whose: &str,
-    text: Option<&str>,
-    parse: fn(&str) -> Result<f64, String>,
-) -> Result<Option<f64>, TraceError> {
-    text.map(parse)
-        .transpose()
-        .map_err(|why| TraceError::Value {
-            what,
-            whose: whose.to_owned(),
-            why,
-        })
-}
+const RATE_FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit/s";
 
-/// A size with its unit: `1.3TB` is decimal, `1.3TiB` binary.
+/// Parses a size with its unit: `1.3TB` is decimal, `1.3TiB` binary.
 ///
 /// # Errors
-/// No unit, an unknown one, nothing, or no number.
-pub fn bytes(text: &str) -> Result<f64, String> {
+/// It has no unit or an unknown one, is zero, or is not a number.
+pub fn bytes(text: &str) -> Result<f64, AmountError> {
     let trimmed = text.trim();
     if !trimmed.ends_with(|last: char| last.is_ascii_alphabetic()) {
-        return Err(format!(
-            "{text:?} has no unit. Write a number and a unit: 2TB (1000-based), 2TiB (1024-based)"
-        ));
+        return Err(AmountError::NoUnit(text.to_owned()));
     }
-    let bytes = parse_bytes(trimmed).map_err(|error| error.to_string())?;
+    let bytes = parse_bytes(trimmed)?;
     if bytes == 0 {
-        return Err(format!("{text:?} is nothing: it must be above zero"));
+        return Err(AmountError::Zero(text.to_owned()));
     }
     #[expect(clippy::cast_precision_loss, reason = "sizes need no 16 digits")]
     let bytes = bytes as f64;
     Ok(bytes)
 }
 
-/// A rate with its unit: `200MB/s`, `1.6Gbit/s`.
+/// Parses a rate with its unit: `200MB/s`, `1.6Gbit/s`.
 ///
 /// # Errors
-/// As [`bytes()`]; or it does not end with `/s`.
-pub fn rate(text: &str) -> Result<f64, String> {
-    const FORMS: &str = "Write bytes or bits a second: 200MB/s, 1GiB/s, 1.6Gbit/s";
-    let trimmed = text.trim();
-    let amount = trimmed
-        .strip_suffix("/s")
-        .ok_or_else(|| format!("{text:?} is not a rate: it does not end with /s. {FORMS}"))?;
-    let refused = |why: String| format!("{text:?} is not a rate: {why}. {FORMS}");
-    match amount.strip_suffix("bit") {
-        Some(amount) => Ok(bytes(&format!("{amount}B")).map_err(refused)? / 8.0),
-        None => bytes(amount).map_err(refused),
-    }
+/// Like [`bytes()`], or it does not end with `/s`.
+pub fn rate(text: &str) -> Result<f64, AmountError> {
+    let refused = |why: String| AmountError::Rate {
+        text: text.to_owned(),
+        why,
+    };
+    let amount = text.trim().strip_suffix("/s");
+    let amount = amount.ok_or_else(|| refused("it does not end with /s".to_owned()))?;
+    let parsed = match amount.strip_suffix("bit") {
+        Some(amount) => bytes(&format!("{amount}B")).map(|bits| bits / 8.0),
+        None => bytes(amount),
+    };
+    parsed.map_err(|error| refused(error.to_string()))
 }

@@ -1,16 +1,18 @@
-//! Uniform caches as liquids: what is cached stays until a budget shrinks, then random items go.
+//! Uniform caches as liquids: cached bytes stay until a budget shrinks, and then random items are
+//! evicted.
 //!
-//! A slot is a dataset's cache, or under CoorDL a job's own. All unread items of a job are alike, so
-//! one number says what it will hit: the part of them that is cached. Reading does not change it;
-//! what another job brings raises it; random eviction lowers it; and when the job begins an epoch, all
-//! items are unread, so it is what the slot holds. That is the delayed effectiveness of §6.
+//! A slot is a dataset's cache, or a job's own under CoorDL. All unread items of a job are alike,
+//! so one number is its future hit ratio: the cached fraction of them. Its own reads do not change
+//! it, items that another job brings in raise it, and random eviction lowers it. When the job
+//! begins an epoch, all items are unread, so it is the slot's cached fraction. That is the delayed
+//! effectiveness of §6.
 
 use super::outcome::index_f64;
-use super::progress::{Filling, Progress};
+use super::progress::{Filling, LiquidCache, Progress};
 use super::{Scenario, System, Workload};
 
-/// While several jobs fill one slot, hit ratios move within epochs: steps end after this part of
-/// the slot was filled.
+/// The maximum length of a step while several jobs fill one slot, as a fraction of the slot,
+/// because hit ratios then change within epochs.
 const FILL_STEP: f64 = 0.02;
 
 #[derive(Debug, Clone, Default)]
@@ -18,7 +20,7 @@ struct Slot {
     size: f64,
     cached: f64,
     budget: f64,
-    /// Jobs that run and read it.
+    /// The running jobs that read it.
     readers: Vec<usize>,
 }
 
@@ -27,7 +29,7 @@ pub(super) struct Uniform {
     slots: Vec<Slot>,
     private: bool,
     capacity: f64,
-    /// Slots with readers or bytes.
+    /// The slots with readers or bytes.
     live: Vec<usize>,
     alive: Vec<bool>,
 }
@@ -54,10 +56,6 @@ impl Uniform {
         }
     }
 
-    pub(super) fn slots(&self) -> usize {
-        self.slots.len()
-    }
-
     fn slot(&self, workload: &Workload, job: usize) -> usize {
         if self.private {
             job
@@ -65,8 +63,14 @@ impl Uniform {
             workload.jobs[job].dataset
         }
     }
+}
 
-    pub(super) fn start(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
+impl LiquidCache for Uniform {
+    fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn start(&mut self, workload: &Workload, job: usize, _now: f64, progress: &mut Progress) {
         let at = self.slot(workload, job);
         self.slots[at].readers.push(job);
         if !self.alive[at] {
@@ -76,24 +80,25 @@ impl Uniform {
         progress.hit = self.slots[at].cached / self.slots[at].size;
     }
 
-    pub(super) fn finish(&mut self, workload: &Workload, job: usize) {
+    fn finish(&mut self, workload: &Workload, job: usize) {
         let at = self.slot(workload, job);
         self.slots[at].readers.retain(|&reader| reader != job);
         if self.private {
-            // The job's container is gone, and its disk with it.
+            // The job's container is removed with its disk.
             self.slots[at].cached = 0.0;
         }
     }
 
-    pub(super) fn epoch(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
+    fn epoch(&mut self, workload: &Workload, job: usize, progress: &mut Progress) {
         let slot = &self.slots[self.slot(workload, job)];
         progress.hit = (slot.cached / slot.size).min(1.0);
     }
 
-    /// New budgets. What is above its budget is evicted at random, except that bytes which nobody
-    /// was given stay with the datasets that nobody reads for now, the youngest first.
-    pub(super) fn set_budgets(&mut self, budgets: &[f64], progress: &mut [Progress]) {
+    /// Evicts bytes above the budgets at random. Unallocated cache is left to datasets without
+    /// readers, the newest first.
+    fn set_budgets(&mut self, budgets: &[f64], progress: &mut [Progress]) {
         let given: f64 = self.live.iter().map(|&at| budgets[at]).sum();
+        // Unallocated cache need not be evicted.
         let mut spare = (self.capacity - given).max(0.0);
         self.live.sort_unstable_by(|a, b| b.cmp(a));
         for &at in &self.live {
@@ -120,8 +125,7 @@ impl Uniform {
         });
     }
 
-    /// The longest step over which hit ratios hardly move.
-    pub(super) fn step(&self, progress: &[Progress]) -> f64 {
+    fn step(&self, progress: &[Progress]) -> f64 {
         let mut longest = f64::INFINITY;
         for slot in self.live.iter().map(|&at| &self.slots[at]) {
             if slot.readers.len() > 1 && slot.cached < slot.budget {
@@ -133,8 +137,7 @@ impl Uniform {
         longest
     }
 
-    /// Jobs have read for `seconds` at their rates.
-    pub(super) fn advance(&mut self, seconds: f64, progress: &mut [Progress]) {
+    fn advance(&mut self, seconds: f64, progress: &mut [Progress]) {
         for &at in &self.live {
             let slot = &mut self.slots[at];
             if slot.cached >= slot.budget {
@@ -149,8 +152,7 @@ impl Uniform {
         }
     }
 
-    /// What is held, and helps.
-    pub(super) fn measure(&self, progress: &[Progress]) -> Filling {
+    fn measure(&self, progress: &[Progress]) -> Filling {
         let mut sums = Filling::default();
         for slot in self.live.iter().map(|&at| &self.slots[at]) {
             if slot.readers.is_empty() {
@@ -165,7 +167,8 @@ impl Uniform {
     }
 }
 
-/// Several jobs fill one slot: what one brings, the others hit if they have not read it yet.
+/// Lets several jobs fill one slot: items that one brings in are hits for others that have not read
+/// them yet.
 fn fill_together(slot: &mut Slot, seconds: f64, progress: &mut [Progress]) {
     let brings = |job: usize, progress: &[Progress]| progress[job].remote * seconds;
     let missed: f64 = slot.readers.iter().map(|&job| brings(job, progress)).sum();

@@ -1,8 +1,8 @@
-//! What a cluster is asked to do: datasets, and the jobs that read them.
+//! The work of a cluster: datasets, and the jobs that read them.
 
 use std::collections::{HashMap, HashSet};
 
-/// Most jobs of a workload: a year of the largest clusters' traces.
+/// The maximum number of jobs: a year of the largest clusters' traces.
 pub(super) const JOBS_MAX: usize = 1 << 20;
 
 /// A dataset.
@@ -21,54 +21,55 @@ pub struct Job {
     pub id: String,
     /// When it is submitted, in seconds.
     pub submit: f64,
-    /// What it trains.
+    /// The model that it trains.
     pub model: String,
-    /// What it reads: a position in [`Workload::datasets`].
+    /// The dataset that it reads: an index into [`Workload::datasets`].
     pub dataset: usize,
-    /// GPUs, all at once or none.
+    /// GPUs, which it needs all at once.
     pub gpus: u32,
-    /// Bytes a second that it reads when data is not its bottleneck (`f*`).
+    /// Bytes per second that it reads when data is not its bottleneck (`f*`).
     pub ideal_rate: f64,
     /// Bytes that it reads in all its epochs.
     pub work: f64,
-    /// If it has no epochs but a curriculum.
+    /// The curriculum, if it has one instead of epochs.
     pub curriculum: Option<Curriculum>,
 }
 
 impl Job {
-    /// Seconds that it takes when data is not its bottleneck.
+    /// Returns its duration in seconds when data is not its bottleneck.
     #[must_use]
     pub fn ideal_duration(&self) -> f64 {
         self.work / self.ideal_rate
     }
 }
 
-/// Curriculum learning (Eq. 10): at iteration `i` a batch is drawn evenly from the first
-/// `min(start · growth^floor(i / step), 1)` of the items, which are sorted by difficulty.
+/// Curriculum learning (Eq. 10): iteration `i` draws a batch uniformly from the first `min(start ·
+/// growth^floor(i / step), 1)` of the items, which are sorted by difficulty.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Curriculum {
-    /// The part of the items that is presented first (`starting_percent`), above 0 and at most 1.
+    /// The initial fraction of items (`starting_percent`), above 0 and at most 1.
     pub start: f64,
-    /// By what the part grows (`alpha`), at least 1.
+    /// The factor by which the fraction grows (`alpha`), at least 1.
     pub growth: f64,
-    /// After how many iterations it grows (`Step`), at least 1.
+    /// The number of iterations after which it grows (`Step`), at least 1.
     pub step: u64,
-    /// Bytes of an iteration's batch; with it iterations are told from bytes read.
+    /// Bytes of an iteration's batch, by which bytes read are converted to iterations.
     pub batch_bytes: f64,
 }
 
 impl Curriculum {
-    /// The part of the items that iteration `i` draws from.
+    /// Returns the fraction of the items that an iteration draws from.
     #[must_use]
     pub fn pace(&self, iteration: u64) -> f64 {
         let grown = iteration / self.step;
-        // Beyond this the part is 1 for any growth that f64 tells from 1; and `powi` takes an i32.
+        // `powi` takes an i32. Beyond that the fraction is 1 for any growth that f64 distinguishes
+        // from 1.
         let grown = i32::try_from(grown).unwrap_or(i32::MAX);
         (self.start * self.growth.powi(grown)).min(1.0)
     }
 }
 
-/// Jobs in order of submission, and what they read.
+/// Jobs in order of submission, and their datasets.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Workload {
     /// Datasets.
@@ -77,22 +78,22 @@ pub struct Workload {
     pub jobs: Vec<Job>,
 }
 
-/// A workload that makes no sense.
+/// Why a workload is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum WorkloadError {
-    /// Nothing to do.
+    /// There are no jobs.
     #[error("there is no job")]
     Empty,
-    /// More than is simulated.
+    /// There are too many jobs.
     #[error("more than {JOBS_MAX} jobs")]
     TooMany,
-    /// An id twice.
+    /// An id occurs twice.
     #[error("two jobs have the id {0:?}")]
     DuplicateJob(String),
-    /// A dataset twice.
+    /// A dataset occurs twice.
     #[error("dataset {0:?} is there twice")]
     DuplicateDataset(String),
-    /// A dataset with two sizes.
+    /// A dataset has two sizes.
     #[error("dataset {name:?} has {first} bytes in one place and {second} in another")]
     TwoSizes {
         /// Its name.
@@ -102,39 +103,39 @@ pub enum WorkloadError {
         /// The other.
         second: f64,
     },
-    /// A job that reads nothing that is known.
+    /// A job's dataset is unknown.
     #[error("job {job:?} reads {dataset:?}, which is no dataset of this file")]
     UnknownDataset {
         /// The job.
         job: String,
-        /// What it names.
+        /// The name of the dataset.
         dataset: String,
     },
-    /// A number that cannot be.
+    /// A number is out of range.
     #[error("{what} of {whose:?} must be {wanted}, not {found}")]
     Number {
         /// Which number.
         what: &'static str,
         /// Whose.
         whose: String,
-        /// What would do.
+        /// The valid range.
         wanted: &'static str,
-        /// What it is.
+        /// The value.
         found: f64,
     },
-    /// A job before the one above it.
+    /// A job is submitted before the previous one.
     #[error("job {job:?} is submitted at {at} s, before the job above it ({before} s)")]
     Backwards {
         /// The job.
         job: String,
         /// When.
         at: f64,
-        /// When the one above it was.
+        /// When the previous job was submitted.
         before: f64,
     },
 }
 
-/// Collects a workload piece by piece, refusing what makes no sense where it stands.
+/// Builds a workload, and refuses invalid parts at once.
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     workload: Workload,
@@ -143,15 +144,15 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Adds a dataset that may be there already with the same size; its position.
+    /// Adds a dataset, or finds it if it exists with the same size. Returns its index.
     ///
     /// # Errors
-    /// A size of zero or less, or another size than before.
+    /// The size is not positive, or differs from before.
     pub(super) fn dataset(&mut self, name: &str, size: f64) -> Result<usize, WorkloadError> {
         positive("size", name, size)?;
         if let Some(&at) = self.datasets.get(name) {
             let first = self.workload.datasets[at].size;
-            // The same text gives the same number, so this compares what was written.
+            // Equal texts give equal numbers, so this compares the texts.
             if first.to_bits() == size.to_bits() {
                 return Ok(at);
             }
@@ -170,16 +171,16 @@ impl Builder {
         Ok(at)
     }
 
-    /// The position of the dataset of that name.
+    /// Returns the index of the dataset with this name.
     #[must_use]
     pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.datasets.get(name).copied()
     }
 
-    /// Adds a job behind those that are there.
+    /// Appends a job.
     ///
     /// # Errors
-    /// An id that is taken, a time before the last job's, numbers of zero or less.
+    /// The id is taken, the job is submitted before the last one, or a number is not positive.
     pub(super) fn job(&mut self, job: Job) -> Result<(), WorkloadError> {
         positive("ideal rate", &job.id, job.ideal_rate)?;
         positive("work", &job.id, job.work)?;
@@ -195,6 +196,7 @@ impl Builder {
         if let Some(curriculum) = &job.curriculum {
             check_curriculum(&job.id, curriculum)?;
         }
+        // The simulation takes submissions from the list in order.
         let before = self.workload.jobs.last().map_or(0.0, |last| last.submit);
         if job.submit < before {
             return Err(WorkloadError::Backwards {
@@ -213,10 +215,10 @@ impl Builder {
         Ok(())
     }
 
-    /// What was collected.
+    /// Returns the workload.
     ///
     /// # Errors
-    /// No job.
+    /// There is no job.
     pub(super) fn finish(self) -> Result<Workload, WorkloadError> {
         if self.workload.jobs.is_empty() {
             return Err(WorkloadError::Empty);

@@ -1,25 +1,25 @@
-//! What `copperfs bench tree --calibrate` measured on a machine, for the model.
+//! The measurements of `copperfs bench tree --calibrate` on a machine.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Longest calibration file in bytes.
+/// The maximum length of a calibration file in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// Costs of the software on one machine. Times in seconds, rates in bytes a second.
+/// Costs of the software on one machine. Times are in seconds and rates in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// From one node to the next, one way: half of the round trip of one byte over one hop.
+    /// The delay from one node to the next: half of the round trip of one byte over one hop.
     pub hop_s: f64,
-    /// Core time that a parent needs for one small request.
+    /// A parent's core time for one small request.
     pub request_cpu_s: f64,
-    /// What one hop moves, verified, if nothing but the processor limits it.
+    /// The verified throughput of one hop, limited only by the processor.
     pub bandwidth: f64,
-    /// Core seconds for a gibibyte over one hop, both ends.
+    /// Core seconds for a gibibyte over one hop, on both ends together.
     pub cpu_s_per_gib: f64,
 }
 
-/// Why a calibration could not be used.
+/// Why a calibration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrationError {
     /// The file cannot be read.
@@ -30,17 +30,17 @@ pub enum CalibrationError {
         /// Why.
         source: std::io::Error,
     },
-    /// It holds something else.
+    /// It is not a calibration.
     #[error(
         "{path} is no calibration: {source}. Make one with: copperfs bench tree --calibrate FILE"
     )]
     Malformed {
         /// Which file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         source: serde_json::Error,
     },
-    /// A number that no machine has.
+    /// A number is out of range.
     #[error("{path}: {what} must be above 0. Make one with: copperfs bench tree --calibrate FILE")]
     Number {
         /// Which file.
@@ -63,6 +63,7 @@ impl Calibration {
         };
         let mut text = Vec::new();
         let file = std::fs::File::open(path).map_err(failed)?;
+        // The path may name any file, so bound the read.
         file.take(FILE_BYTES_MAX)
             .read_to_end(&mut text)
             .map_err(failed)?;
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_is_read_and_nonsense_is_refused() {
+    fn a_calibration_is_read_back_and_invalid_ones_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("calibration.json");
         let good = Calibration {

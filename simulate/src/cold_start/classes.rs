@@ -1,38 +1,38 @@
-//! Nodes that behave alike, so that each kind is simulated once.
+//! Classes of nodes that behave alike, so that each is simulated once.
 //!
-//! With links and cores that divide themselves evenly, what happens at a node follows from what it is
-//! (root, reader, when it starts), from its parents in every tree, from its siblings and from its
-//! children. The coarsest partition that is stable under exactly that is found by refinement: nodes
-//! start with the colour of what they are and are told apart by their neighbours' colours until no
-//! more are. So one node stands for its class without any error (a test compares with all nodes
-//! simulated one by one). A single tree of 100,000 nodes has a few dozen classes; several rotated
-//! trees over one list have about as many as nodes, which is then simply the full simulation.
+//! With links and cores that are shared evenly, the events at a node depend on the node itself
+//! (root, reader, start), its parents in every tree, its siblings, and its children. Refinement
+//! finds the coarsest partition that is stable under exactly that: nodes start with a colour for
+//! their own properties, and are separated by their neighbours' colours until nothing changes. So
+//! one node represents its class without any error (a test compares with a simulation of every
+//! node). A single tree of 100,000 nodes has a few dozen classes. Several rotated trees over one
+//! list have about as many classes as nodes, which is then simply the full simulation.
 
 use copperfs_topology::Forest;
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Nodes alike.
+/// A class of nodes.
 #[derive(Debug)]
 pub(super) struct Class {
-    /// One of them.
+    /// One of its nodes.
     pub(super) example: usize,
-    /// How many they are.
+    /// The number of its nodes.
     pub(super) count: u64,
-    /// By tree, the edge from above; `None` for the root of that tree.
+    /// The edge from the parent in each tree. `None` for the root of that tree.
     pub(super) above: Vec<Option<usize>>,
 }
 
-/// From a node of one class to its children of another, in one tree.
+/// The edges from a node of one class to its children of another class, in one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Edge {
     pub(super) parent: usize,
     pub(super) child: usize,
-    /// How many such children one parent has.
+    /// The number of such children of one parent.
     pub(super) width: u32,
 }
 
-/// The classes of a set of trees.
+/// The classes of the nodes of several trees.
 #[derive(Debug)]
 pub(super) struct Classes {
     pub(super) classes: Vec<Class>,
@@ -40,12 +40,12 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// The classes of `trees`, whose nodes differ in themselves by `kind` and by being a root.
+    /// Returns the classes of `trees`, whose nodes differ by `kind` and by being a root.
     pub(super) fn alike<K: Hash + Eq>(trees: &Forest, kind: impl Fn(usize) -> K) -> Self {
         Self::of(trees, &refine(trees, kind))
     }
 
-    /// Every node by itself.
+    /// Returns a class for every node.
     #[cfg(test)]
     pub(super) fn single(trees: &Forest) -> Self {
         Self::of(trees, &(0..trees.len()).collect::<Vec<_>>())
@@ -54,6 +54,8 @@ impl Classes {
     fn of(trees: &Forest, colours: &[usize]) -> Self {
         let mut classes: Vec<Class> = Vec::new();
         for (node, &colour) in colours.iter().enumerate() {
+            // Colours are numbered in the order of their first nodes, so the first node is the
+            // example.
             if colour == classes.len() {
                 classes.push(Class {
                     example: node,
@@ -86,13 +88,13 @@ impl Classes {
     }
 }
 
-/// Colours 0, 1, … in the order of their first node.
+/// Returns the colour of each node, numbered in the order of their first nodes.
 fn refine<K: Hash + Eq>(trees: &Forest, kind: impl Fn(usize) -> K) -> Vec<usize> {
     let is_root = |node| trees.roots().iter().position(|&root| root == node);
     let (mut colours, mut count) =
         numbered((0..trees.len()).map(|node| (kind(node), is_root(node))));
     loop {
-        // What a node is to its parents and children: with it, siblings tell on each other.
+        // The family of a node, so that siblings differ if their parents' other children do.
         let below: Vec<Vec<(usize, usize)>> = (0..trees.len())
             .map(|node| {
                 let mut below: Vec<(usize, usize)> = (0..trees.roots().len())

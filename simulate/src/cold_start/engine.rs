@@ -1,55 +1,55 @@
-//! The event loop: requests go up, units come down.
+//! The event loop: requests go up, and units come down.
 //!
-//! Every class of nodes is simulated by one of its nodes. A node asks its parent for what it does not
-//! have, once, whoever wants it (its reader, or any of its children); the parent's core divides itself
-//! among requests, its link among children; units of an item are passed on as they arrive. The order
-//! of events is that of their times, and of their making where times are equal, so a run is the same
-//! everywhere.
+//! Each class of nodes is simulated by one of its nodes. A node requests a missing item from its
+//! parent once, for its reader and all of its children. The parent's core is shared evenly among
+//! requests, and its link among children. Units of an item are forwarded as they arrive. Events are
+//! ordered by time, and events of the same time by the order in which they were scheduled, so a run
+//! is reproducible.
 
 use super::classes::{Classes, Edge};
-use super::shared::{Shared, Time, time};
+use super::resource::{SharedResource, Time, time};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// What a node and its links can do; seconds and bytes a second.
+/// The performance of a node and its links.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Machine {
-    /// Payload bytes a second that a node's link carries, each way.
+    /// Payload bytes per second of a node's link, in each direction.
     pub(super) link: f64,
-    /// From one node to the next, one way.
+    /// The delay from one node to the next, one way.
     pub(super) hop: Time,
-    /// A parent's core time for one request.
+    /// A parent's core time for one request, in seconds.
     pub(super) request_cpu: f64,
-    /// Bytes a second that a root reads from the origin.
+    /// Bytes per second that a root reads from the origin.
     pub(super) origin_rate: f64,
-    /// Before the first byte of an item comes from the origin.
+    /// The delay before the first byte of an item arrives from the origin.
     pub(super) origin_latency: Time,
     /// Bytes in a forwarding unit.
     pub(super) unit: u64,
 }
 
-/// What a node's reader does.
-#[derive(Debug, Clone, Copy)]
+/// The behaviour of a node's reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Reader {
     /// When it begins.
     pub(super) start: Time,
-    /// What it does itself between two items.
+    /// Its computation between two items.
     pub(super) think: Time,
-    /// Items that it has asked for and not yet received, at most.
+    /// The maximum number of outstanding requests.
     pub(super) window: usize,
 }
 
-/// An item as the engine sees it.
+/// An item.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub(super) bytes: u64,
-    /// Which tree it comes down.
+    /// The tree that it comes down.
     pub(super) tree: usize,
 }
 
-/// What one class saw.
+/// The counts of one node of a class.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Seen {
+pub(super) struct ClassCounts {
     /// When its reader had everything.
     pub(super) end: Time,
     /// Requests to the parents.
@@ -62,21 +62,28 @@ pub(super) struct Seen {
     pub(super) sent: u64,
     /// Items and bytes from the origin.
     pub(super) origin_reads: u64,
-    /// Of these the bytes.
+    /// Bytes from the origin.
     pub(super) origin_bytes: u64,
+}
+
+/// The result of a run.
+pub(super) struct Run {
+    /// The counts of each class.
+    pub(super) counts: Vec<ClassCounts>,
+    pub(super) events: u64,
 }
 
 type Item = u32;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A reader may go on.
+    /// A reader may continue.
     Reader { class: usize },
     /// A request has reached the parent.
     Request { edge: usize, item: Item },
-    /// Something ended on the core of a class, unless it was rescheduled.
+    /// A request was processed on the core of a class, unless the event is outdated.
     Core { class: usize, epoch: u64 },
-    /// Something ended on the link of a class, unless it was rescheduled.
+    /// A unit was sent on the link of a class, unless the event is outdated.
     Link { class: usize, epoch: u64 },
     /// A unit has arrived.
     Unit { class: usize, item: Item },
@@ -84,22 +91,42 @@ enum Event {
 
 struct Node {
     reader: Option<Reader>,
-    core: Shared<(usize, Item)>,
-    core_epoch: u64,
-    link: Shared<usize>,
-    link_epoch: u64,
-    /// Until when what has arrived keeps the downlink busy.
+    core: Server<(usize, Item)>,
+    link: Server<usize>,
+    /// The time until which received units keep the downlink busy.
     downlink_free: Time,
-    /// Until when what was asked of the origin keeps it busy.
+    /// The time until which requests keep the origin busy.
     origin_free: Time,
-    /// Units received of each item; [`NOT_ASKED`].
+    /// The number of units received of each item, or [`NOT_ASKED`].
     units: Vec<u32>,
-    /// Children that wait for the rest of an item.
+    /// The edges to children that wait for the rest of an item.
     waiting: HashMap<Item, Vec<usize>>,
-    /// The reader's next item, those that it waits for.
+    /// The reader's next item, and the items that it waits for.
     next: Item,
     awaited: Vec<Item>,
-    seen: Seen,
+    counts: ClassCounts,
+}
+
+/// A shared resource. `epoch` identifies the valid one of its scheduled events.
+struct Server<J> {
+    resource: SharedResource<J>,
+    epoch: u64,
+}
+
+impl<J: Ord> Server<J> {
+    fn new(rate: f64) -> Self {
+        Self {
+            resource: SharedResource::new(rate),
+            epoch: 0,
+        }
+    }
+
+    /// Invalidates the scheduled event. Returns the time and epoch of the next one, if any.
+    fn reschedule(&mut self, now: Time) -> Option<(Time, u64)> {
+        self.epoch += 1;
+        let at = self.resource.next_end()?;
+        Some((at.max(now), self.epoch))
+    }
 }
 
 const NOT_ASKED: u32 = u32::MAX;
@@ -109,38 +136,17 @@ pub(super) struct Engine<'a> {
     pieces: &'a [Piece],
     classes: &'a Classes,
     nodes: Vec<Node>,
-    /// Units that wait for their turn on an edge, and whether one is on its way.
+    /// The units that wait on each edge, and whether one is being sent.
     queues: Vec<(VecDeque<(Item, u32)>, bool)>,
-    events: BinaryHeap<Reverse<Scheduled>>,
+    /// By time, and then by the order in which they were scheduled, which is unique.
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    /// The number of events scheduled so far.
     made: u64,
     now: Time,
 }
 
-struct Scheduled {
-    at: Time,
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 impl<'a> Engine<'a> {
-    /// `reader` gives the reader of the class with that example node, if it has one.
+    /// Creates an engine. `reader` returns the reader of a class, given its example node.
     pub(super) fn new(
         machine: Machine,
         pieces: &'a [Piece],
@@ -152,17 +158,16 @@ impl<'a> Engine<'a> {
             .iter()
             .map(|class| Node {
                 reader: reader(class.example),
-                core: Shared::new(1.0),
-                core_epoch: 0,
-                link: Shared::new(machine.link),
-                link_epoch: 0,
+                // A core does one second of work per second.
+                core: Server::new(1.0),
+                link: Server::new(machine.link),
                 downlink_free: 0,
                 origin_free: 0,
                 units: vec![NOT_ASKED; pieces.len()],
                 waiting: HashMap::new(),
                 next: 0,
                 awaited: Vec::new(),
-                seen: Seen::default(),
+                counts: ClassCounts::default(),
             })
             .collect();
         Self {
@@ -177,42 +182,48 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Runs until nothing is left to happen; what each class saw, and how many events it took.
-    pub(super) fn run(mut self) -> (Vec<Seen>, u64) {
+    /// Runs until there are no more events.
+    pub(super) fn run(mut self) -> Run {
         for class in 0..self.nodes.len() {
+            // Only readers cause events. Other nodes wait for requests.
             if let Some(reader) = self.nodes[class].reader {
                 self.at(reader.start, Event::Reader { class });
             }
         }
-        while let Some(Reverse(next)) = self.events.pop() {
-            self.now = next.at;
-            match next.event {
+        while let Some(Reverse((at, _, event))) = self.events.pop() {
+            self.now = at;
+            match event {
                 Event::Reader { class } => self.read_on(class),
                 Event::Request { edge, item } => self.requested(edge, item),
-                Event::Core { class, epoch } if epoch == self.nodes[class].core_epoch => {
-                    while let Some((edge, item)) = self.nodes[class].core.take_ended(self.now) {
+                Event::Core { class, epoch } if epoch == self.nodes[class].core.epoch => {
+                    while let Some((edge, item)) =
+                        self.nodes[class].core.resource.take_ended(self.now)
+                    {
                         self.answer(edge, item);
                     }
                     self.reschedule_core(class);
                 }
-                Event::Link { class, epoch } if epoch == self.nodes[class].link_epoch => {
-                    while let Some(edge) = self.nodes[class].link.take_ended(self.now) {
+                Event::Link { class, epoch } if epoch == self.nodes[class].link.epoch => {
+                    while let Some(edge) = self.nodes[class].link.resource.take_ended(self.now) {
                         self.delivered(edge);
                     }
                     self.reschedule_link(class);
                 }
+                // Outdated: the resource has been rescheduled since.
                 Event::Core { .. } | Event::Link { .. } => {}
                 Event::Unit { class, item } => self.arrived(class, item),
             }
         }
-        let seen = self.nodes.into_iter().map(|node| node.seen).collect();
-        (seen, self.made)
+        let counts = self.nodes.into_iter().map(|node| node.counts);
+        Run {
+            counts: counts.collect(),
+            events: self.made,
+        }
     }
 
     fn at(&mut self, at: Time, event: Event) {
-        let order = self.made;
+        self.events.push(Reverse((at, self.made, event)));
         self.made += 1;
-        self.events.push(Reverse(Scheduled { at, order, event }));
     }
 
     fn piece(&self, item: Item) -> Piece {
@@ -229,7 +240,7 @@ impl<'a> Engine<'a> {
         (self.piece(item).bytes - before).min(self.machine.unit)
     }
 
-    /// The reader asks for as much as its window allows.
+    /// Lets a reader request as much as its window allows.
     fn read_on(&mut self, class: usize) {
         loop {
             let node = &self.nodes[class];
@@ -237,7 +248,7 @@ impl<'a> Engine<'a> {
             let item = node.next;
             if index(item) == self.pieces.len() {
                 if node.awaited.is_empty() {
-                    self.nodes[class].seen.end = self.now;
+                    self.nodes[class].counts.end = self.now;
                 }
                 return;
             }
@@ -246,6 +257,7 @@ impl<'a> Engine<'a> {
             }
             self.nodes[class].next += 1;
             let have = self.nodes[class].units[index(item)];
+            // The node has the item already, because a child requested it.
             if have == self.unit_count(item) {
                 if reader.think > 0 {
                     return self.at(self.now + reader.think, Event::Reader { class });
@@ -259,17 +271,18 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// One request upwards, or to the origin.
+    /// Sends a request to the parent or the origin.
     fn ask(&mut self, class: usize, item: Item) {
         let piece = self.piece(item);
+        // Marks the item as requested, so that later requests for it are coalesced.
         self.nodes[class].units[index(item)] = 0;
         if let Some(edge) = self.classes.classes[class].above[piece.tree] {
-            self.nodes[class].seen.asked += 1;
+            self.nodes[class].counts.asked += 1;
             return self.at(self.now + self.machine.hop, Event::Request { edge, item });
         }
         let node = &mut self.nodes[class];
-        node.seen.origin_reads += 1;
-        node.seen.origin_bytes += piece.bytes;
+        node.counts.origin_reads += 1;
+        node.counts.origin_bytes += piece.bytes;
         let mut at = self.now.max(node.origin_free) + self.machine.origin_latency;
         for unit in 0..self.unit_count(item) {
             at += time(bytes_f64(self.unit_bytes(item, unit)) / self.machine.origin_rate);
@@ -281,28 +294,25 @@ impl<'a> Engine<'a> {
     fn requested(&mut self, edge: usize, item: Item) {
         let Edge { parent, width, .. } = self.classes.edges[edge];
         let node = &mut self.nodes[parent];
-        node.seen.answered += u64::from(width);
+        node.counts.answered += u64::from(width);
         if self.machine.request_cpu == 0.0 {
             return self.answer(edge, item);
         }
         let order = self.made;
-        node.core.start(
-            self.now,
-            (edge, item),
-            self.machine.request_cpu,
-            width,
-            order,
-        );
+        let work = self.machine.request_cpu;
+        let core = &mut node.core.resource;
+        core.start(self.now, (edge, item), work, width, order);
         self.reschedule_core(parent);
     }
 
-    /// A parent gives its children what it has of an item, and the rest as it comes.
+    /// Sends the received units of an item to a child, and the rest when they arrive.
     fn answer(&mut self, edge: usize, item: Item) {
         let parent = self.classes.edges[edge].parent;
         if self.nodes[parent].units[index(item)] == NOT_ASKED {
             self.ask(parent, item);
         }
         let have = self.nodes[parent].units[index(item)];
+        // Units that have arrived are sent at once, before the item is complete.
         for unit in 0..have {
             self.send(edge, item, unit);
         }
@@ -321,7 +331,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Starts the first unit of an edge's queue on the parent's link.
+    /// Starts to send the first unit of an edge's queue on the parent's link.
     fn occupy(&mut self, edge: usize) {
         let Some(&(item, unit)) = self.queues[edge].0.front() else {
             return;
@@ -330,12 +340,12 @@ impl<'a> Engine<'a> {
         let Edge { parent, width, .. } = self.classes.edges[edge];
         let order = self.made;
         let node = &mut self.nodes[parent];
-        node.link
-            .start(self.now, edge, bytes_f64(bytes), width, order);
+        let link = &mut node.link.resource;
+        link.start(self.now, edge, bytes_f64(bytes), width, order);
         self.reschedule_link(parent);
     }
 
-    /// A unit has left the parent's link.
+    /// Handles a unit that has left the parent's link.
     fn delivered(&mut self, edge: usize) {
         let (queue, busy) = &mut self.queues[edge];
         let Some((item, unit)) = queue.pop_front() else {
@@ -349,10 +359,10 @@ impl<'a> Engine<'a> {
             child,
             width,
         } = self.classes.edges[edge];
-        self.nodes[parent].seen.sent += bytes * u64::from(width);
+        self.nodes[parent].counts.sent += bytes * u64::from(width);
         let receiver = &mut self.nodes[child];
-        receiver.seen.received += bytes;
-        // The unit came in while it went out; several parents at once share the downlink.
+        receiver.counts.received += bytes;
+        // The unit is received while it is sent. Several parents at once share the downlink.
         let through = receiver.downlink_free + time(bytes_f64(bytes) / self.machine.link);
         receiver.downlink_free = through.max(self.now);
         let at = receiver.downlink_free + self.machine.hop;
@@ -363,11 +373,11 @@ impl<'a> Engine<'a> {
     }
 
     fn arrived(&mut self, class: usize, item: Item) {
+        let unit_count = self.unit_count(item);
         let node = &mut self.nodes[class];
         let unit = node.units[index(item)];
         node.units[index(item)] += 1;
-        let complete = node.units[index(item)] == self.unit_count(item);
-        let node = &mut self.nodes[class];
+        let complete = unit + 1 == unit_count;
         let waiting = if complete {
             node.waiting.remove(&item).unwrap_or_default()
         } else {
@@ -385,20 +395,14 @@ impl<'a> Engine<'a> {
     }
 
     fn reschedule_core(&mut self, class: usize) {
-        let node = &mut self.nodes[class];
-        node.core_epoch += 1;
-        let epoch = node.core_epoch;
-        if let Some(at) = node.core.next_end() {
-            self.at(at.max(self.now), Event::Core { class, epoch });
+        if let Some((at, epoch)) = self.nodes[class].core.reschedule(self.now) {
+            self.at(at, Event::Core { class, epoch });
         }
     }
 
     fn reschedule_link(&mut self, class: usize) {
-        let node = &mut self.nodes[class];
-        node.link_epoch += 1;
-        let epoch = node.link_epoch;
-        if let Some(at) = node.link.next_end() {
-            self.at(at.max(self.now), Event::Link { class, epoch });
+        if let Some((at, epoch)) = self.nodes[class].link.reschedule(self.now) {
+            self.at(at, Event::Link { class, epoch });
         }
     }
 }

@@ -1,37 +1,38 @@
-//! Start-up times that Copper's paper states in its text, for the plot.
+//! Start-up times stated in the text of Copper's paper, for the plot.
 //!
 //! N. Lewis, K. Velusamy, K. Harms, H. Zheng: "Copper: Cooperative Caching Layer for Scalable Data
-//! Loading in Exascale Supercomputers". Measured on Aurora with 12 Python processes a node; Lustre of
-//! 650 GB/s. Only what the text says is here; nothing was read off a figure.
+//! Loading in Exascale Supercomputers". Measured on Aurora with 12 Python processes per node and a
+//! Lustre filesystem of 650 GB/s. Only values stated in the text are included, and none were read
+//! off a figure.
 
 use crate::chart::Series;
 
-/// What was measured.
+/// The measured system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
-    /// Files straight from Lustre.
+    /// Files directly from Lustre.
     Lustre,
     /// Through Copper.
     Copper,
 }
 
-/// One stated figure.
+/// One stated time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stated {
-    /// Of what.
+    /// The measured system.
     pub system: System,
-    /// What was started.
+    /// The started program.
     pub what: &'static str,
-    /// On how many nodes: from, to (a statement about a range).
+    /// The range of node numbers, for which the statement holds.
     pub nodes: (f64, f64),
     /// Seconds.
     pub seconds: f64,
-    /// Where the paper says so.
+    /// The section of the paper.
     pub section: &'static str,
 }
 
 impl Stated {
-    /// The figure as a curve: one point, or the range that the statement is about.
+    /// Returns the time as a curve: one point, or the range of the statement.
     #[must_use]
     pub fn series(&self) -> Series {
         let (from, to) = self.nodes;
@@ -50,7 +51,7 @@ impl Stated {
     }
 }
 
-/// The figures.
+/// All stated times.
 pub const STATED: [Stated; 4] = [
     Stated {
         system: System::Lustre,

@@ -1,6 +1,16 @@
+use super::workload::ItemKind;
 use super::*;
 use copperfs_topology::Tree;
 use proptest::prelude::*;
+
+/// One item of `bytes`.
+fn one_file(bytes: u64) -> Vec<Item> {
+    vec![Item {
+        key: copperfs_topology::ItemPath::root(),
+        kind: ItemKind::Data,
+        bytes,
+    }]
+}
 
 /// One file of 4 MiB over links of 10 MB/s, as in the project's measurements.
 fn slow(nodes: usize, arity: usize) -> Scenario {
@@ -45,8 +55,9 @@ fn one_look_up_takes_a_round_trip_of_every_edge() {
 
 #[test]
 fn a_herd_waits_for_one_way_and_one_turn_at_the_parent() {
-    // All ask at once, so requests meet the answer on its way down: one request up, d edges down, and
-    // k requests at the root, while the other parents' turns are over when the answer comes.
+    // All nodes request at once, so requests meet the answer on its way down: one request up, d
+    // edges down, and k requests at the root. The other parents have processed their requests when
+    // the answer arrives.
     let scenario = Scenario {
         link: 1e15,
         request_cpu: 5e-6,
@@ -57,7 +68,7 @@ fn a_herd_waits_for_one_way_and_one_turn_at_the_parent() {
 }
 
 #[test]
-fn cut_through_is_what_arithmetic_says() {
+fn cut_through_agrees_with_arithmetic() {
     let (bytes, unit) = (4_f64 * 1_048_576.0, 65_536.0);
     for (nodes, arity) in [(2, 1), (7, 2), (31, 2), (85, 4), (8_300, 4), (100_000, 4)] {
         let scenario = slow(nodes, arity);
@@ -65,13 +76,13 @@ fn cut_through_is_what_arithmetic_says() {
         let k = f64::from(u32::try_from(arity).unwrap());
         let d = leaf_depth(nodes, arity);
         let wanted = k * bytes / 10e6 + (d - 1.0) * k * unit / 10e6 + (d + 1.0) * 1e-4;
-        // A last level that is not full hangs below parents with fewer children.
+        // A last level that is not full has parents with fewer children.
         close_to(outcome.times.max_s, wanted, 0.5);
     }
 }
 
 #[test]
-fn store_and_forward_is_what_arithmetic_says() {
+fn store_and_forward_agrees_with_arithmetic() {
     let scenario = Scenario {
         unit: 4 << 20,
         ..slow(31, 2)
@@ -82,7 +93,7 @@ fn store_and_forward_is_what_arithmetic_says() {
 }
 
 #[test]
-fn the_origin_may_be_what_limits() {
+fn the_origin_may_be_the_bottleneck() {
     let scenario = Scenario {
         origin: 1e6,
         origin_latency: 0.5,
@@ -110,7 +121,7 @@ fn requests_per_node_do_not_depend_on_the_number_of_nodes() {
         assert_eq!(outcome.bytes_received_per_node_max, data_bytes);
         times.push(outcome.times.max_s);
     }
-    // Near constant: what grows is the depth, once.
+    // Nearly constant: only the depth grows.
     assert!(times[3] < 1.1 * times[1], "{times:?}");
 }
 
@@ -123,7 +134,7 @@ fn more_roots_divide_the_origin() {
             roots,
             origin: 1e6,
             link: 1e9,
-            // With one question at a time one root reads at a time.
+            // With one request at a time only one root reads at a time.
             window: 64,
             ..Scenario::default()
         };
@@ -138,7 +149,7 @@ fn more_roots_divide_the_origin() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_scenarios_are_refused() {
     let refused = |change: fn(&mut Scenario)| {
         let mut scenario = Scenario::default();
         change(&mut scenario);
@@ -163,7 +174,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn nobody_reads_nothing() {
+fn without_items_nothing_is_read() {
     let outcome = run(&Scenario::default(), &[]).unwrap();
     assert_eq!((outcome.times.max_s, outcome.bytes_moved), (0.0, 0));
     let empty = run(&Scenario::default(), &one_file(0)).unwrap();
@@ -198,15 +209,22 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// One node of each kind tells what all of them do, one by one.
+    /// A simulation of classes agrees with a simulation of every node.
     #[test]
     fn classes_change_nothing(scenario in scenarios(), files in 1usize..20) {
         let items = workload::described(files, 1_500_000, scenario.seed);
         let forest = check(&scenario).unwrap();
         let alike = run(&scenario, &items).unwrap();
-        let single = simulate(&scenario, &items, &forest, &Classes::single(&forest)).unwrap();
+        let single = simulate(
+            &scenario,
+            &items,
+            &forest,
+            &Classes::single(&forest),
+            &readers(&scenario),
+        )
+        .unwrap();
         prop_assert_eq!(single.classes, scenario.nodes);
-        // Sums of f64 in another order: a picosecond here and there.
+        // Sums of f64 in another order differ by picoseconds.
         let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 + 1e-9 * b;
         prop_assert!(near(alike.times.p50_s, single.times.p50_s), "{alike:?} {single:?}");
         prop_assert!(near(alike.times.p99_s, single.times.p99_s), "{alike:?} {single:?}");
@@ -220,7 +238,7 @@ proptest! {
         prop_assert_eq!(counts(&alike), counts(&single));
     }
 
-    /// Every item crosses every edge that leads to a reader once, and leaves the origin once.
+    /// Every item crosses every edge that leads to a reader once, and is read from the origin once.
     #[test]
     fn bytes_are_moved_once(scenario in scenarios(), files in 1usize..20) {
         let items = workload::described(files, 1_500_000, scenario.seed);

@@ -1,26 +1,26 @@
-//! What every node fetches: a profile, or a description of one, as a sequence of items.
+//! The items that every node fetches: from a profile, or from a description of one.
 //!
-//! An item is what one upstream request of the product brings: a listing, attributes, a whole file or
-//! a run of blocks. Whatever is touched again is a hit and no item.
+//! An item is the result of one upstream request of the product: a listing, attributes, a whole
+//! file, or a run of blocks. A repeated access is a hit and no item.
 
 use crate::random::Random;
 use copperfs_topology::{BLOCK_BYTES, ItemPath};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
-/// Up to this size a file comes whole on its first read: the default of `whole_file_max`.
+/// Files up to this size are fetched whole on their first read: the default of `whole_file_max`.
 const WHOLE_FILE_BYTES_MAX: u64 = 64 << 20;
-/// An entry of a listing on the wire: 200 of them were measured as 7.6 KB.
+/// Bytes of a listing's entry on the wire. 200 entries were measured as 7.6 KB.
 const ENTRY_BYTES: u64 = 38;
-/// Attributes of one file on the wire.
+/// Bytes of one file's attributes on the wire.
 const ATTRIBUTES_BYTES: u64 = 100;
-/// Entries of a directory whose size the profile does not tell, and of one that is made up.
+/// The assumed number of entries of a directory.
 const ENTRIES: u64 = 24;
-/// Files read in a directory, of a profile that is made up: an import of numpy, pandas, sympy and
-/// networkx reads 1,172 files in 286 directories.
+/// The number of files read per directory in a described profile. An import of numpy, pandas, sympy
+/// and networkx reads 1,172 files in 286 directories.
 const FILES_OF_DIRECTORY: usize = 4;
 
-/// Of what kind an item is.
+/// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemKind {
     /// A directory's listing.
@@ -31,56 +31,58 @@ pub enum ItemKind {
     Data,
 }
 
-/// What one request brings.
+/// The result of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// What decides which root it comes from.
+    /// The path that determines its root.
     pub key: ItemPath,
-    /// Of what kind it is.
+    /// Its kind.
     pub kind: ItemKind,
-    /// Its bytes, payload only.
+    /// Its payload bytes.
     pub bytes: u64,
 }
 
 /// One access of a recorded program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// It listed the directory, or looked a name up in it.
+    /// It listed the directory, or looked up a name in it.
     List {
         /// The directory.
         path: &'a ItemPath,
-        /// Number of its entries, where the recording knows it.
+        /// The number of its entries, if recorded.
         entries: Option<u64>,
     },
-    /// It asked for attributes, also of a name that does not exist.
+    /// It requested attributes, possibly of a name that does not exist.
     Stat {
         /// The name.
         path: &'a ItemPath,
     },
-    /// It read a part of a file.
+    /// It read part of a file.
     Read {
         /// The file.
         path: &'a ItemPath,
         /// The file's size in bytes.
         size: u64,
-        /// The bytes that were read.
+        /// The range of bytes.
         range: Range<u64>,
     },
 }
 
-/// The items that a node with empty caches asks for, in order, when a program makes `accesses`.
+/// Returns the items that a node with empty caches requests, in order, when a program makes
+/// `accesses`.
 #[must_use]
 pub fn recorded<'a>(accesses: impl IntoIterator<Item = Access<'a>>) -> Vec<Item> {
-    let mut seen = Seen::default();
+    let mut cached = CachedItems::default();
     let mut items = Vec::new();
     for access in accesses {
-        seen.touch(access, &mut items);
+        cached.touch(access, &mut items);
     }
     items
 }
 
-/// `files` files of `bytes` bytes together in directories of a few each. Their sizes are spread as
-/// those of a software tree are (log-normal: most are small, few hold most of the bytes).
+/// Returns `files` files with a total of `bytes` bytes, in directories of a few each. Their sizes
+/// are distributed like those of a software tree (log-normal: most are small, and few hold most of
+/// the bytes).
 #[must_use]
 pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
     let mut random = Random::new(seed);
@@ -90,6 +92,7 @@ pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
     let mut left = bytes;
     for (index, share) in shares.iter().enumerate() {
         let directory = index / FILES_OF_DIRECTORY;
+        // The first file of a directory causes its listing.
         if index % FILES_OF_DIRECTORY == 0 {
             items.extend(made_up(&format!("/d{directory}")).map(|key| Item {
                 key,
@@ -97,11 +100,19 @@ pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
                 bytes: ENTRIES * ENTRY_BYTES,
             }));
         }
+        // The last file gets the rest, so that the sizes sum to `bytes`.
         let last = index + 1 == files;
         let size = if last {
             left
         } else {
-            portion(bytes, share / sum).min(left)
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "a share of a size, which needs no more digits than f64 has"
+            )]
+            let portion = (bytes as f64 * (share / sum)) as u64;
+            portion.min(left)
         };
         left -= size;
         items.extend(made_up(&format!("/d{directory}/f{index}")).map(|key| Item {
@@ -113,35 +124,34 @@ pub fn described(files: usize, bytes: u64, seed: u64) -> Vec<Item> {
     items
 }
 
-/// Names that are made up here are paths.
+/// Parses a path that this module has formatted.
 fn made_up(path: &str) -> Option<ItemPath> {
     ItemPath::parse(path.as_bytes()).ok()
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a share of a size, which needs no more digits than f64 has"
-)]
-fn portion(bytes: u64, share: f64) -> u64 {
-    (bytes as f64 * share) as u64
-}
-
 #[derive(Default)]
-struct Seen {
+struct CachedItems {
     listings: HashSet<ItemPath>,
     attributes: HashSet<ItemPath>,
     whole: HashSet<ItemPath>,
     blocks: HashMap<ItemPath, BTreeSet<u64>>,
 }
 
-impl Seen {
+impl CachedItems {
     fn touch(&mut self, access: Access<'_>, items: &mut Vec<Item>) {
         match access {
-            Access::List { path, entries } => self.list(path, entries, items),
+            Access::List { path, entries } => {
+                let entries = entries.unwrap_or(ENTRIES).max(1);
+                if self.listings.insert(path.clone()) {
+                    items.push(Item {
+                        key: path.clone(),
+                        kind: ItemKind::Listing,
+                        bytes: entries.saturating_mul(ENTRY_BYTES),
+                    });
+                }
+            }
             Access::Stat { path } => {
-                // The listing has brought the attributes of every entry.
+                // A listing contains the attributes of every entry.
                 let (parent, _name) = path
                     .split()
                     .unwrap_or_else(|| (ItemPath::root(), b"".as_slice()));
@@ -158,19 +168,6 @@ impl Seen {
                     self.read(path, size, range, items);
                 }
             }
-        }
-    }
-
-    fn list(&mut self, path: &ItemPath, entries: Option<u64>, items: &mut Vec<Item>) {
-        if self.listings.insert(path.clone()) {
-            items.push(Item {
-                key: path.clone(),
-                kind: ItemKind::Listing,
-                bytes: entries
-                    .unwrap_or(ENTRIES)
-                    .max(1)
-                    .saturating_mul(ENTRY_BYTES),
-            });
         }
     }
 
@@ -202,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_is_asked_for_once() {
+    fn each_item_is_requested_once() {
         let path = |text: &str| ItemPath::parse(text.as_bytes()).unwrap();
         let (x, a, b, empty, big) = (
             path("/x"),
@@ -245,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_has_the_bytes_that_it_says() {
+    fn a_description_has_the_given_files_and_bytes() {
         let items = described(728, 36_300_000, 1);
         let data: Vec<u64> = items
             .iter()

@@ -1,42 +1,46 @@
-//! A node's turn: runs the allocator, gives signs of life, has datasets counted.
+//! Running the allocator on this node: heartbeats, decisions, and the counting of datasets.
 
 use super::super::allocator::{Allocator, AllocatorConfig};
+use super::super::counter::{CountError, CountProgress, Counted};
 use super::super::registry::{Limits, Registry};
-use super::link::{Link, return_to};
-use super::{CountProgress, Inner, Station};
-use crate::budgets::counted::Counted;
-use crate::model::{Beat, DatasetDecision};
+use super::follow::{Link, earlier_tree};
+use super::{Role, Shared};
+use crate::model::{DatasetDecision, Heartbeat};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// So often the allocator gives a sign of life.
-const BEAT_EVERY: Duration = Duration::from_millis(500);
-/// So often it looks at the clock: a node that fell silent is noticed no later than this.
-const TICK_EVERY: Duration = Duration::from_millis(100);
-/// So often this node tells its own allocator what it has to report.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// Datasets that are counted at a time: each walks with several requests already.
+/// The time between two heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the allocator checks the clock, which bounds how late a silent node is noticed.
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often this node reports to its own allocator.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Concurrent counts. Each makes several requests at a time itself.
 const COUNTS_MAX: usize = 2;
-/// A dataset that could not be counted is tried again after so long.
-const COUNT_AGAIN: Duration = Duration::from_secs(15);
-/// So often it is asked whether a count is out of date: an index may have been made anew.
-const OUTDATED_EVERY: Duration = Duration::from_secs(30);
+/// The delay before a failed count is repeated.
+const COUNT_RETRY_DELAY: Duration = Duration::from_secs(15);
+/// How often each count is checked for a change of its source, such as a new index.
+const OUTDATED_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The counts under way and to come.
+/// The result of one count, with the dataset's id.
+type CountResult = (u64, Result<Counted, CountError>);
+
+/// The running and the failed counts.
 struct Counts {
-    running: JoinSet<(u64, Result<Counted, String>)>,
-    outdated: JoinSet<Option<u64>>,
-    /// Not to be tried before.
+    running: JoinSet<CountResult>,
+    /// Checks whether counts are outdated. Each returns the dataset's id if it is.
+    checks: JoinSet<Option<u64>>,
+    /// The earliest time of the next attempt, by dataset id.
     failed: BTreeMap<u64, Instant>,
 }
 
-/// The allocator is not to outlive its turn, however that ends.
-struct Reign<'a>(&'a Inner);
+/// Removes the allocator when its task ends, also if the task is aborted.
+struct AllocatorGuard<'a>(&'a Shared);
 
-impl Drop for Reign<'_> {
+impl Drop for AllocatorGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.allocator = None;
@@ -44,58 +48,63 @@ impl Drop for Reign<'_> {
     }
 }
 
-/// Is the allocator, as the root of `tree`, until one can be reached in a tree before it.
-pub(super) async fn allocate(inner: &Inner, tree: usize) -> Link {
-    let (reign, mut beat) = begin(inner, tree);
+/// Runs the allocator, as the root of `tree`, until one can be reached in an earlier tree.
+pub(super) async fn allocate(shared: &Shared, tree: usize) -> Link {
+    let (guard, mut heartbeat) = begin(shared, tree);
     tracing::info!(tree, "the allocator runs here");
     let mut counts = Counts {
         running: JoinSet::new(),
-        outdated: JoinSet::new(),
+        checks: JoinSet::new(),
         failed: BTreeMap::new(),
     };
     let every = |period| {
         let mut interval = interval(period);
+        // After a pause of the process, missed ticks must not cause a burst of heartbeats.
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         interval
     };
-    let (mut beats, mut ticks) = (every(BEAT_EVERY), every(TICK_EVERY));
-    let (mut reports, mut outdated) = (every(REPORT_EVERY), every(OUTDATED_EVERY));
-    let returning = return_to(inner, tree);
+    let (mut heartbeats, mut ticks) = (every(HEARTBEAT_INTERVAL), every(TICK_INTERVAL));
+    let (mut reports, mut checks) = (every(REPORT_INTERVAL), every(OUTDATED_INTERVAL));
+    let returning = earlier_tree(shared, tree);
     tokio::pin!(returning);
     let link = loop {
         tokio::select! {
-            _ = beats.tick() => {
-                beat.count += 1;
-                inner.pulse.send_modify(|pulse| {
-                    pulse.station = Station::Allocating(tree);
-                    pulse.beat = beat;
+            _ = heartbeats.tick() => {
+                heartbeat.count += 1;
+                shared.status.send_modify(|status| {
+                    status.role = Role::Allocating(tree);
+                    status.heartbeat = heartbeat;
                 });
             }
             _ = ticks.tick() => {}
-            _ = reports.tick() => inner.report_to_own(),
-            () = inner.soon.notified() => inner.report_to_own(),
-            () = inner.work.notified() => {}
-            _ = outdated.tick() => counts.look_again(inner),
-            Some(counted) = counts.running.join_next() => counts.done(inner, counted),
-            Some(outdated) = counts.outdated.join_next() => counts.outdated(inner, outdated),
+            _ = reports.tick() => shared.report_to_own(),
+            () = shared.report_soon.notified() => shared.report_to_own(),
+            () = shared.allocator_work.notified() => {}
+            _ = checks.tick() => counts.check_all(shared),
+            Some(counted) = counts.running.join_next() => counts.done(shared, counted),
+            Some(outdated) = counts.checks.join_next() => {
+                if let (Ok(Some(id)), Some(allocator)) = (outdated, &mut shared.state.lock().allocator) {
+                    allocator.recount(id);
+                }
+            }
             link = &mut returning, if tree > 0 => break link,
         }
-        counts.begin(inner);
-        let now = inner.now();
-        let mut state = inner.state.lock();
+        counts.begin(shared);
+        let now = shared.now();
+        let mut state = shared.state.lock();
         if let Some(allocator) = &mut state.allocator
             && allocator.tick(now)
         {
-            inner.publish(allocator);
+            shared.publish(allocator.decision());
         }
     };
     tracing::info!(tree, "the allocator runs elsewhere again");
-    drop(reign);
+    drop(guard);
     link
 }
 
-fn begin(inner: &Inner, tree: usize) -> (Reign<'_>, Beat) {
-    let config = &inner.config;
+fn begin(shared: &Shared, tree: usize) -> (AllocatorGuard<'_>, Heartbeat) {
+    let config = &shared.config;
     let mut configured = Registry::new(&config.policy);
     for spec in &config.datasets {
         if let Err(error) = configured.add_dataset(spec.clone(), &Limits::default()) {
@@ -106,79 +115,83 @@ fn begin(inner: &Inner, tree: usize) -> (Reign<'_>, Beat) {
         remote_io: config.remote_io,
         gpus: config.gpus,
     };
-    let now = inner.now();
+    let now = shared.now();
     let mut allocator = Allocator::new(limits, configured, tree, now);
-    let held = Arc::clone(&inner.decision.borrow());
-    allocator.heard_decision(&held, now);
-    let mut state = inner.state.lock();
-    state.reigns += 1;
-    let beat = Beat {
-        allocator: config.boot.wrapping_add(state.reigns),
+    // Continue from the decision that this node has followed so far.
+    let held = Arc::clone(&shared.decision.borrow());
+    allocator.adopt(&held, now);
+    let mut state = shared.state.lock();
+    // A process may become the allocator several times, and each time needs another identity.
+    state.allocators_begun += 1;
+    let heartbeat = Heartbeat {
+        allocator: config.boot.wrapping_add(state.allocators_begun),
         count: 0,
     };
     state.allocator = Some(allocator);
     drop(state);
-    (Reign(inner), beat)
+    (AllocatorGuard(shared), heartbeat)
 }
 
-impl Inner {
+impl Shared {
     fn report_to_own(&self) {
+        // The report is made before the lock is taken, because it locks caches and job tables.
         let (now, report) = (self.now(), self.own_report());
         let mut state = self.state.lock();
         if let (Some(allocator), Some(report)) = (&mut state.allocator, report) {
-            allocator.heard(report, now);
+            allocator.record(report, now);
         }
     }
 }
 
 impl Counts {
-    /// Begins counts of what is not counted, as far as there is room.
-    fn begin(&mut self, inner: &Inner) {
+    /// Starts counts of datasets that are not counted yet, up to [`COUNTS_MAX`].
+    fn begin(&mut self, shared: &Shared) {
         let now = Instant::now();
         self.failed.retain(|_, again| *again > now);
-        let mut state = inner.state.lock();
+        let mut state = shared.state.lock();
         let Some(allocator) = &state.allocator else {
             return;
         };
-        let wanted: Vec<DatasetDecision> = allocator
+        let due: Vec<DatasetDecision> = allocator
             .uncounted()
             .filter(|one| !state.counts.contains_key(&one.id) && !self.failed.contains_key(&one.id))
             .take(COUNTS_MAX.saturating_sub(self.running.len()))
             .cloned()
             .collect();
-        for dataset in wanted {
+        for dataset in due {
             let progress = Arc::new(CountProgress::default());
-            let counting = inner.counter.count(&dataset, Arc::clone(&progress));
+            let counting = shared.counter.count(&dataset, Arc::clone(&progress));
             let id = dataset.id;
             state.counts.insert(id, (dataset.name, progress));
             drop(self.running.spawn(async move { (id, counting.await) }));
         }
     }
 
-    fn done(
-        &mut self,
-        inner: &Inner,
-        counted: Result<(u64, Result<Counted, String>), tokio::task::JoinError>,
-    ) {
-        let mut state = inner.state.lock();
+    fn done(&mut self, shared: &Shared, counted: Result<CountResult, JoinError>) {
+        let mut state = shared.state.lock();
         let Ok((id, counted)) = counted else {
-            // Which one it was is not known: all that are not running any more begin anew.
+            // A count panicked, and its dataset is unknown. Without entries all datasets that are not
+            // counted yet are started again.
             state.counts.clear();
             return;
         };
         state.counts.remove(&id);
-        if let Err(error) = &counted {
-            tracing::warn!(%error, "a dataset cannot be counted");
-            self.failed.insert(id, Instant::now() + COUNT_AGAIN);
-        }
-        if let Some(allocator) = &mut state.allocator {
-            allocator.counted(id, counted);
+        match (counted, &mut state.allocator) {
+            (Ok(counted), Some(allocator)) => allocator.counted(id, counted),
+            (Err(error), allocator) => {
+                tracing::warn!(%error, "a dataset cannot be counted");
+                self.failed.insert(id, Instant::now() + COUNT_RETRY_DELAY);
+                if let Some(allocator) = allocator {
+                    allocator.count_failed(id, error.to_string());
+                }
+            }
+            (Ok(_), None) => {}
         }
     }
 
-    /// Asks of every count whether it is out of date.
-    fn look_again(&mut self, inner: &Inner) {
-        let state = inner.state.lock();
+    /// Starts a check of every count's source.
+    fn check_all(&mut self, shared: &Shared) {
+        let state = shared.state.lock();
         let Some(allocator) = &state.allocator else {
             return;
         };
@@ -186,20 +199,10 @@ impl Counts {
             let Some(counted) = allocator.count_of(dataset.id) else {
                 continue;
             };
-            let (id, asked) = (
-                dataset.id,
-                inner.counter.is_outdated(dataset, counted.source),
-            );
-            drop(
-                self.outdated
-                    .spawn(async move { asked.await.then_some(id) }),
-            );
-        }
-    }
-
-    fn outdated(&self, inner: &Inner, id: Result<Option<u64>, tokio::task::JoinError>) {
-        if let (Ok(Some(id)), Some(allocator)) = (id, &mut inner.state.lock().allocator) {
-            allocator.recount(id);
+            let id = dataset.id;
+            let checking = shared.counter.is_outdated(dataset, counted.source);
+            let check = async move { checking.await.then_some(id) };
+            drop(self.checks.spawn(check));
         }
     }
 }

@@ -1,49 +1,53 @@
-//! The parent's side of a stream: hears a child's reports, tells it decisions and signs of life.
+//! The parent's side of a stream: receives a child's reports, and sends it decisions and heartbeats.
 
-use super::{Inner, Station};
-use crate::model::{Serial, Up};
+use super::{Role, Shared};
+use crate::model::{ReportFrame, Serial, decode};
 use copperfs_overlay::{Failure, FailureKind, LatestReceiver, LatestSender};
 
-/// Serves `child` until it is gone, or this node turns to another tree.
+/// Serves `child` until it is gone, or until this node uses another tree.
 ///
 /// # Errors
-/// This node looks for an allocator in another tree than the child; the child says what makes no sense.
+/// `Unavailable` if this node uses another tree than the child; `Corrupt` if a frame cannot be decoded.
 pub(super) async fn serve(
-    inner: &Inner,
+    shared: &Shared,
     child: &str,
     tree: usize,
     mut up: LatestReceiver,
     down: LatestSender,
 ) -> Result<(), Failure> {
-    let mut pulse = inner.pulse.subscribe();
-    let mut decision = inner.decision.subscribe();
-    let mut holds = Serial::default();
-    let mut told = None;
+    let mut status = shared.status.subscribe();
+    let mut decision = shared.decision.subscribe();
+    // The decision that the child holds.
+    let mut held = Serial::default();
+    let mut sent = None;
     loop {
-        let now = *pulse.borrow_and_update();
-        if now.station.tree() != tree {
-            return Err(elsewhere(inner, now.station));
+        let current = *status.borrow_and_update();
+        if current.role.tree() != tree {
+            let (name, tree) = (&shared.config.name, current.role.tree());
+            let why = format!("{name} looks for the allocator in tree {tree}");
+            return Err(Failure::new(FailureKind::Unavailable, why));
         }
-        let serial = decision.borrow_and_update().serial;
-        // A sign of life is only one while this node hears the allocator itself.
-        let alive = !matches!(now.station, Station::Searching(_));
-        if alive && told != Some((now.beat, serial, holds)) {
-            told = Some((now.beat, serial, holds));
-            if down.send(inner.down_frame(holds)).is_err() {
+        let frame = (current.heartbeat, decision.borrow_and_update().serial, held);
+        // While this node searches, its last heartbeat proves nothing, so the child must not receive it.
+        let alive = !matches!(current.role, Role::Searching(_));
+        if alive && sent != Some(frame) {
+            sent = Some(frame);
+            if down.send(shared.decision_frame(held)).is_err() {
                 return Ok(());
             }
         }
         tokio::select! {
             frame = up.recv() => {
                 let Some(frame) = frame else { return Ok(()) };
-                let said = Up::decode(&frame).map_err(|error| {
+                let frame: ReportFrame = decode(&frame).map_err(|error| {
                     let why = format!("the report of {child} cannot be read: {error}");
                     Failure::new(FailureKind::Corrupt, why)
                 })?;
-                holds = said.holds;
-                inner.heard(said);
+                // Decisions that the child holds are not sent to it again.
+                held = frame.serial;
+                shared.record(frame);
             }
-            changed = pulse.changed() => {
+            changed = status.changed() => {
                 if changed.is_err() {
                     return Ok(());
                 }
@@ -56,10 +60,4 @@ pub(super) async fn serve(
             () = down.ended() => return Ok(()),
         }
     }
-}
-
-fn elsewhere(inner: &Inner, station: Station) -> Failure {
-    let name = &inner.config.name;
-    let why = format!("{name} looks for the allocator in tree {}", station.tree());
-    Failure::new(FailureKind::Unavailable, why)
 }

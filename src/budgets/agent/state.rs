@@ -1,26 +1,28 @@
-//! What a node knows of others, and the frames that it makes of that.
+//! Reports of the nodes below, and the frames to the node above and to children.
 
-use super::super::allocator::{Allocator, NODE_GONE};
-use super::{CountProgress, Inner};
-use crate::model::{Counting, Decision, Down, NodeReport, Serial, Up};
+use super::super::allocator::{Allocator, NODE_TIMEOUT};
+use super::super::counter::CountProgress;
+use super::Shared;
+use crate::model::{Counting, Decision, DecisionFrame, NodeReport, ReportFrame, Serial, encode};
 use bytes::Bytes;
 use copperfs_overlay::STEERING_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Nodes whose reports are kept: more than any member list is deployed with. Others are passed over.
+/// The maximum number of nodes whose reports are kept: more than any deployed member list has. Reports of
+/// further nodes are ignored.
 const NODES_MAX: usize = 65_536;
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The newest report of every node below, by rank, and when it came.
+    /// The newest report of every node below, by rank, and the time at which it arrived.
     below: BTreeMap<u32, (NodeReport, Duration)>,
-    /// Where this node is the allocator.
+    /// The allocator, while it is this node's turn.
     pub(super) allocator: Option<Allocator>,
-    /// Allocators that this process has been.
-    pub(super) reigns: u64,
-    /// What is being counted, by dataset id.
+    /// How often this process has become the allocator.
+    pub(super) allocators_begun: u64,
+    /// The name and progress of each running count, by dataset id.
     pub(super) counts: BTreeMap<u64, (String, Arc<CountProgress>)>,
 }
 
@@ -31,105 +33,109 @@ impl State {
     }
 }
 
-impl Inner {
-    /// What a node below says.
-    pub(super) fn heard(&self, up: Up) {
+impl Shared {
+    /// Records a frame from a node below.
+    pub(super) fn record(&self, frame: ReportFrame) {
         let now = self.now();
-        if let Some(held) = up.held {
-            self.adopt(*held);
+        if let Some(decision) = frame.decision {
+            self.adopt(&decision);
         }
         let mut state = self.state.lock();
         let mut news = false;
-        for report in up.reports {
+        for report in frame.reports {
             let known = state.below.get(&report.rank);
+            // The same report may arrive twice after a node has moved to another parent.
             let old = known
                 .is_some_and(|(known, _)| known.boot == report.boot && known.count >= report.count);
             if old || (known.is_none() && state.below.len() >= NODES_MAX) {
                 continue;
             }
+            // A new job waits for its terms, so its report is forwarded early.
             news |= known.is_none_or(|(known, _)| known.jobs.len() != report.jobs.len());
             if let Some(allocator) = &mut state.allocator {
-                allocator.heard(report.clone(), now);
+                allocator.record(report.clone(), now);
             }
             state.below.insert(report.rank, (report, now));
         }
         drop(state);
-        self.work.notify_one();
+        self.allocator_work.notify_one();
         if news {
-            self.soon.notify_one();
+            self.report_soon.notify_one();
         }
     }
 
-    /// What this node reports itself, if it can yet.
+    /// Returns this node's own report, once its source is set.
     pub(super) fn own_report(&self) -> Option<NodeReport> {
         self.report.get().map(|report| report())
     }
 
-    /// What is to be said to the node above, which holds the decision `above`.
-    pub(super) fn up_frame(&self, above: Serial) -> Bytes {
+    /// Encodes the frame to the node above, which holds the decision `above`.
+    pub(super) fn report_frame(&self, above: Serial) -> Bytes {
         let now = self.now();
-        let own = self.own_report();
+        let mut reports: Vec<NodeReport> = self.own_report().into_iter().collect();
         let mut state = self.state.lock();
-        state
-            .below
-            .retain(|_, (_, heard)| now.saturating_sub(*heard) < NODE_GONE);
-        let mut reports: Vec<NodeReport> = own.into_iter().collect();
+        // A node that has moved elsewhere is reported from there.
+        let live = |heard: Duration| now.saturating_sub(heard) < NODE_TIMEOUT;
+        state.below.retain(|_, (_, heard)| live(*heard));
         reports.extend(state.below.values().map(|(report, _)| report.clone()));
         drop(state);
-        let decision = Arc::clone(&self.decision.borrow());
-        let mut up = Up {
-            holds: decision.serial,
-            held: (decision.serial > above).then(|| Box::new(Decision::clone(&decision))),
+        let (serial, decision) = self.unless_held(above);
+        let mut frame = ReportFrame {
+            serial,
+            decision,
             reports,
         };
-        let mut frame = up.encode();
-        // A frame has room for thousands of nodes. Beyond that the history of epochs goes first, which is
-        // for people, then the last nodes.
-        if frame.len() > STEERING_BYTES_MAX {
-            for job in up.reports.iter_mut().flat_map(|report| &mut report.jobs) {
+        let mut bytes = encode(&frame);
+        // A frame has room for thousands of nodes. Beyond that the histories of epochs are dropped first,
+        // because they are only displayed, and then the last nodes.
+        if bytes.len() > STEERING_BYTES_MAX {
+            for job in frame.reports.iter_mut().flat_map(|report| &mut report.jobs) {
                 job.epochs.clear();
             }
-            frame = up.encode();
+            bytes = encode(&frame);
         }
-        while frame.len() > STEERING_BYTES_MAX && up.reports.len() > 1 {
+        while bytes.len() > STEERING_BYTES_MAX && frame.reports.len() > 1 {
             tracing::warn!(
-                nodes = up.reports.len(),
+                nodes = frame.reports.len(),
                 "more reports than a frame has room for"
             );
-            up.reports.truncate(up.reports.len() / 2);
-            frame = up.encode();
+            frame.reports.truncate(frame.reports.len() / 2);
+            bytes = encode(&frame);
         }
-        frame.into()
+        bytes.into()
     }
 
-    /// What is to be said to a child, which holds the decision `below`.
-    pub(super) fn down_frame(&self, below: Serial) -> Bytes {
-        let decision = Arc::clone(&self.decision.borrow());
-        let down = Down {
-            beat: self.pulse.borrow().beat,
-            holds: decision.serial,
-            decision: (decision.serial > below).then(|| Box::new(Decision::clone(&decision))),
+    /// Encodes the frame to a child, which holds the decision `below`.
+    pub(super) fn decision_frame(&self, below: Serial) -> Bytes {
+        let (serial, decision) = self.unless_held(below);
+        let heartbeat = self.status.borrow().heartbeat;
+        let frame = DecisionFrame {
+            heartbeat,
+            serial,
+            decision,
         };
-        down.encode().into()
+        encode(&frame).into()
     }
 
-    /// Follows `decision` if it is newer than what this node holds; its allocator takes up from it.
-    pub(super) fn adopt(&self, decision: Decision) {
+    /// Returns the serial of this node's decision, and the decision itself unless a node that holds
+    /// `held` has it or a newer one.
+    fn unless_held(&self, held: Serial) -> (Serial, Option<Box<Decision>>) {
+        let decision = self.decision.borrow();
+        let newer = decision.serial > held;
+        let sent = newer.then(|| Box::new(Decision::clone(&decision)));
+        (decision.serial, sent)
+    }
+
+    /// Follows `decision` if it is newer than this node's. This node's allocator continues from it.
+    pub(super) fn adopt(&self, decision: &Decision) {
         let mut state = self.state.lock();
         if let Some(allocator) = &mut state.allocator {
-            allocator.heard_decision(&decision, self.now());
+            allocator.adopt(decision, self.now());
         }
         drop(state);
-        let newer = self.decision.send_if_modified(|held| {
-            let newer = decision.serial > held.serial;
-            if newer {
-                *held = Arc::new(decision);
-            }
-            newer
-        });
-        if newer {
-            // The node above hears what is held here, and need not say it again.
-            self.soon.notify_one();
+        if self.publish(decision) {
+            // Tells the node above that it need not send this decision again.
+            self.report_soon.notify_one();
         }
     }
 }

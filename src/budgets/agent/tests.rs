@@ -1,24 +1,26 @@
-//! Budget agents of a whole cluster in one process, over links in memory, in a time that only goes on when
-//! everybody waits.
+//! Budget agents of a whole cluster in one process, connected in memory, with a paused clock.
 
 use super::*;
-use crate::model::{JobSpec, OriginReaders, Serial, ShareReport};
+use crate::budgets::{CountError, CountProgress, Counted};
+use crate::model::{
+    DatasetDecision, DecisionFrame, JobSpec, OriginReaders, ReportFrame, Serial, ShareReport,
+};
 use copperfs_overlay::{ItemPath, Member, Membership, NodeIdentity, steering};
 use futures_util::FutureExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
 
-/// How long after its death those who hang from a node know of it.
+/// How long it takes until the children of a dead node notice its death.
 const DEATH_KNOWN: Duration = Duration::from_millis(1_500);
 
 struct Node {
     agent: BudgetAgent,
     alive: Arc<AtomicBool>,
-    /// Streams that it serves.
+    /// The streams that it serves.
     serving: Arc<Mutex<Vec<AbortHandle>>>,
 }
 
@@ -32,7 +34,7 @@ struct Inside {
     boots: AtomicU64,
 }
 
-/// What one node sees of the others.
+/// The connections of one node.
 struct Links {
     world: World,
     rank: usize,
@@ -40,7 +42,7 @@ struct Links {
 }
 
 impl Links {
-    /// The nearest ancestor that lives.
+    /// Returns the nearest live ancestor.
     async fn ancestor(
         world: World,
         membership: Membership,
@@ -92,7 +94,7 @@ impl Neighbours for Links {
     }
 }
 
-/// Counts a dataset as 3 GB, once it is not called "missing".
+/// Counts every dataset as 3 GB, except for one that is named "missing".
 struct Sizes;
 
 impl Counter for Sizes {
@@ -100,7 +102,7 @@ impl Counter for Sizes {
         &self,
         dataset: &DatasetDecision,
         _progress: Arc<CountProgress>,
-    ) -> BoxFuture<'static, Result<Counted, String>> {
+    ) -> BoxFuture<'static, Result<Counted, CountError>> {
         let counted = Counted {
             items: 1,
             bytes: 16_384 * 200_000,
@@ -108,7 +110,10 @@ impl Counter for Sizes {
             source: 0,
         };
         let counted = match dataset.name.as_str() {
-            "missing" => Err("there is no such directory".to_owned()),
+            "missing" => Err(CountError::Listing {
+                path: dataset.path.clone(),
+                failure: Failure::new(FailureKind::NotFound, "no such directory"),
+            }),
             _ => Ok(counted),
         };
         async move {
@@ -155,7 +160,7 @@ impl World {
         self.with(rank, living).flatten()
     }
 
-    /// A new process for node `rank`, which knows nothing.
+    /// Starts a new process of node `rank`.
     fn boot(&self, rank: usize) {
         let (members, roots) = (self.0.members.clone(), self.0.roots.clone());
         let membership = Membership::new(members, 3, roots, NodeIdentity::Member(rank)).unwrap();
@@ -191,7 +196,7 @@ impl World {
         self.0.nodes.lock()[rank] = Some(node);
     }
 
-    /// The process of node `rank` dies.
+    /// Kills the process of node `rank`.
     fn kill(&self, rank: usize) {
         let node = self.0.nodes.lock()[rank].take().unwrap();
         node.alive.store(false, Ordering::Relaxed);
@@ -213,7 +218,7 @@ impl World {
         Arc::clone(&self.agent(rank).unwrap().watch().borrow())
     }
 
-    /// Waits until all that live follow one decision with which `fits`; gives it. Tells how long it took.
+    /// Waits until all live nodes follow one decision that `fits`, and returns it.
     async fn agree(&self, within: Duration, fits: impl Fn(&Decision) -> bool) -> Arc<Decision> {
         let deadline = Instant::now() + within;
         loop {
@@ -244,7 +249,7 @@ impl World {
     }
 }
 
-/// Every node is a home of 1 GB that holds its shares; those with odd ranks read for the job.
+/// Every node is a home of 1 GB and holds its shares. Nodes with odd ranks read for a job.
 fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport {
     let rank = u32::try_from(rank).unwrap();
     let home = decision.homes.iter().position(|home| home.rank == rank);
@@ -280,7 +285,7 @@ fn report(rank: usize, boot: u64, decision: &Decision, count: u64) -> NodeReport
     }
 }
 
-/// What has to be the same after all that happens: budgets and rates.
+/// Budgets and rates.
 fn terms(decision: &Decision) -> Vec<(String, u64)> {
     let budgets = decision
         .datasets
@@ -296,7 +301,7 @@ fn terms(decision: &Decision) -> Vec<(String, u64)> {
     budgets.chain(jobs).collect()
 }
 
-/// Whether `a` and `b` say the same, but for the noise that is not worth a decision.
+/// Returns whether `a` and `b` differ only by noise.
 fn alike(a: &Decision, b: &Decision) -> bool {
     let (a, b) = (terms(a), terms(b));
     a.len() == b.len()
@@ -305,7 +310,7 @@ fn alike(a: &Decision, b: &Decision) -> bool {
             .all(|((n, x), (m, y))| n == m && x.abs_diff(*y) * 20 <= *x.max(y))
 }
 
-/// Thirteen nodes in trees of arity 3 below two roots, settled.
+/// Thirteen nodes in trees of arity 3 with two roots, in a steady state.
 async fn settled() -> (World, Arc<Decision>) {
     let world = World::new(13, &[0, 6]);
     for rank in 0..13 {
@@ -341,14 +346,14 @@ async fn settled() -> (World, Arc<Decision>) {
             && all.dataset("b").is_some_and(|b| b.budget == GB)
     };
     world.agree(Duration::from_secs(5), ready).await;
-    // Effective hit ratios have come in, too.
+    // Until effective hit ratios are known, too.
     sleep(Duration::from_secs(12)).await;
     let settled = world.agree(Duration::from_secs(5), ready).await;
     (world, settled)
 }
 
 #[tokio::test(start_paused = true)]
-async fn everybody_follows_one_decision_and_any_node_takes_commands() {
+async fn all_nodes_follow_one_decision_and_any_node_accepts_commands() {
     let (world, decision) = settled().await;
     assert_eq!(decision.cache_total, 13 * GB);
     assert_eq!(decision.job("run:j").unwrap().nodes.len(), 6);
@@ -357,19 +362,19 @@ async fn everybody_follows_one_decision_and_any_node_takes_commands() {
         16_384 * 200_000
     );
     assert_eq!(world.allocator(11).await, "n0");
-    // Refusals come back as they are.
+    // Refusals are returned unchanged.
     let refused = world
         .ask(12, Command::AddDataset(dataset("b")))
         .await
         .unwrap_err();
     assert_eq!(refused.kind, crate::model::ErrorKind::Conflict);
     assert!(refused.message.contains("there is a dataset"), "{refused}");
-    // A change is everywhere within the second.
+    // Every node has a change within a second.
     world.ask(9, Command::EndJob("run:k".into())).await.unwrap();
     world
         .agree(Duration::from_secs(1), |all| all.job("run:k").is_none())
         .await;
-    // A dataset that cannot be counted is in trouble, and says why.
+    // The decision says why a dataset cannot be counted.
     world
         .ask(9, Command::AddDataset(dataset("missing")))
         .await
@@ -391,7 +396,7 @@ async fn everybody_follows_one_decision_and_any_node_takes_commands() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_allocator_that_is_killed_and_started_again_knows_all_from_the_others() {
+async fn a_restarted_allocator_restores_its_state_from_other_nodes() {
     let (world, before) = settled().await;
     world.kill(0);
     sleep(Duration::from_millis(400)).await;
@@ -414,10 +419,10 @@ async fn the_allocator_moves_to_the_next_root_and_comes_back() {
     world.kill(0);
     let moved = |all: &Decision| all.serial.term > before.serial.term;
     let after = world.agree(Duration::from_secs(5), moved).await;
-    // Budgets and rates are what they were; the node that is gone is missed later.
+    // Budgets and rates are unchanged; the dead node times out later.
     assert!(alike(&after, &before), "{before:?}\n{after:?}");
     assert_eq!(world.allocator(12).await, "n6");
-    // What is asked there is not lost when the first root is back.
+    // A command to it is not lost when the first root is back.
     world
         .ask(12, Command::AddDataset(dataset("c")))
         .await
@@ -438,9 +443,9 @@ async fn the_allocator_moves_to_the_next_root_and_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_lost_costs_its_own_home_only() {
+async fn a_dead_node_costs_only_its_own_home() {
     let (world, before) = settled().await;
-    // One with others below it.
+    // It has nodes below it.
     let inner = 1;
     world.kill(inner);
     for _ in 0..100 {
@@ -448,7 +453,7 @@ async fn a_node_that_is_lost_costs_its_own_home_only() {
         let homes = world.decision(0).homes.len();
         assert!(
             (12..=13).contains(&homes),
-            "{homes}: those below were not lost"
+            "{homes}: the nodes below are alive"
         );
     }
     let without = world
@@ -462,7 +467,7 @@ async fn a_node_that_is_lost_costs_its_own_home_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end() {
+async fn budgets_and_rates_are_the_same_after_random_restarts() {
     for seed in 1..6_u64 {
         let (world, before) = settled().await;
         let mut state = seed;
@@ -474,7 +479,7 @@ async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end(
         };
         for _ in 0..6 {
             let rank = usize::try_from(random(13)).unwrap();
-            // One root is left to tell what was decided.
+            // One root stays alive, so that the decision survives.
             let other_root = |root: usize| world.agent(6 - root).is_some();
             let may = (rank != 0 && rank != 6) || other_root(rank);
             match world.agent(rank) {
@@ -499,7 +504,7 @@ async fn whatever_is_killed_and_started_again_the_terms_are_the_same_in_the_end(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_alone_is_its_own_allocator_and_one_that_is_cut_off_goes_on() {
+async fn a_lone_node_allocates_and_a_disconnected_node_keeps_its_decision() {
     let world = World::new(2, &[0]);
     world.boot(0);
     world
@@ -518,17 +523,16 @@ async fn a_node_alone_is_its_own_allocator_and_one_that_is_cut_off_goes_on() {
 }
 
 #[test]
-fn what_a_peer_sends_is_not_trusted() {
+fn malformed_frames_are_refused() {
     let serial = Serial { term: 1, count: 1 };
-    assert!(Asked::decode(&[1, 0, 255, 255, 255, 255]).is_err());
-    assert!(crate::model::Down::decode(b"").is_err());
-    let mut frame = crate::model::Up {
-        holds: serial,
+    assert!(decode::<ForwardedCommand>(&[1, 0, 255, 255, 255, 255]).is_err());
+    assert!(decode::<DecisionFrame>(b"").is_err());
+    let mut frame = encode(&ReportFrame {
+        serial,
         ..Default::default()
-    }
-    .encode();
-    assert_eq!(crate::model::Up::decode(&frame).unwrap().holds, serial);
+    });
+    assert_eq!(decode::<ReportFrame>(&frame).unwrap().serial, serial);
     frame[0] = 9;
-    let error = crate::model::Up::decode(&frame).unwrap_err().to_string();
+    let error = decode::<ReportFrame>(&frame).unwrap_err().to_string();
     assert!(error.contains("same copperfs"), "{error}");
 }

@@ -1,37 +1,34 @@
-//! Budgets from what a policy wants: kept still where moving them gains nothing. Pure.
+//! Budgets from a policy's answer, without moves that gain nothing. Pure.
 //!
-//! Each byte of budget that goes from one dataset to another is evicted here and read from storage
-//! again there, and is of use one epoch later. So budgets stay where they are unless the move is worth
-//! more than [`GAIN_MIN`]; what was not given to anybody goes to datasets that nobody reads now, and
-//! what they hold stays until somebody needs the room.
+//! A byte of budget that moves to another dataset is evicted, read from storage for the new
+//! dataset, and useful one epoch later. So budgets stay as they are unless the move gains more than
+//! [`GAIN_MIN`]. Cache that the policy leaves over goes to datasets without readers, which keep
+//! their content until another dataset needs the room.
 
-use super::super::registry::Dataset;
-use crate::model::Decision;
+use crate::model::{DatasetDecision, Decision};
 use crate::num::{as_f64, whole};
 use copperfs_policy::{Policy, Problem};
 
-/// A move is made if it saves so much more remote IO (for the policies that maximise that), and not at
-/// all if it moves less than this part of the cache.
+/// The minimum relative gain in saved remote IO for a move, and the minimum fraction of the cache that is
+/// worth moving.
 const GAIN_MIN: f64 = 0.01;
 
-/// What a policy's answer is laid on.
-pub(super) struct Wanted<'a> {
+/// The context of a policy's answer.
+pub(super) struct BudgetPlan<'a> {
     /// The datasets, in the problem's order.
-    pub(super) datasets: &'a [Dataset],
+    pub(super) datasets: &'a [DatasetDecision],
     pub(super) policy: Policy,
     pub(super) problem: &'a Problem,
-    /// The decision that holds until now.
+    /// The current decision.
     pub(super) before: &'a Decision,
 }
 
-impl Wanted<'_> {
-    /// The budgets: `wanted`, or what there was.
+impl BudgetPlan<'_> {
+    /// Returns the budgets in bytes: the policy's answer `wanted`, or the current budgets.
     pub(super) fn settle(&self, wanted: &[f64]) -> Vec<u64> {
-        let sizes = self.problem.datasets.iter().map(|dataset| dataset.size);
-        let mut wanted: Vec<f64> = wanted
-            .iter()
-            .zip(sizes)
-            .map(|(w, size)| w.min(size))
+        let datasets = wanted.iter().zip(&self.problem.datasets);
+        let mut wanted: Vec<f64> = datasets
+            .map(|(wanted, dataset)| wanted.min(dataset.size))
             .collect();
         let total = self.problem.totals.cache;
         let sum: f64 = wanted.iter().sum();
@@ -39,29 +36,27 @@ impl Wanted<'_> {
             wanted.iter_mut().for_each(|bytes| *bytes *= total / sum);
         }
         self.fill_idle(&mut wanted, total);
-        let before = self.before();
-        let settled = match before {
+        let settled = match self.before() {
             Some(before) if self.stays(&before, &wanted, total) => grown(&before, &wanted, total),
             _ => wanted,
         };
         settled.into_iter().map(whole).collect()
     }
 
-    /// What datasets have now, if that may be compared: the same policy over no less cache.
+    /// Returns the current budgets, if the same policy made them.
     fn before(&self) -> Option<Vec<f64>> {
         if self.before.policy != self.policy.name() {
             return None;
         }
-        let had = |one: &Dataset| {
-            let before = self.before.dataset(&one.spec.name);
-            before
-                .filter(|before| before.id == one.id)
-                .map_or(0.0, |b| as_f64(b.budget))
+        let had = |one: &DatasetDecision| {
+            let before = self.before.dataset(&one.name);
+            let before = before.filter(|before| before.id == one.id);
+            before.map_or(0.0, |before| as_f64(before.budget))
         };
         Some(self.datasets.iter().map(had).collect())
     }
 
-    /// What nobody was given goes to datasets that no job reads: first to those that have it already.
+    /// Allocates free cache to datasets without readers, first to those that have it already.
     fn fill_idle(&self, wanted: &mut [f64], total: f64) {
         let mut free = total - wanted.iter().sum::<f64>();
         let read = |at: usize| self.problem.jobs.iter().any(|job| job.dataset == at);
@@ -80,7 +75,7 @@ impl Wanted<'_> {
                     dataset.size
                 };
                 let more = (most - *bytes).clamp(0.0, free.max(0.0));
-                // Whole, or not at all.
+                // This policy caches a dataset whole or not at all.
                 if self.policy == Policy::Benefit && *bytes + more < dataset.size {
                     continue;
                 }
@@ -90,11 +85,11 @@ impl Wanted<'_> {
         }
     }
 
-    /// Whether the move from `before` to `wanted` is not worth it.
+    /// Returns whether the move from `before` to `wanted` gains too little.
     fn stays(&self, before: &[f64], wanted: &[f64], total: f64) -> bool {
         let fits = before.iter().sum::<f64>() <= total;
         let pairs = || self.problem.datasets.iter().zip(before).zip(wanted);
-        // What was set by hand, or is smaller than it was, goes first.
+        // A manual budget and a dataset that has become smaller take effect in any case.
         let binding = pairs().any(|((dataset, before), wanted)| {
             (dataset.budget.is_some() && (before - wanted).abs() >= 1.0) || *before > dataset.size
         });
@@ -115,12 +110,12 @@ impl Wanted<'_> {
             })
             .sum()
         };
-        // Others maximise something else, or leave room unused: what they want is done.
+        // Only this policy maximises the saved remote IO. The answers of the others are taken as they are.
         self.policy == Policy::Greedy && saves(wanted) <= saves(before) * (1.0 + GAIN_MIN)
     }
 }
 
-/// `before`, and where `wanted` is more, as much of that as is free.
+/// Returns `before`, raised towards `wanted` as far as there is free cache.
 fn grown(before: &[f64], wanted: &[f64], total: f64) -> Vec<f64> {
     let mut free = total - before.iter().sum::<f64>();
     let more = before.iter().zip(wanted).map(|(before, wanted)| {

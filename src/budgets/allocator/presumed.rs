@@ -1,9 +1,9 @@
-//! Nodes that were not heard of yet, as the decision that was taken up knows them. Pure.
+//! Presumed reports of the nodes in an adopted decision that have not reported yet. Pure.
 
-use crate::model::{Decision, JobDecision, JobReport, NodeReport, ShareReport, UNATTRIBUTED};
+use crate::model::{Decision, JobReport, NodeReport, ShareReport, UNATTRIBUTED};
 use std::collections::BTreeMap;
 
-/// What each node of `decision` would report if it held its shares and read as it was allowed to.
+/// Returns the report of each node of `decision` if it held all of its shares and read at its full rate.
 pub(super) fn reports(decision: &Decision) -> Vec<NodeReport> {
     let mut nodes: BTreeMap<u32, NodeReport> = BTreeMap::new();
     for (at, home) in decision.homes.iter().enumerate() {
@@ -12,52 +12,38 @@ pub(super) fn reports(decision: &Decision) -> Vec<NodeReport> {
             ShareReport {
                 dataset: dataset.id,
                 cached: share,
-                items: 0,
                 share,
-                origin_bytes: 0,
-                trouble: None,
+                ..ShareReport::default()
             }
         });
-        let node = NodeReport {
+        let report = NodeReport {
+            rank: home.rank,
             name: home.name.clone(),
             capacity: home.capacity,
             shares: shares.collect(),
-            ..nobody(home.rank)
+            ..NodeReport::default()
         };
-        nodes.insert(home.rank, node);
+        nodes.insert(home.rank, report);
     }
-    let jobs = decision.jobs.iter().filter(|job| job.name != UNATTRIBUTED);
-    for (job, node) in jobs.flat_map(|job| job.nodes.iter().map(move |node| (job, node))) {
-        let report = nodes.entry(node.rank).or_insert_with(|| nobody(node.rank));
-        report.jobs.extend(part(job, node.remote_io));
+    for job in decision.jobs.iter().filter(|job| job.name != UNATTRIBUTED) {
+        let Some(dataset) = &job.dataset else {
+            continue;
+        };
+        for node in &job.nodes {
+            let report = nodes.entry(node.rank).or_insert_with(|| NodeReport {
+                rank: node.rank,
+                ..NodeReport::default()
+            });
+            report.jobs.push(JobReport {
+                job: job.name.clone(),
+                dataset: dataset.clone(),
+                // Without a limit the node's rate is meaningless.
+                remote_io: job.remote_io.map_or(0, |_| node.remote_io),
+                irregular: job.irregular,
+                bound: true,
+                ..JobReport::default()
+            });
+        }
     }
     nodes.into_values().collect()
-}
-
-fn part(job: &JobDecision, remote_io: u64) -> Option<JobReport> {
-    Some(JobReport {
-        job: job.name.clone(),
-        dataset: job.dataset.clone()?,
-        remote_io: if job.remote_io.is_some() {
-            remote_io
-        } else {
-            0
-        },
-        irregular: job.irregular,
-        bound: true,
-        ..JobReport::default()
-    })
-}
-
-fn nobody(rank: u32) -> NodeReport {
-    NodeReport {
-        rank,
-        name: String::new(),
-        boot: 0,
-        count: 0,
-        follows: Default::default(),
-        capacity: 0,
-        shares: Vec::new(),
-        jobs: Vec::new(),
-    }
 }

@@ -1,30 +1,34 @@
-//! From what is declared and reported to a [`Problem`], and from its answer to bytes and rates. Pure.
+//! Translates declarations and reports to a [`Problem`], and its solution to bytes and rates. Pure.
 
-use super::super::registry::{self, Registry};
+use super::super::registry::Registry;
 use super::{budgets, rates};
 use crate::model::{
-    Decision, HomeNode, IdealRate, JobReport, NodeReport, RateSource, UNATTRIBUTED,
+    DatasetDecision, Decision, HomeNode, IdealRate, JobDecision, JobReport, NodeReport, RateSource,
+    UNATTRIBUTED,
 };
 use crate::num::{as_f64, whole};
 use copperfs_policy::{Dataset, Job, Policy, Problem, Totals, allocate_partitioned};
 use std::collections::BTreeMap;
 
-/// What a job is taken to read at, where nothing is known of it and remote IO has no limit: with no
-/// limit it only decides whose dataset comes first.
+/// The assumed rate of an unknown job if remote IO has no limit. It then only decides the order of
+/// datasets.
 const ASSUMED_RATE: u64 = 1_000_000_000;
-/// An estimate that is less sure than this is none.
+/// Estimates with less confidence are ignored.
 const CONFIDENCE_MIN: f32 = 0.3;
-/// An estimate that moves by less is the same one: budgets that follow noise are moved for nothing.
+/// The relative change that an estimate must exceed: budgets that follow noise move for nothing.
 const ESTIMATE_STEP: f64 = 0.05;
-/// What a job reads within so many seconds is what it "reads next": the time to the next solution.
+/// The time over which a job's "next reads" extend, in seconds: until the next solution.
 const HORIZON_S: f64 = 5.0;
-/// Every job has so much of the total, all of them together, whatever the policy says: who was planned
-/// as fully cached and misses after all (an item was lost) would wait forever.
+/// The fraction of the total that is divided among all jobs whatever the policy says. Without it a job that
+/// is planned as fully cached would wait forever if an item was lost.
 const ASSURED: f64 = 0.02;
 
-/// The parts of each job, by its name: on which node, and what is reported there.
-pub(super) fn by_job(reports: &[NodeReport]) -> BTreeMap<&str, Vec<(u32, &JobReport)>> {
-    let mut jobs: BTreeMap<&str, Vec<(u32, &JobReport)>> = BTreeMap::new();
+/// One job's reports: each with the rank of its node.
+type Parts<'a> = Vec<(u32, &'a JobReport)>;
+
+/// Returns the reports of each job, by its name.
+pub(super) fn by_job(reports: &[NodeReport]) -> BTreeMap<&str, Parts<'_>> {
+    let mut jobs: BTreeMap<&str, Parts<'_>> = BTreeMap::new();
     for report in reports {
         for job in &report.jobs {
             jobs.entry(&job.job).or_default().push((report.rank, job));
@@ -33,8 +37,8 @@ pub(super) fn by_job(reports: &[NodeReport]) -> BTreeMap<&str, Vec<(u32, &JobRep
     jobs
 }
 
-/// Whether a node's report says something that is not to wait for the next period: another process or
-/// capacity; a job that came, ended, turned an epoch, was found irregular, or reads at another rate.
+/// Returns whether a report contains a change that should not wait for the next period: another process
+/// or capacity; a job that started, ended, began an epoch, became irregular, or reads at another rate.
 pub(super) fn differs(before: &NodeReport, after: &NodeReport) -> bool {
     let of_node = |report: &NodeReport| (report.boot, report.capacity);
     of_node(before) != of_node(after)
@@ -56,7 +60,13 @@ fn moved(before: Option<u64>, after: Option<u64>) -> bool {
     }
 }
 
-/// What jobs are taken to read at: kept from one solution to the next, so that noise moves nothing.
+/// The parts of a job on nodes where it still runs.
+fn live<'a>(parts: &'a [(u32, &JobReport)]) -> impl Iterator<Item = &'a JobReport> + Clone {
+    let parts = parts.iter().map(|(_, part)| *part);
+    parts.filter(|part| !part.ended)
+}
+
+/// The ideal rates of the last solution. An estimate is kept while it changes only by noise.
 #[derive(Debug, Default)]
 pub(super) struct Estimates(Vec<IdealRate>);
 
@@ -65,94 +75,89 @@ impl Estimates {
         self.0.clone()
     }
 
-    /// What `job` reads when data is not its bottleneck: as declared; else as its own reads show; else
-    /// as much as it could use at most, which is all remote IO (or what it was seen to read, if that is
-    /// more). A job that is taken for too fast gets cache and remote IO that others could use, and shows
-    /// its rate soon; one that is taken for too slow would be held there by its own limit.
+    /// Returns the ideal rate of `job` (except for its hit ratio): the declared rate; otherwise the
+    /// estimate from its reads; otherwise the most that it could use, which is all remote IO, or its
+    /// observed rate if that is higher. An overestimated job receives too much at first, and shows its
+    /// rate soon. An underestimated job would be held at the estimate by its own limit.
     fn of(
         &self,
-        job: &registry::Job,
+        job: &JobDecision,
         parts: &[(u32, &JobReport)],
         remote_io: Option<u64>,
-    ) -> (u64, RateSource, f32) {
-        if let Some(rate) = job.ideal_rate {
-            return (rate.max(1), RateSource::Declared, 1.0);
-        }
-        let live = || {
-            parts
-                .iter()
-                .map(|(_, part)| part)
-                .filter(|part| !part.ended)
+    ) -> IdealRate {
+        let estimate = |rate: u64, source, confidence| IdealRate {
+            job: job.name.clone(),
+            rate: rate.max(1),
+            source,
+            confidence,
+            hit_ratio: 0.0,
         };
-        let sure = |part: &&&JobReport| !part.bound && part.confidence >= CONFIDENCE_MIN;
-        let known: Vec<(u64, f32)> = live()
-            .filter(|part| sure(part))
+        if let Some(rate) = job.ideal_rate {
+            return estimate(rate, RateSource::Declared, 1.0);
+        }
+        let known: Vec<(u64, f32)> = live(parts)
+            .filter(|part| !part.bound && part.confidence >= CONFIDENCE_MIN)
             .filter_map(|part| Some((part.ideal_rate.filter(|rate| *rate > 0)?, part.confidence)))
             .collect();
-        if !known.is_empty() {
-            // Nodes that cannot tell yet are like those that can.
-            let sum = known
-                .iter()
-                .fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
-            let all = as_f64(sum) * live().count() as f64 / known.len() as f64;
-            let confidence = known.iter().map(|(_, sure)| *sure).fold(1.0, f32::min);
-            let before = self.0.iter().find(|one| one.job == job.name);
-            let before = before.filter(|one| one.source == RateSource::Estimated);
-            let rate = match before {
-                Some(before) if !moved(Some(before.rate), Some(whole(all))) => before.rate,
-                _ => whole(all),
-            };
-            return (rate.max(1), RateSource::Estimated, confidence);
+        if known.is_empty() {
+            let reached = live(parts).fold(0_u64, |sum, part| {
+                sum.saturating_add(part.throughput.max(part.ideal_rate.unwrap_or(0)))
+            });
+            let most = reached.max(remote_io.unwrap_or(ASSUMED_RATE));
+            return estimate(most, RateSource::Assumed, 0.0);
         }
-        let reached = live().fold(0_u64, |sum, part| {
-            sum.saturating_add(part.throughput.max(part.ideal_rate.unwrap_or(0)))
-        });
-        let most = reached.max(remote_io.unwrap_or(ASSUMED_RATE));
-        (most.max(1), RateSource::Assumed, 0.0)
+        // Nodes without an estimate are assumed to be like those with one.
+        let sum = known
+            .iter()
+            .fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
+        let all = as_f64(sum) * live(parts).count() as f64 / known.len() as f64;
+        let confidence = known.iter().map(|(_, sure)| *sure).fold(1.0, f32::min);
+        let before = self.0.iter().find(|one| one.job == job.name);
+        let before = before.filter(|one| one.source == RateSource::Estimated);
+        let rate = match before {
+            Some(before) if !moved(Some(before.rate), Some(whole(all))) => before.rate,
+            _ => whole(all),
+        };
+        estimate(rate, RateSource::Estimated, confidence)
     }
 }
 
-/// Which part of what a job reads next is cached (§6, delayed effectiveness): of the items that it has
-/// not read in this epoch, those that are cached. What it has brought in itself in this epoch, and what
-/// it has hit, it will not read again before the next one; towards the end of the epoch what it reads
-/// next is the next one's, of which everything that is cached counts.
+/// Returns the fraction of a job's next reads that is cached (§6, delayed effectiveness): the
+/// cached fraction of the items that it has not read in this epoch. Items that it has hit or
+/// brought into the cache in this epoch are not read again in it. Towards the epoch's end its next
+/// reads are those of the next epoch, for which everything that is cached counts.
 pub(super) fn effective_hit_ratio(size: u64, cached: u64, parts: &[(u32, &JobReport)]) -> f64 {
-    let live = || {
-        parts
-            .iter()
-            .map(|(_, part)| part)
-            .filter(|part| !part.ended)
-    };
     let size = as_f64(size);
     if size <= 0.0 {
         return 0.0;
     }
     let cached = as_f64(cached).min(size);
     let steady = cached / size;
-    let Some(epoch) = live().map(|part| part.epoch).max() else {
+    let Some(epoch) = live(parts).map(|part| part.epoch).max() else {
         return steady;
     };
     let (mut read, mut spent, mut rate) = (0.0, 0.0, 0.0);
-    for part in live() {
+    for part in live(parts) {
         rate += as_f64(part.throughput);
-        // A node that has not come to this epoch yet has read nothing of it.
+        // A node in an earlier epoch has read nothing of this one.
         if part.epoch == epoch {
             read += as_f64(part.bytes);
             spent += as_f64(part.hit_bytes) + as_f64(part.admitted_bytes);
         }
     }
     let left = (size - read).max(0.0);
+    // At least one per cent of the dataset, so that the ratio does not jump at the end of an epoch.
     let horizon = (rate * HORIZON_S).max(size * 0.01).min(size);
-    let now = if left > 0.0 {
+    let this_epoch = if left > 0.0 {
         ((cached - spent) / left).clamp(0.0, 1.0)
     } else {
         steady
     };
     let within = (left / horizon).min(1.0);
-    within * now + (1.0 - within) * steady
+    within * this_epoch + (1.0 - within) * steady
 }
 
-/// What is to be solved.
+/// The input of a decision.
 pub(super) struct Question<'a> {
     pub(super) registry: &'a Registry,
     pub(super) reports: &'a [NodeReport],
@@ -162,88 +167,86 @@ pub(super) struct Question<'a> {
     pub(super) before: &'a Decision,
 }
 
-/// The answer.
+/// Budgets and rates.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Solved {
-    /// Of each dataset, in bytes.
+pub(super) struct Solution {
+    /// The budget of each dataset, in bytes.
     pub(super) budgets: Vec<u64>,
-    /// Of each job, in bytes per second.
+    /// The rate of each job, in bytes per second.
     pub(super) rates: Vec<Option<u64>>,
-    /// Of reads that belong to no job.
+    /// The rate of reads that belong to no job.
     pub(super) unattributed: Option<u64>,
 }
 
+/// A job that takes part in the division.
+struct ActiveJob<'a> {
+    /// Its index in the registry.
+    index: usize,
+    job: &'a JobDecision,
+    /// The index of its dataset in the registry.
+    dataset: usize,
+}
+
 impl Question<'_> {
-    pub(super) fn solve(&self, estimates: &mut Estimates) -> Solved {
-        let jobs = self.registry.jobs();
-        let active = self.active();
+    pub(super) fn solve(&self, estimates: &mut Estimates) -> Solution {
+        let by_job = by_job(self.reports);
+        let active = self.active(&by_job);
         let unattributed = self.remote_io.map(|total| {
             let before = self.before.job(UNATTRIBUTED).and_then(|job| job.remote_io);
             rates::unattributed(total, !active.is_empty(), self.reports, before)
         });
         let for_jobs = self
             .remote_io
-            .map(|total| total - unattributed.unwrap_or(0).min(total));
-        let by_job = by_job(self.reports);
-        let mut told = Vec::with_capacity(active.len());
-        for (at, dataset) in &active {
-            let Some(job) = jobs.get(*at) else { continue };
-            let parts: Vec<(u32, &JobReport)> = by_job
-                .get(job.name.as_str())
-                .into_iter()
-                .flatten()
+            .map(|total| total.saturating_sub(unattributed.unwrap_or(0)));
+        let mut ideal_rates = Vec::with_capacity(active.len());
+        for ActiveJob { job, dataset, .. } in &active {
+            let parts = by_job.get(job.name.as_str()).into_iter().flatten();
+            let parts: Parts<'_> = parts
                 .filter(|(_, part)| Some(&part.dataset) == job.dataset.as_ref())
                 .copied()
                 .collect();
-            let (rate, source, confidence) = estimates.of(job, &parts, for_jobs);
-            told.push(IdealRate {
-                job: job.name.clone(),
-                rate,
-                source,
-                confidence,
+            ideal_rates.push(IdealRate {
                 hit_ratio: self.hit_ratio(*dataset, &parts),
+                ..estimates.of(job, &parts, for_jobs)
             });
         }
-        let problem = self.problem(&active, &told, for_jobs);
+        let problem = self.problem(&active, &ideal_rates, for_jobs);
+        // The registry accepts only existing policies, so the default is never used.
         let policy: Policy = self.registry.policy().parse().unwrap_or_default();
-        let irregular: Vec<bool> = active
-            .iter()
-            .map(|(at, _)| jobs.get(*at).is_some_and(|job| job.irregular))
-            .collect();
+        let irregular: Vec<bool> = active.iter().map(|one| one.job.irregular).collect();
         let allocation = allocate_partitioned(policy, &problem, &irregular);
-        let wanted: Vec<f64> = allocation
-            .datasets
-            .iter()
-            .map(|share| share.cache)
-            .collect();
-        let budgets = budgets::Wanted {
+        let caches = allocation.datasets.iter().map(|share| share.cache);
+        let budgets = budgets::BudgetPlan {
             datasets: self.registry.datasets(),
             policy,
             problem: &problem,
             before: self.before,
         }
-        .settle(&wanted);
+        .settle(&caches.collect::<Vec<f64>>());
         let limits: Vec<f64> = allocation.jobs.iter().map(|share| share.limit).collect();
-        estimates.0 = told;
-        Solved {
+        estimates.0 = ideal_rates;
+        Solution {
             budgets,
             rates: self.rates(&active, &limits, for_jobs),
             unattributed,
         }
     }
 
-    /// The jobs that read a declared dataset: position of each, and of its dataset. One that was declared
-    /// counts from then on, before its first read; one whose processes are all gone does not.
-    fn active(&self) -> Vec<(usize, usize)> {
-        let by_job = by_job(self.reports);
+    /// Returns the jobs that read a declared dataset. A declared job counts before its first read; a job
+    /// whose processes have all ended does not count.
+    fn active(&self, by_job: &BTreeMap<&str, Parts<'_>>) -> Vec<ActiveJob<'_>> {
         let datasets = self.registry.datasets();
         let jobs = self.registry.jobs().iter().enumerate();
-        jobs.filter_map(|(at, job)| {
+        jobs.filter_map(|(index, job)| {
             let parts = by_job.get(job.name.as_str());
-            let over = parts.is_some_and(|parts| parts.iter().all(|(_, part)| part.ended));
+            let over = parts.is_some_and(|parts| live(parts).next().is_none());
             let name = job.dataset.as_deref().filter(|_| !over)?;
-            let dataset = datasets.iter().position(|one| one.spec.name == name)?;
-            Some((at, dataset))
+            let dataset = datasets.iter().position(|one| one.name == name)?;
+            Some(ActiveJob {
+                index,
+                job,
+                dataset,
+            })
         })
         .collect()
     }
@@ -261,43 +264,36 @@ impl Question<'_> {
 
     fn problem(
         &self,
-        active: &[(usize, usize)],
-        told: &[IdealRate],
+        active: &[ActiveJob<'_>],
+        ideal_rates: &[IdealRate],
         remote_io: Option<u64>,
     ) -> Problem {
+        let declared = self.registry.datasets();
         let cache: f64 = self.homes.iter().map(|home| as_f64(home.capacity)).sum();
-        let pinned: f64 = self.registry.datasets().iter().map(pinned_bytes).sum();
-        // Nodes have left, and what was set by hand is more than there is: everybody gives the same part.
+        let pinned: f64 = declared.iter().map(pinned_bytes).sum();
+        // If nodes have left, manual budgets may exceed the total. Then all of them shrink alike.
         let fits = if pinned > cache { cache / pinned } else { 1.0 };
-        let datasets = self.registry.datasets().iter().map(|one| Dataset {
-            name: one.spec.name.clone(),
-            // One that is not counted yet gets nothing but what was set by hand.
-            size: as_f64(one.size.max(one.spec.budget.unwrap_or(0)).max(1)),
-            budget: match (one.spec.budget, one.size) {
+        let datasets = declared.iter().map(|one| Dataset {
+            name: one.name.clone(),
+            size: as_f64(one.size.max(one.pinned.unwrap_or(0)).max(1)),
+            budget: match (one.pinned, one.size) {
                 (Some(_), _) => Some(pinned_bytes(one) * fits),
+                // A dataset without a count has no budget unless one was set by hand.
                 (None, 0) => Some(0.0),
                 (None, _) => None,
             },
         });
-        let all_rates: f64 = told.iter().map(|one| as_f64(one.rate)).sum();
-        let jobs = active.iter().zip(told).filter_map(|((at, dataset), told)| {
-            let job = self.registry.jobs().get(*at)?;
-            let size = self
-                .registry
-                .datasets()
-                .get(*dataset)
-                .map_or(0, |one| one.size);
-            Some(Job {
-                id: job.name.clone(),
-                dataset: *dataset,
-                ideal_rate: as_f64(told.rate),
-                gpus: f64::from(job.gpus),
-                work: self.work(job, size),
-                hit_ratio: Some(told.hit_ratio),
-                remote_io: job.pinned.map(as_f64),
-            })
+        let jobs = active.iter().zip(ideal_rates).map(|(active, ideal)| Job {
+            id: active.job.name.clone(),
+            dataset: active.dataset,
+            ideal_rate: as_f64(ideal.rate),
+            gpus: f64::from(active.job.gpus),
+            work: self.work(active),
+            hit_ratio: Some(ideal.hit_ratio),
+            remote_io: active.job.pinned.map(as_f64),
         });
         let jobs: Vec<Job> = jobs.collect();
+        let all_rates: f64 = jobs.iter().map(|job| job.ideal_rate).sum();
         let gpus = self
             .gpus
             .map_or_else(|| jobs.iter().map(|job| job.gpus).sum(), f64::from);
@@ -305,7 +301,7 @@ impl Question<'_> {
             totals: Totals {
                 gpus,
                 cache,
-                // Without a limit everybody can have all.
+                // Without a limit there is enough for all.
                 remote_io: remote_io.map_or(all_rates, as_f64),
             },
             datasets: datasets.collect(),
@@ -313,47 +309,49 @@ impl Question<'_> {
         }
     }
 
-    /// Bytes that a job still has to read, if its epochs are known.
-    fn work(&self, job: &registry::Job, size: u64) -> Option<f64> {
-        let epochs = job.epochs?;
-        let total = as_f64(size) * f64::from(epochs);
+    /// Returns the bytes that a job still has to read, if its number of epochs is known.
+    fn work(&self, active: &ActiveJob<'_>) -> Option<f64> {
+        let epochs = active.job.epochs?;
+        let size = as_f64(self.registry.datasets().get(active.dataset)?.size);
         let reports = self.reports.iter().flat_map(|report| &report.jobs);
-        let read = reports.filter(|part| part.job == job.name);
+        let read = reports.filter(|part| part.job == active.job.name);
         let read: f64 = read.map(|part| as_f64(part.total_bytes)).sum();
-        Some((total - read).max(as_f64(size) * 0.01).max(1.0))
+        Some((size * f64::from(epochs) - read).max(size * 0.01).max(1.0))
     }
 
-    /// What each job is held to. Together never more than there is.
+    /// Returns the limit of each job. The limits sum to at most `for_jobs`.
     fn rates(
         &self,
-        active: &[(usize, usize)],
+        active: &[ActiveJob<'_>],
         limits: &[f64],
         for_jobs: Option<u64>,
     ) -> Vec<Option<u64>> {
-        let jobs = self.registry.jobs();
-        let mut rates: Vec<Option<u64>> = jobs.iter().map(|job| job.pinned).collect();
+        let jobs = self.registry.jobs().iter();
+        let mut rates: Vec<Option<u64>> = jobs.map(|job| job.pinned).collect();
         let Some(total) = for_jobs.map(as_f64) else {
             return rates;
         };
-        let pinned = |at: usize| jobs.get(at).and_then(|job| job.pinned).map(as_f64);
+        let pinned = |one: &ActiveJob<'_>| one.job.pinned.map(as_f64);
+        // The assured part comes on top of the limits, so the sum may exceed the total and is
+        // scaled below.
         let assured = total * ASSURED / as_f64(active.len().max(1) as u64);
         let wanted: Vec<f64> = active
             .iter()
             .zip(limits)
-            .map(|((at, _), limit)| pinned(*at).unwrap_or(limit.max(assured)))
+            .map(|(one, limit)| pinned(one).unwrap_or(limit.max(assured)))
             .collect();
-        let by_hand: f64 = active.iter().filter_map(|(at, _)| pinned(*at)).sum();
+        let by_hand: f64 = active.iter().filter_map(pinned).sum();
         let rest: f64 = wanted.iter().sum::<f64>() - by_hand;
-        // What was set by hand goes first.
+        // Manual rates come first.
         let hand_fits = (total / by_hand.max(1.0)).min(1.0);
         let rest_fits = ((total - by_hand * hand_fits) / rest.max(1.0)).clamp(0.0, 1.0);
-        for ((at, _), wanted) in active.iter().zip(&wanted) {
-            let fits = if pinned(*at).is_some() {
+        for (one, wanted) in active.iter().zip(&wanted) {
+            let fits = if one.job.pinned.is_some() {
                 hand_fits
             } else {
                 rest_fits
             };
-            if let Some(rate) = rates.get_mut(*at) {
+            if let Some(rate) = rates.get_mut(one.index) {
                 *rate = Some(whole(wanted * fits));
             }
         }
@@ -361,10 +359,12 @@ impl Question<'_> {
     }
 }
 
-fn pinned_bytes(one: &registry::Dataset) -> f64 {
-    match (one.spec.budget, one.size) {
-        // More than everything is everything.
-        (Some(budget), size) if size > 0 => as_f64(budget.min(size)),
-        (budget, _) => as_f64(budget.unwrap_or(0)),
-    }
+fn pinned_bytes(one: &DatasetDecision) -> f64 {
+    let budget = one.pinned.unwrap_or(0);
+    // A budget above the dataset's size means all of it, once the size is known.
+    as_f64(if one.size > 0 {
+        budget.min(one.size)
+    } else {
+        budget
+    })
 }

@@ -1,73 +1,63 @@
-//! Rates: of each node of a job, and of those who belong to none. Pure.
+//! Rates of each node of a job, and of reads that belong to no job. Pure.
 
 use crate::model::{Decision, JobDecision, JobNode, JobReport, NodeReport, UNATTRIBUTED};
 use crate::num::{as_f64, whole};
 use copperfs_policy::water;
 use std::collections::BTreeMap;
 
-/// The part of remote IO that is always there for reads that belong to no job.
+/// The fraction of remote IO that is always reserved for reads that belong to no job.
 const UNATTRIBUTED_MIN: f64 = 0.01;
-/// The part that they have at most while jobs run.
+/// The largest fraction for these reads while jobs run.
 const UNATTRIBUTED_MAX: f64 = 0.1;
-/// Their part grows and shrinks in steps of this, so that noise makes no decisions.
+/// The factor by which their fraction grows and shrinks, so that noise causes no decisions.
 const UNATTRIBUTED_STEP: f64 = 1.5;
-/// Whoever waits for tokens for more than this part of the time would take more.
+/// A node that waits for tokens for more than this fraction of the time could use a higher rate.
 const WAITS: f32 = 0.05;
-/// What a node may take beyond what it takes now, before the others are asked to give.
+/// The rate that a node may reach, relative to its current one, before others' rates are reduced for it.
 const HEADROOM: f64 = 1.5;
-/// The part of an equal share that every node of a job has, so that one that begins to read can.
+/// The fraction of an equal share that every node of a job has, so that a node can begin to read.
 const NODE_MIN: f64 = 0.1;
 
-/// What a node does with its part of a job's rate.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// A node's use of its part of a job's rate.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Demand {
     pub(super) rank: u32,
-    /// Bytes per second from storage.
+    /// Bytes per second read from storage.
     pub(super) used: u64,
-    /// It waits for more.
+    /// Whether it waits for tokens.
     pub(super) waits: bool,
 }
 
-/// The nodes on which a job reads.
+/// Returns the demands of the nodes on which a job reads.
 pub(super) fn demands(parts: &[(u32, &JobReport)]) -> Vec<Demand> {
     let mut nodes: BTreeMap<u32, Demand> = BTreeMap::new();
     for (rank, part) in parts.iter().filter(|(_, part)| !part.ended) {
-        let node = nodes.entry(*rank).or_insert(Demand {
-            rank: *rank,
-            used: 0,
-            waits: false,
-        });
+        let node = nodes.entry(*rank).or_default();
+        node.rank = *rank;
         node.used = node.used.saturating_add(part.remote_io);
         node.waits |= part.throttled > WAITS;
     }
     nodes.into_values().collect()
 }
 
-/// Reads that belong to no job may come on every node.
+/// Returns the demands of reads that belong to no job, on every node, because such reads may begin on any.
 pub(super) fn unattributed_demands(reports: &[NodeReport]) -> Vec<Demand> {
     let demand = |report: &NodeReport| {
-        let parts: Vec<(u32, &JobReport)> = report
-            .jobs
-            .iter()
-            .filter(|job| is_unattributed(job))
+        let jobs = report.jobs.iter();
+        let parts: Vec<(u32, &JobReport)> = jobs
+            .filter(|job| job.job.is_empty() || job.job == UNATTRIBUTED)
             .map(|job| (report.rank, job))
             .collect();
-        let none = Demand {
+        demands(&parts).pop().unwrap_or(Demand {
             rank: report.rank,
-            used: 0,
-            waits: false,
-        };
-        demands(&parts).pop().unwrap_or(none)
+            ..Demand::default()
+        })
     };
     reports.iter().map(demand).collect()
 }
 
-fn is_unattributed(job: &JobReport) -> bool {
-    job.job.is_empty() || job.job == UNATTRIBUTED
-}
-
-/// What reads that belong to no job may take of `total`: everything while no job runs; else at least
-/// [`UNATTRIBUTED_MIN`], and as they ask for it up to [`UNATTRIBUTED_MAX`].
+/// Returns the part of `total` for reads that belong to no job: everything while no job runs; otherwise
+/// between [`UNATTRIBUTED_MIN`] and [`UNATTRIBUTED_MAX`], by demand.
 pub(super) fn unattributed(
     total: u64,
     jobs: bool,
@@ -82,7 +72,7 @@ pub(super) fn unattributed(
     let demands = unattributed_demands(reports);
     let used: f64 = demands.iter().map(|demand| as_f64(demand.used)).sum();
     let waits = demands.iter().any(|demand| demand.waits);
-    // While no job ran they may have had everything: what they take now says what they need.
+    // Before the first job they had everything, so the previous rate says nothing beyond the maximum.
     let had = as_f64(before.unwrap_or(0)).min(most);
     let wanted = if waits {
         had.max(used) * HEADROOM
@@ -96,8 +86,8 @@ pub(super) fn unattributed(
     whole(given.min(most))
 }
 
-/// `rate` divided over the nodes of a job: by what each asks for, with a part for those who do not ask
-/// yet; evenly where nothing is known. Sums to `rate` at most. Without a limit nobody has one.
+/// Divides `rate` among the nodes of a job by demand, with a part for nodes without demand; evenly if no
+/// demand is known. The parts sum to at most `rate`. Without a rate no node has a limit.
 pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> {
     let Some(rate) = rate else {
         let free = |demand: &Demand| JobNode {
@@ -120,6 +110,8 @@ pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> 
         .collect();
     let rest = rate - least * count;
     let given = water::fill(rest, &needs);
+    // Divide what no node needs, so that a node whose demand rises is not held back until the next
+    // decision.
     let left = (rest - given.iter().sum::<f64>()).max(0.0) / count;
     let nodes = demands.iter().zip(given);
     nodes
@@ -130,19 +122,20 @@ pub(super) fn over_nodes(rate: Option<u64>, demands: &[Demand]) -> Vec<JobNode> 
         .collect()
 }
 
-/// Whether `after` says something that `before` did not: rates that differ by less than `noise` are the
-/// same.
-pub(super) fn says_more(before: &Decision, after: &Decision, noise: f64) -> bool {
+/// Returns whether two decisions differ, where rates that differ by less than `noise` are equal.
+pub(super) fn differs(before: &Decision, after: &Decision, noise: f64) -> bool {
     let same_job = |(before, after): (&JobDecision, &JobDecision)| {
         let bare = |job: &JobDecision| JobDecision {
             remote_io: None,
             nodes: Vec::new(),
             ..job.clone()
         };
+        let mut nodes = before.nodes.iter().zip(&after.nodes);
         bare(before) == bare(after)
             && near(before.remote_io, after.remote_io, noise)
             && before.nodes.len() == after.nodes.len()
-            && before.nodes.iter().zip(&after.nodes).all(|(b, a)| {
+            && nodes.all(|(b, a)| {
+                // A node's part follows its demand, which fluctuates more than the job's rate.
                 b.rank == a.rank && near(Some(b.remote_io), Some(a.remote_io), noise * 5.0)
             })
     };

@@ -1,15 +1,16 @@
 use super::*;
-use crate::config::OriginSpec;
 use crate::index::partial::Partial;
 use crate::index::walk::{Progress, WalkOptions, Walker, write_index};
 use crate::index::write::Existing;
+use crate::model::DatasetSpec;
 use crate::model::slots::STRIPE_BYTES;
+use crate::origin::OriginSpec;
 use crate::origin::{OriginOptions, Origins};
 use crate::testing::path;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// A tree with small files, one of several stripes, a link and an empty directory.
+/// A tree with small files, a file of several stripes, a link, and an empty directory.
 struct Tree {
     dir: tempfile::TempDir,
     origins: Arc<Origins>,
@@ -41,13 +42,14 @@ impl Tree {
             ..OriginOptions::default()
         };
         let origins = Origins::open(std::slice::from_ref(&origin), &options).unwrap();
-        let served = Served {
+        let served = ServedPaths {
             origins: vec![origin],
             mounts: Vec::new(),
         };
         let origins = Arc::new(origins);
+        let files = Arc::clone(&origins) as Arc<dyn Files>;
         Self {
-            counter: DatasetCounter::new(served, Arc::clone(&origins) as Arc<dyn Files>),
+            counter: DatasetCounter::new(served, files, Arc::default()),
             origins,
             dir,
         }
@@ -58,7 +60,7 @@ impl Tree {
         walk(files, path(at), Tally::new(Arc::default())).await
     }
 
-    /// An index of `below`.
+    /// Creates an index of the directory `below`.
     async fn index(&self, below: &str) -> std::path::PathBuf {
         let root = self.dir.path().join(below);
         let uri = format!("file://{}", root.display());
@@ -84,7 +86,7 @@ impl Tree {
     }
 
     async fn indexed(&self, at: &str, index: &Path) -> Result<Counted, CountError> {
-        // By its place on this host, not in the namespace.
+        // As a file of this host, not of the namespace.
         let index = format!("file://{}", index.display());
         let counting = self.counter.clone();
         counting
@@ -104,7 +106,7 @@ async fn a_walk_and_an_index_count_the_same() {
     let slot = |file: &str, stripe| usize::from(slot_of(&path(file), stripe));
     let last = slot("/data/set/large", 2);
     assert!(walked.slots[last] >= 5 && walked.slots[slot("/data/set/large", 0)] >= STRIPE_BYTES);
-    // Its own index, and one of what it is a part of.
+    // An index of the dataset, and one of a tree that contains it.
     for below in ["set", ""] {
         let index = tree.index(below).await;
         let mut indexed = tree.indexed("/data/set", &index).await.unwrap();
@@ -120,7 +122,7 @@ async fn a_walk_and_an_index_count_the_same() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_counted_says_why() {
+async fn errors_say_why_a_dataset_cannot_be_counted() {
     let tree = Tree::new();
     let missing = tree.walked("/data/nowhere").await.unwrap_err().to_string();
     assert!(
@@ -148,43 +150,23 @@ async fn what_cannot_be_counted_says_why() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("is not an index"), "{error}");
-    let counting = tree.counter.clone();
-    let unread = counting
-        .counted(path("/data/set"), None, Arc::default())
-        .await;
-    assert!(
-        unread
-            .unwrap_err()
-            .to_string()
-            .contains("has not started yet")
-    );
 }
 
 #[tokio::test]
-async fn a_count_is_out_of_date_when_its_index_is_another() {
+async fn a_count_is_outdated_when_its_index_is_replaced() {
     let tree = Tree::new();
     let index = tree.index("set").await;
     let counted = tree.indexed("/data/set", &index).await.unwrap();
-    let dataset = DatasetDecision {
-        name: "a".into(),
-        id: 1,
-        path: path("/data/set"),
-        uri: None,
-        size: 0,
-        items: 0,
+    let dataset = DatasetDecision::from(DatasetSpec {
         index: Some(format!("file://{}", index.display())),
-        origin_readers: Default::default(),
-        pinned: None,
-        budget: 0,
-        homed: Vec::new(),
-        trouble: None,
-    };
+        ..DatasetSpec::new("a", path("/data/set"))
+    });
     assert!(!tree.counter.is_outdated(&dataset, counted.source).await);
     fs::write(tree.dir.path().join("set/more"), "more").unwrap();
     fs::remove_file(&index).unwrap();
     assert!(
         !tree.counter.is_outdated(&dataset, counted.source).await,
-        "gone is not another"
+        "a missing index is no other index"
     );
     let index = tree.index("set").await;
     assert!(tree.counter.is_outdated(&dataset, counted.source).await);

@@ -1,22 +1,24 @@
-//! Why a change is refused, and what to try.
+//! Why the registry refuses a change, with advice.
 
-use super::{DATASETS_MAX, JOBS_MAX, NAME_BYTES_MAX, POLICIES};
+use super::{DATASETS_MAX, JOBS_MAX, NAME_BYTES_MAX};
+use crate::model::ErrorKind;
 use crate::nearest::nearest;
 use copperfs_overlay::ItemPath;
+use copperfs_policy::Policy;
 use copperfs_policy::amounts::Bytes;
 
 /// Why a change is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error("{name:?} cannot be the name of a {what}")]
     Name {
-        /// Of what.
+        /// `dataset` or `job`.
         what: &'static str,
         /// The name.
         name: String,
     },
-    /// A name with a meaning of its own.
+    /// A reserved name.
     #[error("{0:?} stands for reads that belong to no job")]
     Reserved(String),
     /// The dataset's name is taken.
@@ -24,54 +26,54 @@ pub enum RegistryError {
     DatasetTaken {
         /// The name.
         name: String,
-        /// Where that is.
+        /// The path of the existing dataset.
         path: ItemPath,
     },
     /// The job's name is taken.
     #[error("there is a job {0:?} already")]
     JobTaken(String),
-    /// One dataset beneath another.
+    /// One dataset lies below another.
     #[error("dataset {name:?} at {path} overlaps {other:?} at {other_path}: a file has one budget")]
     Overlap {
-        /// The new one.
+        /// The name of the new dataset.
         name: String,
-        /// Where.
+        /// The path of the new dataset.
         path: ItemPath,
-        /// The one that there is.
+        /// The name of the existing dataset.
         other: String,
-        /// Where.
+        /// The path of the existing dataset.
         other_path: ItemPath,
     },
-    /// Nothing in it.
+    /// The dataset has no bytes.
     #[error("no file with any byte lies at {0} or below it: a dataset of size zero")]
     Empty(ItemPath),
-    /// There is no such dataset.
+    /// The dataset does not exist.
     #[error("there is no dataset {name:?}")]
     NoDataset {
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The names of all datasets.
         known: Vec<String>,
     },
-    /// There is no such job.
+    /// The job does not exist.
     #[error("there is no job {name:?}")]
     NoJob {
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The names of all jobs.
         known: Vec<String>,
     },
-    /// A job on a dataset that is not declared.
+    /// The dataset of a job is not declared.
     #[error("job {job:?} is on no dataset: there is none called {dataset:?}")]
     JobOnNothing {
         /// The job.
         job: String,
         /// The dataset.
         dataset: String,
-        /// Those that there are.
+        /// The names of all datasets.
         known: Vec<String>,
     },
-    /// A declared job reads it.
+    /// A declared job reads the dataset.
     #[error("job {job:?} reads dataset {name:?}")]
     Read {
         /// The dataset.
@@ -91,19 +93,19 @@ pub enum RegistryError {
     /// A budget of zero.
     #[error("a budget of zero for dataset {0:?}")]
     BudgetZero(String),
-    /// More GPUs than there are.
+    /// A job needs more GPUs than are free.
     #[error("job {job:?} wants {wanted} GPUs; the cluster has {total}, of which {taken} are taken")]
     Gpus {
         /// The job.
         job: String,
-        /// What it wants.
+        /// The GPUs that it needs.
         wanted: u32,
-        /// What there is.
+        /// The GPUs of the cluster.
         total: u32,
-        /// What declared jobs have.
+        /// The GPUs of declared jobs.
         taken: u32,
     },
-    /// More cache than there is.
+    /// Manual budgets exceed the cache.
     #[error(
         "a budget of {} for dataset {dataset:?} is more than there is: the nodes that live have {} for \
          datasets, and {} of that are set by hand for others (a node stores datasets if it was mounted \
@@ -113,14 +115,14 @@ pub enum RegistryError {
     BudgetAboveCapacity {
         /// The dataset.
         dataset: String,
-        /// Bytes wanted.
+        /// The requested budget in bytes.
         size: u64,
-        /// Bytes that there are.
+        /// The total cache in bytes.
         total: u64,
-        /// Bytes of other datasets, set by hand.
+        /// Manual budgets of other datasets, in bytes.
         others: u64,
     },
-    /// More remote IO than there is.
+    /// Manual rates exceed remote IO.
     #[error(
         "{}/s for job {job:?} is more than there is: remote_io is {}/s, and {}/s of that are set by \
          hand for others",
@@ -129,14 +131,14 @@ pub enum RegistryError {
     RateAboveTotal {
         /// The job.
         job: String,
-        /// Bytes per second wanted.
+        /// The requested rate in bytes per second.
         rate: u64,
-        /// Bytes per second that there are.
+        /// Total remote IO in bytes per second.
         total: u64,
-        /// Bytes per second of other jobs, set by hand.
+        /// Manual rates of other jobs, in bytes per second.
         others: u64,
     },
-    /// No such policy.
+    /// The policy does not exist.
     #[error("{0:?} is not a policy")]
     UnknownPolicy(String),
     /// Too many datasets.
@@ -148,7 +150,25 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// What to try.
+    /// Returns the kind of the refusal.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoDataset { .. } | Self::NoJob { .. } => ErrorKind::NotFound,
+            Self::DatasetTaken { .. }
+            | Self::JobTaken(_)
+            | Self::Overlap { .. }
+            | Self::Read { .. }
+            | Self::TooManyDatasets
+            | Self::TooManyJobs
+            | Self::Gpus { .. }
+            | Self::BudgetAboveCapacity { .. }
+            | Self::RateAboveTotal { .. } => ErrorKind::Conflict,
+            _ => ErrorKind::Invalid,
+        }
+    }
+
+    /// Returns advice on what to try.
     #[must_use]
     pub fn advice(&self) -> String {
         match self {
@@ -195,31 +215,34 @@ impl RegistryError {
                 "Set less, or give nodes more memory or a larger disk".into()
             }
             Self::RateAboveTotal { .. } => "Set less, or change the key remote_io".into(),
-            Self::UnknownPolicy(name) => match nearest(name, POLICIES.into_iter()) {
-                Some(near) => format!("Did you mean {near}? The policies: {}", POLICIES.join(", ")),
-                None => format!("The policies: {}", POLICIES.join(", ")),
-            },
+            Self::UnknownPolicy(name) => {
+                let names = Policy::ALL.map(Policy::name);
+                let near = nearest(name, names.into_iter());
+                let near = near.map(|near| format!("Did you mean {near}? "));
+                let near = near.unwrap_or_default();
+                format!("{near}The policies: {}", names.join(", "))
+            }
             Self::TooManyDatasets => "Take one back first: copperfs dataset list".into(),
             Self::TooManyJobs => "End one first: copperfs job list".into(),
         }
     }
 }
 
-/// So many names are told.
+/// The maximum number of names in an advice.
 const KNOWN_SHOWN: usize = 10;
 
+/// Advises on an unknown name: a similar one, or the first known ones.
 fn known_or(what: &str, name: &str, known: &[String]) -> String {
-    let names = || known.iter().map(String::as_str);
     if known.is_empty() {
         return match what {
             "dataset" => "None is declared: copperfs dataset add NAME PATH".into(),
             _ => "None is known: copperfs job add NAME --dataset D".into(),
         };
     }
-    if let Some(near) = nearest(name, names()) {
+    if let Some(near) = nearest(name, known.iter().map(String::as_str)) {
         return format!("Did you mean {near}?");
     }
-    let shown: Vec<&str> = names().take(KNOWN_SHOWN).collect();
+    let shown = &known[..known.len().min(KNOWN_SHOWN)];
     let more = if known.len() > KNOWN_SHOWN {
         ", ..."
     } else {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::Serial;
+use crate::model::{ErrorKind, OriginReaders, Serial};
 use crate::testing::path;
 
 fn dataset(name: &str, at: &str) -> DatasetSpec {
@@ -34,7 +34,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// What `command` is refused with: its kind, its words, and what to try. Nothing has changed.
+/// Applies `command`, which must be refused without a change. Returns the kind and the text.
 fn refused(command: &Command) -> (ErrorKind, String) {
     let mut registry = registry();
     let before = registry.clone();
@@ -53,7 +53,7 @@ fn with_budget(budget: u64) -> Command {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
-fn what_makes_no_sense_is_refused_with_its_reason_and_a_way_out() {
+fn invalid_commands_are_refused_with_a_reason_and_advice() {
     use ErrorKind::{Conflict, Invalid, NotFound};
     let cases = [
         (
@@ -182,7 +182,7 @@ fn what_makes_no_sense_is_refused_with_its_reason_and_a_way_out() {
 }
 
 #[test]
-fn what_is_set_by_hand_counts_together() {
+fn manual_settings_are_checked_together() {
     let mut registry = registry();
     let cache = |dataset: &str, size| Command::AllocateCacheSize {
         dataset: dataset.into(),
@@ -191,10 +191,10 @@ fn what_is_set_by_hand_counts_together() {
     registry.apply(&cache("a", Some(600)), &LIMITS).unwrap();
     assert!(registry.apply(&cache("b", Some(401)), &LIMITS).is_err());
     registry.apply(&cache("b", Some(400)), &LIMITS).unwrap();
-    // Setting one anew does not count it twice.
+    // A budget that is set again does not count twice.
     registry.apply(&cache("a", Some(500)), &LIMITS).unwrap();
     registry.apply(&cache("a", None), &LIMITS).unwrap();
-    assert_eq!(registry.dataset("a").unwrap().spec.budget, None);
+    assert_eq!(registry.dataset("a").unwrap().pinned, None);
     let io = |job: &str, rate| Command::AllocateRemoteIo {
         job: job.into(),
         rate,
@@ -205,26 +205,28 @@ fn what_is_set_by_hand_counts_together() {
 }
 
 #[test]
-fn a_seen_job_becomes_a_declared_one_and_goes_when_it_is_not_seen_any_more() {
+fn an_observed_job_may_be_declared_and_is_removed_when_it_is_no_longer_observed() {
     let mut registry = registry();
-    assert!(registry.saw_job("slurm:7", "a", false));
-    assert!(!registry.saw_job("slurm:7", "a", false));
-    assert!(registry.saw_job("slurm:7", "b", false), "it reads another");
-    assert!(registry.saw_job("slurm:7", "b", true), "it is irregular");
-    assert!(registry.saw_job("slurm:8", "a", false));
-    // Of nothing that is declared, without a name, or by nobody: not followed.
-    assert!(!registry.saw_job("slurm:9", "x", false));
-    assert!(!registry.saw_job("", "a", false));
-    assert!(!registry.saw_job(UNATTRIBUTED, "a", false));
+    registry.observe_job("slurm:7", "a", false);
+    registry.observe_job("slurm:7", "b", true);
+    let observed = registry.job("slurm:7").unwrap();
+    assert_eq!(observed.dataset.as_deref(), Some("b"));
+    assert!(observed.irregular && !observed.declared);
+    registry.observe_job("slurm:8", "a", false);
+    // An undeclared dataset, no name, and no job: ignored.
+    registry.observe_job("slurm:9", "x", false);
+    registry.observe_job("", "a", false);
+    registry.observe_job(UNATTRIBUTED, "a", false);
+    assert_eq!(registry.jobs().len(), 4);
     registry.add_job(job("slurm:7", "a"), &LIMITS).unwrap();
     assert!(registry.job("slurm:7").unwrap().irregular);
-    // What a declared job is said to read stands.
-    registry.saw_job("slurm:7", "b", true);
+    // The dataset of a declared job stands.
+    registry.observe_job("slurm:7", "b", true);
     assert_eq!(
         registry.job("slurm:7").unwrap().dataset.as_deref(),
         Some("a")
     );
-    assert!(registry.keep_seen(|_| false));
+    registry.retain_observed(|_| false);
     let names: Vec<&str> = registry
         .jobs()
         .iter()
@@ -234,9 +236,9 @@ fn a_seen_job_becomes_a_declared_one_and_goes_when_it_is_not_seen_any_more() {
 }
 
 #[test]
-fn a_dataset_that_is_taken_back_leaves_its_readers_without() {
+fn observed_readers_of_a_removed_dataset_have_none() {
     let mut registry = registry();
-    registry.saw_job("slurm:7", "a", false);
+    registry.observe_job("slurm:7", "a", false);
     registry.end_job("ja").unwrap();
     registry.remove_dataset("a").unwrap();
     assert_eq!(registry.job("slurm:7").unwrap().dataset, None);
@@ -246,23 +248,26 @@ fn a_dataset_that_is_taken_back_leaves_its_readers_without() {
 }
 
 #[test]
-fn an_empty_dataset_is_in_trouble_until_it_is_not() {
+fn an_empty_dataset_is_in_trouble_until_it_has_bytes() {
     let mut registry = registry();
     let id = registry.dataset("a").unwrap().id;
-    assert!(registry.counted(id, Ok((0, 0))));
+    registry.counted(id, 0, 0);
     let trouble = registry.dataset("a").unwrap().trouble.clone().unwrap();
     assert!(trouble.contains("size zero"), "{trouble}");
-    assert!(!registry.counted(id, Ok((0, 0))), "no news");
-    assert!(registry.counted(id, Ok((10, 2))));
+    registry.counted(id, 10, 2);
     assert_eq!(registry.dataset("a").unwrap().trouble, None);
-    // A later failure leaves what was known.
-    assert!(registry.counted(id, Err("storage is gone".into())));
+    // A later failure keeps the known size.
+    assert!(registry.count_failed(id, "storage is gone".into()));
+    assert!(
+        !registry.count_failed(id, "storage is gone".into()),
+        "no news"
+    );
     assert_eq!(registry.dataset("a").unwrap().size, 10);
-    assert!(!registry.counted(1, Ok((10, 2))), "not declared");
+    assert!(!registry.count_failed(1, "not declared".into()));
 }
 
 #[test]
-fn it_is_taken_up_again_from_a_decision() {
+fn a_registry_is_restored_from_a_decision() {
     let decision = Decision {
         serial: Serial { term: 3, count: 9 },
         policy: "max-min".into(),
@@ -299,7 +304,7 @@ fn it_is_taken_up_again_from_a_decision() {
     };
     let registry = Registry::of(&decision);
     assert_eq!(registry.policy(), "max-min");
-    assert_eq!(registry.dataset("a").unwrap().spec.budget, Some(50));
+    assert_eq!(registry.dataset("a").unwrap().pinned, Some(50));
     assert_eq!(registry.dataset("a").unwrap().size, 100);
     assert_eq!(registry.jobs().len(), 1);
     assert_eq!(registry.job("ja").unwrap().pinned, Some(4));

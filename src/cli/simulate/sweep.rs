@@ -87,7 +87,9 @@ pub(super) fn sweep(text: &str) -> Result<Sweep, String> {
         }
     };
     let (parameter, parse): (_, &Parse<'_>) = match name.trim() {
-        "remote-io" => (Parameter::RemoteIo, &rate),
+        "remote-io" => (Parameter::RemoteIo, &|text| {
+            rate(text).map_err(|error| error.to_string())
+        }),
         "gpu-speed" => (Parameter::GpuSpeed, &|text| within(text, 1e6, false)),
         "sharing" => (Parameter::Sharing, &|text| within(text, 1.0, true)),
         other => return Err(format!("{other:?} cannot be varied. {FORMS}")),

@@ -1,8 +1,7 @@
-//! When a dataset's share begins on a node and ends: opening, closing, and what is given up for some
-//! time only.
+//! The lifetime of a dataset's share on a node: opening, closing, and grace periods.
 
 use super::share::Share;
-use super::{Home, HomePlace};
+use super::{Home, HomeStorage};
 use crate::dataset::item_store::{self, GONE, ItemStore};
 use crate::model::Decision;
 use std::collections::HashMap;
@@ -11,29 +10,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a node that is no home any more, or whose datasets a new allocator does not know, keeps what
-/// it has: longer than it takes a root to move and a node to be missed and found again.
+/// How long a node that is no longer a home, or whose datasets a new allocator does not know, keeps
+/// its items: longer than it takes to replace a root, or to lose and find a node.
 const GRACE: Duration = Duration::from_secs(60);
-/// How long after its start a node leaves directories of datasets that nobody has declared: their
-/// allocator may start later.
-const UNDECLARED: Duration = Duration::from_secs(600);
-/// Datasets that are kept: each has a directory, two threads and a queue. Others are passed on.
+/// How long after its start a node keeps directories of undeclared datasets: their allocator may
+/// start later.
+const UNDECLARED_GRACE: Duration = Duration::from_secs(600);
+/// The maximum number of datasets on a disk: each has a directory, two threads and a queue. Items
+/// of further datasets are not kept.
 const KEPT_MAX: usize = 128;
-/// How long a directory that cannot be used is left alone before it is tried again.
-const RETRY: Duration = Duration::from_secs(10);
-/// How often to look whether something else has ended.
-const POLL: Duration = Duration::from_millis(50);
-/// What is below a node's directory.
+/// How long until an unusable directory is tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
+/// How often to check whether another task has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The name of the directory in a node's store.
 const DATASETS: &str = "datasets";
 
-/// Since when something is not there, and may be back.
+/// The start of each absence that may end again.
 #[derive(Debug)]
 pub(super) struct Absence {
-    /// When this process began; `None`: undeclared directories have been looked at.
+    /// When this process began. `None`: undeclared directories were removed.
     began: Option<Instant>,
-    /// This node is no home.
+    /// Since when this node is no home.
     node: Option<Instant>,
-    /// Datasets that are not declared any more, though nobody has removed them.
+    /// Since when a dataset is undeclared without having been removed.
     datasets: HashMap<u64, Instant>,
 }
 
@@ -50,7 +50,7 @@ impl Absence {
         self.node = absent.then(|| self.node.unwrap_or(now));
     }
 
-    /// This node has been no home for so long that it gives up what it has.
+    /// Returns whether this node has been no home for the whole grace period.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.node
             .is_some_and(|since| now.duration_since(since) >= GRACE)
@@ -58,8 +58,9 @@ impl Absence {
 }
 
 impl Home {
-    /// Closes what is declared no more. `same_term`: by an allocator who knew it, so it was removed.
-    pub(super) fn let_go(
+    /// Closes datasets that are no longer declared. `same_term`: the same allocator knew the
+    /// dataset before, so it was removed.
+    pub(super) fn close_removed(
         &self,
         decision: &Decision,
         same_term: bool,
@@ -81,7 +82,7 @@ impl Home {
         }
     }
 
-    /// Gives up what has not come back.
+    /// Drops shares and directories whose grace period has ended.
     pub(super) fn tidy(&self, now: Instant) {
         let mut applied = self.0.applied.lock();
         if applied.absence.is_over(now) {
@@ -94,7 +95,8 @@ impl Home {
                 self.close_one(&share);
             }
         }
-        let long = |began: &mut Instant| now.duration_since(*began) >= UNDECLARED;
+        let long = |began: &mut Instant| now.duration_since(*began) >= UNDECLARED_GRACE;
+        // Once per process. The datasets declared until then are in the list of shares.
         if applied.absence.began.take_if(long).is_some()
             && let Some(datasets) = self.datasets_directory()
         {
@@ -104,16 +106,16 @@ impl Home {
         }
     }
 
-    /// Opens a new dataset's share, of `known` others.
+    /// Opens a new dataset's share, in addition to `known` others.
     pub(super) fn open(&self, share: &Arc<Share>, known: usize) {
         if known >= KEPT_MAX {
             let why = format!("not kept here: {KEPT_MAX} datasets are");
             share.cannot_keep(why);
             return;
         }
-        let HomePlace::Disk {
+        let HomeStorage::Disk {
             reserve_percent, ..
-        } = self.0.options.place
+        } = self.0.options.storage
         else {
             share.open(ItemStore::memory(), Vec::new());
             return;
@@ -127,13 +129,16 @@ impl Home {
                 let Some(share) = share.upgrade() else {
                     return;
                 };
+                // The dataset may have been removed, and declared again, since the task was
+                // started.
                 let current = home.find(share.id());
                 if !current.is_some_and(|current| Arc::ptr_eq(&current, &share)) {
                     return;
                 }
+                // The directory of an earlier share of this dataset is still being removed.
                 if home.0.closing.lock().contains(&share.id()) {
                     drop(share);
-                    tokio::time::sleep(POLL).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                     continue;
                 }
                 let directory = datasets.join(format!("{:016x}", share.id()));
@@ -154,34 +159,36 @@ impl Home {
                     }
                 }
                 drop(share);
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         };
         drop(self.0.runtime.spawn(opening));
     }
 
     fn datasets_directory(&self) -> Option<PathBuf> {
-        match &self.0.options.place {
-            HomePlace::Memory => None,
-            HomePlace::Disk { directory, .. } => Some(directory.join(DATASETS)),
+        match &self.0.options.storage {
+            HomeStorage::Memory => None,
+            HomeStorage::Disk { directory, .. } => Some(directory.join(DATASETS)),
         }
     }
 
-    /// Forgets a dataset, and removes what was kept of it.
+    /// Forgets a dataset, and removes its directory.
     fn close_one(&self, share: &Arc<Share>) {
         let id = share.id();
         let mut shares = self.0.shares.write();
         shares.remove(&id);
         drop(shares);
+        // Requests in progress keep the store open until they are done.
         let item_store = share.close();
         let Some(datasets) = self.datasets_directory() else {
             return;
         };
+        // Set before the task starts, so that a new share of the dataset waits for the removal.
         self.0.closing.lock().insert(id);
         let home = self.clone();
         let directory = datasets.join(format!("{id:016x}"));
         let closing = async move {
-            // An opening that is under way ends first.
+            // Wait for an opening in progress.
             let writing = home.0.directories.write().await;
             let removed =
                 tokio::task::spawn_blocking(move || item_store::remove_directory(&directory)).await;
@@ -195,7 +202,8 @@ impl Home {
         drop(self.0.runtime.spawn(closing));
     }
 
-    /// Ends all shares and keeps what is on the disk, for the next process. Waits until it is there.
+    /// Closes all shares, and keeps items on the disk for the next process. Waits until they are
+    /// written.
     pub async fn close(&self) {
         let shares = std::mem::take(&mut *self.0.shares.write());
         for share in shares.into_values() {
@@ -215,6 +223,7 @@ impl Home {
                 let Some(id) = id.and_then(|id| u64::from_str_radix(id, 16).ok()) else {
                     continue;
                 };
+                // A process that was killed may have left a directory half emptied.
                 let leftover = path.extension().is_some_and(|extension| extension == GONE);
                 if leftover || home.find(id).is_none() {
                     tracing::info!(directory = %path.display(), "nobody has declared this dataset: what was kept of it goes");
@@ -226,7 +235,7 @@ impl Home {
     }
 }
 
-/// Makes the directory of all datasets.
+/// Creates the directory of all datasets.
 async fn make(datasets: &Path) -> Result<(), crate::store::StoreError> {
     use std::os::unix::fs::DirBuilderExt;
     let path = datasets.to_owned();
@@ -246,17 +255,17 @@ async fn make(datasets: &Path) -> Result<(), crate::store::StoreError> {
     })
 }
 
-/// Lets go of a item_store once nobody uses it: its threads end, and what waits to be written is.
+/// Drops an item store once it is unused. Its threads end, and pending writes are completed.
 async fn retire(item_store: Option<Arc<ItemStore>>) {
     let Some(item_store) = item_store else {
         return;
     };
-    // As long as a read of storage may take, about.
+    // About as long as a read from storage may take.
     for _ in 0..1200 {
         if Arc::strong_count(&item_store) == 1 {
             break;
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     drop(tokio::task::spawn_blocking(move || drop(item_store)).await);
 }

@@ -1,83 +1,86 @@
-//! One dataset on its home: what is held, what is under way, and how it fares.
+//! One dataset on its home: items held, flights, and their state.
 
-use super::flight::{Flight, Pending};
 use super::{Placement, ROOM_UNIT};
-use crate::dataset::fetch::{Fetched, Wanted, alignment, fetch};
+use crate::dataset::fetch::{Fetched, StripeRequest, alignment, fetch};
 use crate::dataset::item::ItemId;
 use crate::dataset::item_store::ItemStore;
 use crate::dataset::uniform::{Admission, Reserved, Uniform, UniformStats};
-use crate::model::slots::Homes;
 use crate::model::{DatasetDecision, OriginReaders, ShareReport};
 use copperfs_overlay::{Failure, Files, ItemPath};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
+
+/// The answer of a flight, once it is complete. Closed without an answer if the flight was aborted.
+pub(super) type Pending = watch::Receiver<Option<Result<Fetched, Failure>>>;
+
+/// Waits for a flight's answer. Returns `None` if the flight was aborted.
+pub(super) async fn wait_done(mut pending: Pending) -> Option<Result<Fetched, Failure>> {
+    let answer = pending.wait_for(Option::is_some).await.ok()?;
+    answer.clone()
+}
+
+/// A read from storage that requests may join.
+#[derive(Debug)]
+struct Flight {
+    id: u64,
+    /// The bytes of the stripe that it reads.
+    extent: Range<u64>,
+    pending: Pending,
+}
 
 /// See the module.
 pub(super) struct Share {
     id: u64,
     name: String,
     path: ItemPath,
-    state: Mutex<State>,
-    /// The item_store is open, or cannot be.
+    state: Mutex<ShareState>,
+    /// Whether the item store is open, or cannot be opened.
     opened: watch::Sender<bool>,
 }
 
-struct State {
+struct ShareState {
     uniform: Uniform,
-    /// What is being read, by item; a few runs of bytes of each.
+    /// The reads in progress, by item: a few ranges of each.
     flights: HashMap<ItemId, Vec<Flight>>,
-    /// Tells flights apart.
+    /// The number of flights so far, which identifies them.
     flights_begun: u64,
-    /// A decision has said how much may be held.
-    known: bool,
-    /// What the item_store held when it was opened, before that.
-    found: Vec<(ItemId, u32)>,
-    /// Where the bytes are; `None`: not open yet, not to be opened, or closed.
+    /// Whether a decision has set the share.
+    has_share: bool,
+    /// Items of an earlier process, until a decision has set the share.
+    restored: Vec<(ItemId, u32)>,
+    /// The bytes of items. `None`: not open yet, not to be opened, or closed.
     item_store: Option<Arc<ItemStore>>,
     placement: Arc<Placement>,
     readers: OriginReaders,
     origin_bytes: u64,
-    /// Why the last read of storage failed.
+    /// Why the last read from storage failed, if it did.
     trouble: Option<String>,
-    /// Why nothing can be kept.
-    no_item_store: Option<String>,
-}
-
-impl fmt::Debug for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
+    /// Why nothing can be kept, if so.
+    store_trouble: Option<String>,
 }
 
 impl Share {
     pub(super) fn new(dataset: &DatasetDecision, seed: u64) -> Self {
-        let placement = Placement {
-            homes: Homes::new(&[]),
-            here: None,
-        };
         Self {
             id: dataset.id,
             name: dataset.name.clone(),
             path: dataset.path.clone(),
-            state: Mutex::new(State {
+            state: Mutex::new(ShareState {
                 uniform: Uniform::new(seed),
                 flights: HashMap::new(),
                 flights_begun: 0,
-                known: false,
-                found: Vec::new(),
+                has_share: false,
+                restored: Vec::new(),
                 item_store: None,
-                placement: Arc::new(placement),
+                placement: Arc::default(),
                 readers: dataset.origin_readers,
                 origin_bytes: 0,
                 trouble: None,
-                no_item_store: None,
+                store_trouble: None,
             }),
             opened: watch::channel(false).0,
         }
@@ -103,12 +106,12 @@ impl Share {
         self.state.lock().uniform.stats()
     }
 
-    /// What a decision says of it, but for its bytes.
+    /// Applies a decision, except for the number of bytes.
     pub(super) fn declared(&self, dataset: &DatasetDecision) {
         self.state.lock().readers = dataset.origin_readers;
     }
 
-    /// What is at home here from now on.
+    /// Sets the slots whose home is this node.
     pub(super) fn place(&self, placement: &Arc<Placement>) {
         let mut state = self.state.lock();
         if !Arc::ptr_eq(&state.placement, placement) {
@@ -117,70 +120,78 @@ impl Share {
         }
     }
 
-    /// Bytes that it may hold from now on.
+    /// Sets the maximum number of bytes held.
     pub(super) fn set_bytes(&self, bytes: u64) {
         let mut state = self.state.lock();
-        state.known = true;
+        state.has_share = true;
         let evicted = state.uniform.set_share(bytes);
-        state.take_off(&evicted);
+        state.evict(&evicted);
         state.restore();
     }
 
-    /// As [`Share::set_bytes`], if that is less than now.
+    /// Like [`Share::set_bytes`], if that is less than now.
     pub(super) fn shrink(&self, bytes: u64) {
         if self.stats().share > bytes {
             self.set_bytes(bytes);
         }
     }
 
-    /// Waits until the item_store is open, for a while.
-    pub(super) async fn opened(&self, patience: Duration) {
+    /// Waits for a while until the item store is open.
+    pub(super) async fn opened(&self, time_limit: Duration) {
         let mut opened = self.opened.subscribe();
         if !*opened.borrow_and_update() {
-            drop(tokio::time::timeout(patience, opened.wait_for(|opened| *opened)).await);
+            drop(tokio::time::timeout(time_limit, opened.wait_for(|opened| *opened)).await);
         }
     }
 
-    /// The item_store is open, and holds these. What is beyond the share goes, once a decision has said what
-    /// that is.
+    /// Sets the item store, which holds the items `held`. Items beyond the share are evicted once a
+    /// decision has set it.
     pub(super) fn open(&self, item_store: ItemStore, held: Vec<(ItemId, u32)>) {
         let mut state = self.state.lock();
         state.item_store = Some(Arc::new(item_store));
-        state.no_item_store = None;
-        state.found = held;
-        if state.known {
+        state.store_trouble = None;
+        state.restored = held;
+        if state.has_share {
             state.restore();
         }
         drop(state);
         self.opened.send_replace(true);
     }
 
-    /// Nothing can be kept, for now.
+    /// Records that nothing can be kept for now.
     pub(super) fn cannot_keep(&self, why: String) {
-        self.state.lock().no_item_store = Some(why);
+        self.state.lock().store_trouble = Some(why);
         self.opened.send_replace(true);
     }
 
-    /// Nothing is held from now on; gives what it was held on.
+    /// Evicts everything, and returns the item store.
     pub(super) fn close(&self) -> Option<Arc<ItemStore>> {
         let mut state = self.state.lock();
         drop(state.uniform.set_share(0));
         state.item_store.take()
     }
 
-    /// What to do about a request. `rests`: the item_store gives nothing at the moment.
+    /// Decides how to answer a request. `rests`: the item store returns nothing at the moment.
     pub(super) fn next(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &StripeRequest,
         item: ItemId,
         payment: u64,
         rests: bool,
     ) -> Next {
         let mut state = self.state.lock();
-        let under_way = state.flights.get(&item).into_iter().flatten();
-        if let Some(flight) = under_way.into_iter().find(|f| f.brings(&wanted.range)) {
-            return Next::Join(flight.pending(), flight.has_landed());
+        let covers = |flight: &&Flight| {
+            let (extent, range) = (&flight.extent, &wanted.range);
+            extent.start <= range.start && range.end <= extent.end
+        };
+        let mut flights = state.flights.get(&item).into_iter().flatten();
+        if let Some(flight) = flights.find(covers) {
+            return Next::Join {
+                pending: flight.pending.clone(),
+                is_done: flight.pending.borrow().is_some(),
+            };
         }
+        // A suspended disk counts as a miss.
         if let Some(item_store) = &state.item_store
             && !rests
             && state.uniform.holds(&item)
@@ -190,6 +201,7 @@ impl Share {
         // An item of an unsettled version is not kept: no later request can ask for it.
         let settled = wanted.file.version.is_settled();
         let room = settled.then(|| state.admit(item, wanted.len)).flatten();
+        // An item that is to be kept is read whole.
         let extent = if room.is_some() {
             0..wanted.len
         } else {
@@ -205,26 +217,38 @@ impl Share {
         }
         state.flights_begun += 1;
         let id = state.flights_begun;
-        let (lead, flight) = Lead::new(Arc::clone(self), item, id, extent, room);
-        let pending = flight.pending();
+        let (answer, pending) = watch::channel(None);
+        let flight = Flight {
+            id,
+            extent: extent.clone(),
+            pending: pending.clone(),
+        };
         state.flights.entry(item).or_default().push(flight);
+        let lead = Lead {
+            share: Arc::clone(self),
+            item,
+            id,
+            extent,
+            room,
+            answer,
+        };
         Next::Lead(lead, pending)
     }
 
-    /// Whether an item is held.
+    /// Returns whether an item is held.
     pub(super) fn holds(&self, item: &ItemId) -> bool {
         self.state.lock().uniform.holds(item)
     }
 
-    /// The bytes of an item that was held are gone, or to go.
+    /// Removes an item whose bytes are missing or to be evicted.
     pub(super) fn lost(&self, item: &ItemId) {
         let mut state = self.state.lock();
         if state.uniform.remove(item) {
-            state.take_off(&[*item]);
+            state.evict(&[*item]);
         }
     }
 
-    /// Storage was read, or not.
+    /// Records the result of a read from storage.
     pub(super) fn was_read(&self, outcome: &Result<Fetched, Failure>) {
         let mut state = self.state.lock();
         match outcome {
@@ -236,17 +260,18 @@ impl Share {
         }
     }
 
-    /// Where to keep what was reserved for.
+    /// Returns the item store for a reserved item.
     pub(super) fn item_store(&self) -> Option<Arc<ItemStore>> {
         self.state.lock().item_store.as_ref().map(Arc::clone)
     }
 
-    /// A flight has ended. `room`: what was reserved for it, and whether the item_store has its bytes.
+    /// Ends a flight. `room`: the reservation for it, and whether the item store has its bytes.
     pub(super) fn end(&self, item: ItemId, id: u64, room: Option<(Reserved, bool)>) {
         let mut state = self.state.lock();
         match room {
             Some((room, true)) => {
                 let mut gone = Vec::new();
+                // The home of the item may have changed during the flight.
                 if state.placement.at_home(item.slot()) {
                     let committed = state.uniform.commit(room);
                     gone.extend(committed.replaced);
@@ -255,13 +280,13 @@ impl Share {
                     state.uniform.abort(room);
                     gone.push(item);
                 }
-                state.take_off(&gone);
+                state.evict(&gone);
             }
             Some((room, false)) => state.uniform.abort(room),
             None => {}
         }
         if let Some(flights) = state.flights.get_mut(&item) {
-            flights.retain(|flight| flight.id() != id);
+            flights.retain(|flight| flight.id != id);
             if flights.is_empty() {
                 state.flights.remove(&item);
             }
@@ -280,51 +305,52 @@ impl Share {
             trouble: state
                 .trouble
                 .clone()
-                .or_else(|| state.no_item_store.clone()),
+                .or_else(|| state.store_trouble.clone()),
         }
     }
 }
 
-impl State {
-    /// Room for an item, if it is to be kept here.
+impl ShareState {
+    /// Reserves room for an item, if it is to be kept here.
     fn admit(&mut self, item: ItemId, len: u64) -> Option<Reserved> {
-        if self.item_store.is_none() || !self.known || !self.placement.at_home(item.slot()) {
+        if self.item_store.is_none() || !self.has_share || !self.placement.at_home(item.slot()) {
             return None;
         }
         let mut evicted = Vec::new();
         let admission = self
             .uniform
             .admit(item, u32::try_from(len).ok()?, &mut evicted);
-        self.take_off(&evicted);
+        self.evict(&evicted);
         match admission {
             Admission::Reserved(room) => Some(room),
             Admission::Held | Admission::Refused => None,
         }
     }
 
-    /// Takes up what was found on the item_store, all at once, so that what goes is drawn from all of it;
-    /// what is not at home here goes first.
+    /// Restores the items of an earlier process, all at once, so that random evictions choose from
+    /// all of them. Strays are evicted first.
     fn restore(&mut self) {
-        if self.found.is_empty() {
+        if self.restored.is_empty() {
             return;
         }
-        let found = std::mem::take(&mut self.found);
+        let found = std::mem::take(&mut self.restored);
         let share = self.uniform.stats().share;
+        // Without a limit first, so that nothing is evicted before all items are known.
         let mut gone = self.uniform.set_share(u64::MAX);
         gone.extend(self.uniform.restore(found));
         self.mark_strays();
         gone.extend(self.uniform.set_share(share));
-        self.take_off(&gone);
+        self.evict(&gone);
     }
 
     fn mark_strays(&mut self) {
-        // A node that is no home for now keeps what it has without a preference.
+        // A node that is temporarily no home keeps its items without preference.
         let placement = Arc::clone(&self.placement);
         self.uniform
-            .place(|slot| placement.here.is_none() || placement.at_home(slot));
+            .mark_strays(|slot| placement.here.is_none() || placement.at_home(slot));
     }
 
-    fn take_off(&self, items: &[ItemId]) {
+    fn evict(&self, items: &[ItemId]) {
         if let Some(item_store) = &self.item_store
             && !items.is_empty()
         {
@@ -333,25 +359,27 @@ impl State {
     }
 }
 
-/// What to do about a request.
-#[derive(Debug)]
+/// How to answer a request.
 pub(super) enum Next {
     /// It is held here.
     Held(Arc<ItemStore>),
-    /// It is being read; `true`: it has been, and is about to be kept.
-    Join(Pending, bool),
-    /// It would be read, for more than was paid.
+    /// It is being read.
+    Join {
+        pending: Pending,
+        /// It has been read, and is about to be kept.
+        is_done: bool,
+    },
+    /// It would be read, but costs more than the payment.
     Unpaid {
         /// In bytes.
         cost: u64,
     },
-    /// It is to be read: [`Lead::fly`].
+    /// It is to be read with [`Lead::fly`].
     Lead(Lead, Pending),
 }
 
-/// The right, and the duty, to read. Dropped before it has ended, it takes nobody's room with it, and
-/// those who wait see that it died.
-#[derive(Debug)]
+/// The duty to read an item. If it is dropped early, its reservation is released, and waiting
+/// requests see that the flight was aborted.
 pub(super) struct Lead {
     share: Arc<Share>,
     item: ItemId,
@@ -362,40 +390,21 @@ pub(super) struct Lead {
 }
 
 impl Lead {
-    pub(super) fn new(
-        share: Arc<Share>,
-        item: ItemId,
-        id: u64,
-        extent: Range<u64>,
-        room: Option<Reserved>,
-    ) -> (Self, Flight) {
-        let (answer, pending) = watch::channel(None);
-        let flight = Flight::new(id, extent.clone(), pending);
-        let lead = Self {
-            share,
-            item,
-            id,
-            extent,
-            room,
-            answer,
-        };
-        (lead, flight)
-    }
-
-    /// Bytes that it reads.
+    /// Returns the number of bytes that it reads.
     pub(super) fn cost(&self) -> u64 {
         self.extent.end - self.extent.start
     }
 
-    /// Bytes that are to be kept.
+    /// Returns the number of bytes that are to be kept.
     pub(super) fn admits(&self) -> u64 {
         self.room.as_ref().map_or(0, |_| self.cost())
     }
 
-    /// Reads, answers, and keeps. Waits for room among what is under way first.
+    /// Reads the item, answers, and keeps it. First waits until enough bytes in flight have
+    /// arrived.
     pub(super) async fn fly(
         mut self,
-        wanted: Wanted,
+        wanted: StripeRequest,
         source: Arc<dyn Files>,
         through: bool,
         room: Arc<Semaphore>,
@@ -408,19 +417,19 @@ impl Lead {
         self.share.was_read(&outcome);
         let item_store = self.room.as_ref().and_then(|_| self.share.item_store());
         let (Ok(fetched), Some(item_store)) = (&outcome, item_store) else {
-            // Who comes from here on asks anew.
+            // A later request starts another flight.
             self.end(false);
             self.answer.send_replace(Some(outcome));
             return;
         };
         let blocks = fetched.blocks();
-        // They need not wait for a disk.
+        // Answer before the item is written, so that requests do not wait for a disk.
         self.answer.send_replace(Some(outcome));
         let kept = item_store.keep(self.item, blocks).await;
         self.end(kept);
     }
 
-    /// Nobody joins any more.
+    /// Ends the flight, so that no further request joins it.
     fn end(&mut self, kept: bool) {
         let room = self.room.take().map(|room| (room, kept));
         self.share.end(self.item, self.id, room);

@@ -1,11 +1,11 @@
-//! Homes in front of a storage in memory that counts what it is asked for.
+//! Homes with a storage in memory that counts its reads.
 
 mod disk;
 mod epochs;
 mod storage;
 
 use super::*;
-use crate::model::{DatasetDecision, slot_of};
+use crate::model::{DatasetDecision, DatasetSpec, slot_of};
 use crate::testing::{SOON, path};
 use crate::waiting::until;
 use copperfs_overlay::ITEM_BYTES_MAX;
@@ -29,18 +29,8 @@ fn decision(count: u64, homes: &[u32], datasets: &[(&str, u64)]) -> Decision {
     let datasets = datasets.iter().map(|&(name, budget)| {
         let path = path(&format!("data/{name}"));
         DatasetDecision {
-            name: name.into(),
-            id: DatasetDecision::id_of(name, &path),
-            path,
-            uri: None,
-            size: 0,
-            items: 0,
-            index: None,
-            origin_readers: OriginReaders::Roots,
-            pinned: None,
             budget,
-            homed: Vec::new(),
-            trouble: None,
+            ..DatasetDecision::from(DatasetSpec::new(name, path))
         }
     });
     Decision {
@@ -51,18 +41,18 @@ fn decision(count: u64, homes: &[u32], datasets: &[(&str, u64)]) -> Decision {
     }
 }
 
-fn options(place: HomePlace, capacity: u64) -> HomeOptions {
+fn options(storage: HomeStorage, capacity: u64) -> HomeOptions {
     HomeOptions {
         capacity,
-        place,
+        storage,
         seed: 1,
         in_flight_bytes_max: 16 * MIB,
     }
 }
 
-/// A home in memory of rank 0, alone, that follows `decision`.
+/// Creates a home in memory, the only one, that has applied `decision`.
 fn alone(storage: &Arc<Storage>, decision: &Decision) -> Home {
-    let home = Home::new(options(HomePlace::Memory, RICH), storage.files(), None);
+    let home = Home::new(options(HomeStorage::Memory, RICH), storage.files(), None);
     home.apply(decision, 0, "nid0");
     home
 }
@@ -92,28 +82,28 @@ fn all_of(storage: &Storage, name: &str, payment: u64) -> ItemRequest {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Given {
+struct Obtained {
     cached: bool,
     charged: u64,
     admitted: u64,
 }
 
-const HIT: Given = Given {
+const HIT: Obtained = Obtained {
     cached: true,
     charged: 0,
     admitted: 0,
 };
 
-fn read(charged: u64, admitted: u64) -> Given {
-    Given {
+fn read(charged: u64, admitted: u64) -> Obtained {
+    Obtained {
         cached: false,
         charged,
         admitted,
     }
 }
 
-/// Asks, and checks the bytes.
-async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Given, Failure> {
+/// Requests an item, and checks the bytes.
+async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Obtained, Failure> {
     let due = storage.bytes(&request.path, request.offset, request.len);
     match home.item(request).await? {
         ItemAnswer::Bytes {
@@ -125,7 +115,7 @@ async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Gi
         } => {
             assert_eq!(bytes, due);
             assert_eq!(hash.0, *blake3::hash(&due).as_bytes());
-            Ok(Given {
+            Ok(Obtained {
                 cached,
                 charged,
                 admitted,
@@ -136,7 +126,7 @@ async fn give(home: &Home, storage: &Storage, request: ItemRequest) -> Result<Gi
 }
 
 #[tokio::test]
-async fn storage_is_read_when_it_is_paid_for_and_once() {
+async fn storage_is_read_once_and_only_if_paid() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
     let unpaid = home.item(all_of(&storage, "data/a/x", 5 * KIB - 1)).await;
@@ -156,10 +146,10 @@ async fn storage_is_read_when_it_is_paid_for_and_once() {
     assert!(storage.only_through());
 }
 
-/// A reader's promise that a file of several blocks has the content of another one cannot be checked
-/// against one stripe, so the file's bytes are not returned to readers of that content.
+/// A promise that a file of several blocks has the content of another one cannot be checked against
+/// one stripe, so the file's bytes are not returned to readers of that content.
 #[tokio::test]
-async fn a_false_promise_of_a_content_gives_no_reader_wrong_bytes() {
+async fn a_false_content_hash_never_returns_wrong_bytes() {
     let storage = Storage::of(&[("data/a/x", 2 * MIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", 4 * MIB)]));
     let content = Some(ContentHash([7; 32]));
@@ -182,7 +172,7 @@ async fn a_false_promise_of_a_content_gives_no_reader_wrong_bytes() {
 }
 
 #[tokio::test]
-async fn a_part_of_a_stripe_brings_all_of_it_when_it_is_kept_and_its_blocks_when_not() {
+async fn a_partial_request_reads_the_whole_stripe_only_if_it_is_kept() {
     let storage = Storage::of(&[("data/a/x", 9 * MIB + 5), ("data/a/y", 4 * MIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", 5 * MIB + 5)]));
     // The last stripe: 1 MiB and 5 bytes.
@@ -193,7 +183,7 @@ async fn a_part_of_a_stripe_brings_all_of_it_when_it_is_kept_and_its_blocks_when
     let first = request(&storage, "data/a/x", MIB - 7, 14, RICH);
     let given = give(&home, &storage, first).await.unwrap();
     assert_eq!(given, read(4 * MIB, 4 * MIB));
-    // Across blocks, of what is held.
+    // Across blocks of a held item.
     let across = request(&storage, "data/a/x", MIB - 7, 2 * MIB, 0);
     assert_eq!(give(&home, &storage, across).await.unwrap(), HIT);
     // The share is full.
@@ -208,13 +198,13 @@ async fn a_part_of_a_stripe_brings_all_of_it_when_it_is_kept_and_its_blocks_when
 }
 
 #[tokio::test]
-async fn homes_that_read_storage_themselves_read_pages_of_what_they_do_not_keep() {
+async fn homes_with_own_storage_read_pages_of_items_that_they_do_not_keep() {
     let storage = Storage::of(&[("data/a/x", 4 * MIB)]);
     let mut told = decision(1, &[0], &[("a", 0)]);
     told.datasets[0].origin_readers = OriginReaders::Homes;
     let nobody = Storage::of(&[]);
     let home = Home::new(
-        options(HomePlace::Memory, RICH),
+        options(HomeStorage::Memory, RICH),
         nobody.files(),
         Some(storage.files()),
     );
@@ -225,7 +215,7 @@ async fn homes_that_read_storage_themselves_read_pages_of_what_they_do_not_keep(
     let long = request(&storage, "data/a/x", 5000, 2 * MIB, RICH);
     let given = give(&home, &storage, long).await.unwrap();
     assert_eq!(given, read(2 * MIB + 4096, 0));
-    // One that cannot says so.
+    // A home without own storage refuses.
     let home = alone(&storage, &told);
     let failure = home.item(all_of(&storage, "data/a/x", RICH)).await;
     let failure = failure.unwrap_err();
@@ -234,7 +224,7 @@ async fn homes_that_read_storage_themselves_read_pages_of_what_they_do_not_keep(
 }
 
 #[tokio::test]
-async fn who_asks_meanwhile_joins_and_pays_nothing() {
+async fn concurrent_requests_join_and_pay_nothing() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", 0)]));
     storage.hold();
@@ -253,13 +243,13 @@ async fn who_asks_meanwhile_joins_and_pays_nothing() {
         assert_eq!(joiner.await.unwrap(), read(0, 0));
     }
     assert_eq!(storage.reads(), 1);
-    // Nothing of it was kept: the next one pays.
+    // Nothing was kept, so the next request pays.
     let next = home.item(all_of(&storage, "data/a/x", 0)).await.unwrap();
     assert_eq!(next, ItemAnswer::Unpaid { cost: 5 * KIB });
 }
 
 #[tokio::test]
-async fn a_reader_who_leaves_takes_nothing_from_the_others() {
+async fn a_cancelled_request_does_not_affect_others() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB), ("data/a/y", KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
     storage.hold();
@@ -276,13 +266,13 @@ async fn a_reader_who_leaves_takes_nothing_from_the_others() {
     lonely.abort();
     storage.go_on();
     assert_eq!(joiner.await.unwrap(), read(0, 0));
-    // What nobody waits for any more was paid for, and is kept.
+    // Abandoned flights were paid for, and their items are kept.
     until(SOON, "both are kept", || home.report()[0].items == 2).await;
     assert_eq!(storage.reads(), 2);
 }
 
 #[tokio::test]
-async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
+async fn bytes_in_flight_are_bounded() {
     let files = [
         "data/a/0", "data/a/1", "data/a/2", "data/a/3", "data/a/4", "data/a/5",
     ];
@@ -296,7 +286,7 @@ async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
     });
     // 16 MiB of room are four stripes.
     until(SOON, "four are under way", || storage.reads() == 4).await;
-    // Gives a fifth request, which would be wrong, time to arrive.
+    // Wait for a fifth request, which would be wrong.
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(storage.reads(), 4);
     storage.go_on();
@@ -307,7 +297,7 @@ async fn bytes_under_way_are_bounded_and_the_next_ones_wait() {
 }
 
 #[tokio::test]
-async fn failures_pass_with_their_kind_and_who_joined_tries_once_more() {
+async fn failures_keep_their_kind_and_joined_requests_retry_once() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
     storage.fail(FailureKind::Stale);
@@ -337,13 +327,13 @@ async fn failures_pass_with_their_kind_and_who_joined_tries_once_more() {
 }
 
 #[tokio::test]
-async fn what_is_at_home_elsewhere_is_given_and_not_kept() {
+async fn items_with_another_home_are_returned_and_not_kept() {
     let names: Vec<String> = (0..40).map(|number| format!("data/a/{number}")).collect();
     let files: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), KIB)).collect();
     let storage = Storage::of(&files);
     let told = decision(1, &[0, 1], &[("a", 2 * MIB)]);
     let home = alone(&storage, &told);
-    let homes = Homes::new(&told.homes);
+    let homes = SlotTable::new(&told.homes);
     let mut kept = 0;
     for name in &names {
         let at_home = homes.home_of_slot(slot_of(&path(name), 0)) == Some(0);
@@ -356,7 +346,7 @@ async fn what_is_at_home_elsewhere_is_given_and_not_kept() {
 }
 
 #[tokio::test]
-async fn a_new_version_takes_the_place_of_the_old_one() {
+async fn a_new_version_replaces_the_old_one() {
     let storage = Storage::of(&[("data/a/x", 5 * KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", 6 * KIB)]));
     let old = all_of(&storage, "data/a/x", RICH);
@@ -371,9 +361,9 @@ async fn a_new_version_takes_the_place_of_the_old_one() {
 }
 
 #[tokio::test]
-async fn shares_are_together_never_above_the_capacity() {
+async fn shares_never_exceed_the_capacity_together() {
     let storage = Storage::of(&[]);
-    let home = Home::new(options(HomePlace::Memory, 100), storage.files(), None);
+    let home = Home::new(options(HomeStorage::Memory, 100), storage.files(), None);
     home.apply(&decision(1, &[0], &[("a", 60), ("b", 30)]), 0, "nid0");
     let shares = |home: &Home| {
         let mut shares: Vec<u64> = home.report().iter().map(|report| report.share).collect();
@@ -388,11 +378,15 @@ async fn shares_are_together_never_above_the_capacity() {
     assert_eq!(shares(&home), [25, 75]);
 }
 
-/// A whole dataset keeps all of its share, and one that is cached in part gives way.
+/// A whole dataset keeps its share, and a partly cached one is reduced.
 #[tokio::test]
-async fn room_that_lacks_is_taken_from_what_is_cached_in_part() {
+async fn partly_cached_datasets_shrink_before_whole_ones() {
     let storage = Storage::of(&[]);
-    let home = Home::new(options(HomePlace::Memory, 10 * MIB), storage.files(), None);
+    let home = Home::new(
+        options(HomeStorage::Memory, 10 * MIB),
+        storage.files(),
+        None,
+    );
     let mut told = decision(1, &[0], &[("part", 5 * MIB), ("whole", 8 * MIB)]);
     told.datasets[0].size = 20 * MIB;
     told.datasets[1].size = 8 * MIB;
@@ -409,14 +403,14 @@ async fn room_that_lacks_is_taken_from_what_is_cached_in_part() {
             .to_vec()
     };
     assert_eq!(shares(&home), [2 * MIB, 8 * MIB]);
-    // Not even the whole one fits.
-    let home = Home::new(options(HomePlace::Memory, 6 * MIB), storage.files(), None);
+    // Even the whole dataset does not fit.
+    let home = Home::new(options(HomeStorage::Memory, 6 * MIB), storage.files(), None);
     home.apply(&told, 0, "nid0");
     assert_eq!(shares(&home), [0, 6 * MIB]);
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused() {
+async fn invalid_requests_are_refused() {
     let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB)]));
     let kind = async |request| home.item(request).await.unwrap_err().kind;
@@ -429,17 +423,17 @@ async fn what_makes_no_sense_is_refused() {
     assert_eq!(kind(long).await, FailureKind::Corrupt);
     let unknown = all_of(&storage, "data/b/x", RICH);
     assert_eq!(kind(unknown).await, FailureKind::Unavailable);
-    // Storage that gives something else than was asked for.
+    // Storage that returns blocks of another length.
     storage.shorten();
     assert_eq!(kind(good).await, FailureKind::Corrupt);
     assert_eq!(home.report()[0].cached, 0);
 }
 
 #[tokio::test]
-async fn a_node_that_is_missed_keeps_what_it_has_for_a_minute() {
+async fn a_node_that_is_no_home_keeps_its_items_for_a_minute() {
     let storage = Storage::of(&[("data/a/x", KIB)]);
     let home = alone(&storage, &decision(1, &[0, 1], &[("a", MIB)]));
-    let told = Homes::new(&[home_node(0), home_node(1)]);
+    let told = SlotTable::new(&[home_node(0), home_node(1)]);
     let here = told.home_of_slot(slot_of(&path("data/a/x"), 0)) == Some(0);
     let home = if here {
         home
@@ -454,7 +448,7 @@ async fn a_node_that_is_missed_keeps_what_it_has_for_a_minute() {
     home.tidy(now + Duration::from_secs(50));
     let held = all_of(&storage, "data/a/x", 0);
     assert_eq!(give(&home, &storage, held.clone()).await.unwrap(), HIT);
-    // Back, and away again for longer.
+    // It returns, and is no home again for longer.
     home.apply(&decision(3, &[0, 1], &[("a", MIB)]), 0, "nid0");
     home.apply(&decision(4, &[1], &[("a", MIB)]), 0, "nid0");
     assert_eq!(give(&home, &storage, held.clone()).await.unwrap(), HIT);
@@ -465,7 +459,7 @@ async fn a_node_that_is_missed_keeps_what_it_has_for_a_minute() {
 }
 
 #[tokio::test]
-async fn a_dataset_goes_when_it_is_removed_and_stays_a_while_when_an_allocator_forgot_it() {
+async fn a_removed_dataset_is_dropped_at_once_and_a_forgotten_one_after_a_minute() {
     let storage = Storage::of(&[("data/a/x", KIB), ("data/b/x", KIB)]);
     let home = alone(&storage, &decision(1, &[0], &[("a", MIB), ("b", MIB)]));
     for name in ["data/a/x", "data/b/x"] {
@@ -474,7 +468,7 @@ async fn a_dataset_goes_when_it_is_removed_and_stays_a_while_when_an_allocator_f
     }
     home.apply(&decision(2, &[0], &[("b", MIB)]), 0, "nid0");
     assert_eq!(home.report().len(), 1);
-    // Another allocator, which knows nothing yet.
+    // Another allocator without datasets.
     let mut empty = decision(1, &[0], &[]);
     empty.serial.term = 2;
     home.apply(&empty, 0, "nid0");

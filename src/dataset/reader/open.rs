@@ -2,7 +2,7 @@
 
 mod reading;
 
-use super::Inner;
+use super::Shared;
 use crate::job::{ItemOutcome, JobActivity};
 use crate::model::slots::{STRIPE_BYTES, items_of, stripe_len};
 use crate::num::to_usize;
@@ -11,74 +11,74 @@ use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, Failure, Standing, Version};
 use parking_lot::Mutex;
 use reading::Reading;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Files up to this many bytes come whole on their first read, wherever it is.
+/// Files up to this size are fetched whole on their first read, at any offset.
 const WHOLE_MAX: u64 = 1 << 20;
-/// Stripes of a file that count as read when the page cache has answered all of it.
+/// The maximum number of stripes of a file that count as read if the page cache has answered all
+/// reads.
 const UNREAD_STRIPES_MAX: u64 = 1 << 16;
 
-/// What an open file begins with.
-pub(super) struct Opened {
-    pub(super) reader: Arc<Inner>,
+/// The context of an open file.
+pub(super) struct OpenContext {
+    pub(super) reader: Arc<Shared>,
     pub(super) dataset: u64,
     pub(super) file: FileRef,
     pub(super) activity: Arc<JobActivity>,
     pub(super) pid: u32,
 }
 
-/// See the module. Cheap to clone; counted as closed when the last clone is dropped.
+/// See the module. Cheap to clone. It counts as closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct OpenDatasetFile(Arc<Open>);
 
 struct Open {
-    begun: Opened,
-    /// Guards the arithmetic of one call, and is not held across an await.
-    state: Mutex<State>,
-    /// Whose turn it is to ask for a whole item; the others find it held.
+    context: OpenContext,
+    /// Guards the arithmetic of one call. Never held across an await.
+    state: Mutex<OpenState>,
+    /// Held while a whole item is fetched. Other readers then find it in memory.
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
-    /// The item that was read last, whole.
-    held: Option<Held>,
-    /// Where the last read ended.
+struct OpenState {
+    /// The whole item that was read last.
+    held: Option<HeldItem>,
+    /// The offset at which the last read ended.
     next: u64,
     /// The item that is being read.
-    current: Option<Current>,
-    /// A byte was asked for.
+    current: Option<CurrentItem>,
+    /// Whether any byte was requested.
     touched: bool,
 }
 
-struct Held {
+struct HeldItem {
     version: Version,
     stripe: u64,
     bytes: Bytes,
     /// The part that all the bytes belong to, with its hash.
     part: Part,
-    /// Its room.
+    /// Its part of the limit on bytes held.
     _room: OwnedSemaphorePermit,
 }
 
-/// An item on its way to a reader, until it is counted.
-struct Current {
+/// An item that is being read, until it is counted.
+struct CurrentItem {
     stripe: u64,
     started: Instant,
-    /// Bytes given out.
+    /// Bytes returned to the reader.
     given: u64,
     outcome: ItemOutcome,
     counted: bool,
 }
 
-/// A run of bytes within one stripe.
+/// Consecutive bytes within one stripe.
 #[derive(Clone, Copy)]
 struct Run {
     stripe: u64,
-    /// In the file.
+    /// The offset in the file.
     offset: u64,
     len: u64,
 }
@@ -87,26 +87,19 @@ impl Run {
     /// The run as a part with the hash of its bytes. A run that is a whole file of one block is block 0.
     fn part(self, file: &FileRef, hash: ContentHash) -> Part {
         let Self { offset, len, .. } = self;
-        let range = match file.size <= BLOCK_BYTES && len == file.size {
-            true => PartRange::Block(0),
-            false => PartRange::Run { offset, len },
+        let range = if file.size <= BLOCK_BYTES && len == file.size {
+            PartRange::Block(0)
+        } else {
+            PartRange::Run { offset, len }
         };
         Part { range, hash }
     }
 }
 
-impl fmt::Debug for OpenDatasetFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenDatasetFile")
-            .field("path", &self.0.begun.file.path)
-            .finish_non_exhaustive()
-    }
-}
-
 impl OpenDatasetFile {
-    pub(super) fn new(begun: Opened) -> Self {
+    pub(super) fn new(context: OpenContext) -> Self {
         Self(Arc::new(Open {
-            begun,
+            context,
             state: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }))
@@ -115,7 +108,7 @@ impl OpenDatasetFile {
     /// Bytes from `offset`, `size` of them or up to the file's end, if the whole item is in memory. `file`
     /// is the open file, in the requested version.
     #[must_use]
-    pub fn read_now(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
+    pub fn try_read(&self, file: &FileRef, offset: u64, size: u32) -> Option<Cut> {
         let mut runs = self.0.runs(offset, size);
         let run = runs.next()?;
         if runs.next().is_some() {
@@ -133,7 +126,10 @@ impl OpenDatasetFile {
     /// this node itself if no home can be reached.
     pub async fn read(&self, file: &FileRef, offset: u64, size: u32) -> Result<Cut, Failure> {
         let open = &self.0;
-        let _waiting = open.begun.activity.waits(open.begun.pid, Instant::now());
+        let _waiting = open
+            .context
+            .activity
+            .waits(open.context.pid, Instant::now());
         let mut reading = Reading::new(open, file);
         let mut cuts = Vec::with_capacity(1);
         for run in open.runs(offset, size) {
@@ -164,10 +160,10 @@ impl OpenDatasetFile {
 }
 
 impl Open {
-    /// The runs of a read, one for each stripe.
+    /// Splits a read into runs, one for each stripe.
     fn runs(&self, offset: u64, size: u32) -> impl Iterator<Item = Run> {
         let end = offset.saturating_add(size.into());
-        let end = end.min(self.begun.file.size);
+        let end = end.min(self.context.file.size);
         let mut at = offset;
         std::iter::from_fn(move || {
             if at >= end {
@@ -185,7 +181,7 @@ impl Open {
         })
     }
 
-    /// The bytes of a run out of the item that is held.
+    /// Returns the bytes of a run if the item is in memory.
     fn held(&self, file: &FileRef, run: Run) -> Option<Cut> {
         let mut state = self.state.lock();
         let held = state
@@ -199,20 +195,25 @@ impl Open {
         Some(cut)
     }
 
-    /// Whether the whole item is worth bringing for `run`: it is small, or is read from its beginning
-    /// or on from where the last read ended.
-    fn goes_on(&self, run: Run) -> bool {
+    /// Returns whether the whole item should be fetched for `run`: it is small, or is read from its
+    /// beginning or sequentially.
+    fn is_sequential(&self, run: Run) -> bool {
         let begins = run.offset.is_multiple_of(STRIPE_BYTES);
-        self.begun.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
+        self.context.file.size <= WHOLE_MAX || begins || self.state.lock().next == run.offset
     }
 
-    /// The item that is being read is that of `stripe`; another one is done with.
-    fn current<'a>(&self, state: &'a mut State, stripe: u64, started: Instant) -> &'a mut Current {
+    /// Returns the current item, which is that of `stripe`. Another one is counted first.
+    fn current<'a>(
+        &self,
+        state: &'a mut OpenState,
+        stripe: u64,
+        started: Instant,
+    ) -> &'a mut CurrentItem {
         if state.current.as_ref().is_some_and(|at| at.stripe != stripe) {
             self.count(state);
             state.current = None;
         }
-        state.current.get_or_insert_with(|| Current {
+        state.current.get_or_insert_with(|| CurrentItem {
             stripe,
             started,
             given: 0,
@@ -224,31 +225,32 @@ impl Open {
         })
     }
 
-    /// `run` was given to the reader.
-    fn give(&self, state: &mut State, run: Run) {
+    /// Records that `run` was returned to the reader.
+    fn give(&self, state: &mut OpenState, run: Run) {
         state.touched = true;
         state.next = run.offset + run.len;
-        let whole = stripe_len(self.begun.file.size, run.stripe);
+        let whole = stripe_len(self.context.file.size, run.stripe);
         let current = self.current(state, run.stripe, Instant::now());
         current.given += run.len;
+        // Bytes may be read more than once; the item counts once.
         if current.given >= whole {
             self.count(state);
         }
     }
 
-    /// Counts the item that is being read, once.
-    fn count(&self, state: &mut State) {
+    /// Counts the current item, once.
+    fn count(&self, state: &mut OpenState) {
         let Some(current) = state.current.as_mut().filter(|current| !current.counted) else {
             return;
         };
         current.counted = true;
-        let whole = stripe_len(self.begun.file.size, current.stripe);
+        let whole = stripe_len(self.context.file.size, current.stripe);
         let outcome = ItemOutcome {
             bytes: current.given.min(whole),
             ..current.outcome
         };
-        let item = item_hash(&self.begun.file, current.stripe);
-        self.begun
+        let item = item_hash(&self.context.file, current.stripe);
+        self.context
             .activity
             .read(item, outcome, current.started, Instant::now());
     }
@@ -258,7 +260,9 @@ impl Drop for Open {
     fn drop(&mut self) {
         let mut state = std::mem::take(self.state.get_mut());
         self.count(&mut state);
-        let (file, now) = (&self.begun.file, Instant::now());
+        let (file, now) = (&self.context.file, Instant::now());
+        // A file that was never read counts with all of its stripes, because the page cache has
+        // answered.
         let stripes = if state.touched || file.size == 0 {
             1
         } else {
@@ -267,7 +271,7 @@ impl Drop for Open {
         for stripe in 0..stripes {
             let len = stripe_len(file.size, stripe);
             let item = item_hash(file, stripe);
-            self.begun.activity.closed(item, len, !state.touched, now);
+            self.context.activity.closed(item, len, !state.touched, now);
         }
     }
 }
@@ -280,8 +284,11 @@ pub(super) fn item_hash(file: &FileRef, stripe: u64) -> u64 {
         .with_change([0; 8])
         .standing_as(Standing::Lasting);
     let id = FileId::of_place(&file.path, version);
-    let (low, _) = id.as_bytes().split_at(8);
-    let low = low.try_into().map_or(0, u64::from_le_bytes);
-    // Spread, so that the stripes of two files do not meet.
+    let low = id
+        .as_bytes()
+        .first_chunk()
+        .copied()
+        .map_or(0, u64::from_le_bytes);
+    // Spread, so that stripes of two files do not collide.
     low ^ stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -2,7 +2,7 @@ use super::open::item_hash;
 use super::*;
 use crate::job::Proc;
 use crate::model::slots::STRIPE_BYTES;
-use crate::model::{DatasetDecision, HomeNode, JobNode, Serial};
+use crate::model::{DatasetDecision, DatasetSpec, HomeNode, JobNode, JobReport, Serial};
 use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, FailureKind, Version};
@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
-/// Homes that lack everything at first and keep what they have read, with a memory of what they were
-/// asked. Byte `i` of every file is `i % 251`.
+/// Homes without items that keep the items that they read, and record their requests. Byte `i` of
+/// every file is `i % 251`.
 #[derive(Default)]
 struct Fake {
     asked: Mutex<Vec<(Option<u32>, ItemRequest)>>,
@@ -24,7 +24,7 @@ struct Fake {
     silent: bool,
 }
 
-impl Homes for Arc<Fake> {
+impl HomeClient for Arc<Fake> {
     fn ask(
         &self,
         rank: Option<u32>,
@@ -92,31 +92,16 @@ fn decision(rate: Option<u64>) -> Arc<Decision> {
         remote_io_total: rate,
         homes: homes.collect(),
         datasets: vec![DatasetDecision {
-            name: "d".into(),
             id: 9,
-            path: path("/d"),
-            uri: None,
-            size: 0,
-            items: 0,
-            index: None,
-            origin_readers: crate::model::OriginReaders::Roots,
-            pinned: None,
             budget: 1 << 30,
-            homed: Vec::new(),
-            trouble: None,
+            ..DatasetDecision::from(DatasetSpec::new("d", path("/d")))
         }],
         jobs: vec![JobDecision {
-            name: UNATTRIBUTED.into(),
-            dataset: None,
-            declared: false,
-            owner: None,
-            ideal_rate: None,
             gpus: 0,
-            epochs: None,
             irregular: true,
-            pinned: None,
             remote_io: rate,
             nodes: vec![node],
+            ..JobDecision::observed(UNATTRIBUTED)
         }],
         ..Decision::default()
     })
@@ -124,7 +109,7 @@ fn decision(rate: Option<u64>) -> Arc<Decision> {
 
 fn reader(homes: &Arc<Fake>, rate: Option<u64>) -> DatasetReader {
     let proc = Proc::at(Path::new("/nowhere"));
-    let activities = Arc::new(Activities::new());
+    let activities = Arc::new(Activities::default());
     let reader = DatasetReader::new(
         Arc::new(Arc::clone(homes)),
         Arc::new(Readers::new(proc)),
@@ -143,17 +128,18 @@ fn open(reader: &DatasetReader, file: &FileRef) -> OpenDatasetFile {
     }
 }
 
-/// What was counted of readers of no job.
-fn counted(reader: &DatasetReader) -> crate::job::ActivityReport {
-    let all = reader.0.activities.all();
-    all[0].report(Instant::now())
+/// Returns the report on readers without a job.
+fn counted(reader: &DatasetReader) -> JobReport {
+    let proc = Proc::at(Path::new("/nowhere"));
+    let reports = reader.0.activities.reports(&proc, Instant::now());
+    reports.into_iter().next().unwrap()
 }
 
 async fn read_through(reader: &DatasetReader, file: &FileRef, piece: u32) {
     let (open, size) = (open(reader, file), file.size);
     let mut at = 0;
     while at < size {
-        let cut = match open.read_now(file, at, piece) {
+        let cut = match open.try_read(file, at, piece) {
             Some(cut) => cut,
             None => open.read(file, at, piece).await.unwrap(),
         };
@@ -166,7 +152,7 @@ async fn read_through(reader: &DatasetReader, file: &FileRef, piece: u32) {
 }
 
 #[tokio::test]
-async fn an_item_is_asked_for_once_however_it_is_read() {
+async fn an_item_is_requested_once_however_it_is_read() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, None);
     let small = file("/d/a", 300_000);
@@ -179,17 +165,17 @@ async fn an_item_is_asked_for_once_however_it_is_read() {
         asked[1..].iter().map(|(_, r)| (r.stripe, r.len)).collect()
     };
     assert_eq!(stripes, [(0, STRIPE_BYTES), (1, STRIPE_BYTES), (2, 5)]);
-    let counts = counted(&reader).current;
+    let counts = counted(&reader);
     assert_eq!((counts.items, counts.bytes), (4, 300_000 + large.size));
     assert_eq!((counts.hit_bytes, counts.charged_bytes), (0, counts.bytes));
-    // A second reader of the same file finds it at home.
+    // A second reader of the same file hits at its home.
     read_through(&reader, &small, 65_536).await;
     let counted = counted(&reader);
-    assert_eq!(counted.bytes, counted.charged_bytes + 300_000);
+    assert_eq!(counted.total_bytes, counted.charged_bytes + 300_000);
 }
 
 #[tokio::test]
-async fn who_jumps_about_gets_what_he_asks_for() {
+async fn random_reads_fetch_only_their_range() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, None);
     let large = file("/d/b", 3 * STRIPE_BYTES);
@@ -202,12 +188,12 @@ async fn who_jumps_about_gets_what_he_asks_for() {
     }
     let asked = homes.asked.lock();
     let lens: Vec<_> = asked.iter().map(|(_, request)| request.len).collect();
-    // The last one spans two stripes, and begins the second: that one is brought whole.
+    // The last one spans two stripes, and begins the second, which is fetched whole.
     assert_eq!(lens, [4096, 4096, 4096, STRIPE_BYTES]);
 }
 
 #[tokio::test]
-async fn files_outside_are_nobodys() {
+async fn files_outside_of_datasets_are_not_opened() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, None);
     let other = file("/dd/a", 10);
@@ -226,21 +212,25 @@ async fn misses_wait_for_tokens_and_hits_do_not() {
         open(&reader, &file).read(&file, 0, 50_000).await.unwrap();
     }
     let took = begun.elapsed();
-    // A megabyte at 1 MB/s; one item and the burst are ahead of it.
+    // A megabyte at 1 MB/s, minus one item and the burst.
     assert!(took > Duration::from_millis(800), "{took:?}");
-    let unpaid = reader.stats().unpaid;
+    let unpaid = reader.0.counters.unpaid.get();
     assert!(unpaid > 0);
     for number in 0..20 {
         let file = file(&format!("/d/{number}"), 50_000);
         open(&reader, &file).read(&file, 0, 50_000).await.unwrap();
     }
-    assert_eq!(reader.stats().unpaid, unpaid, "a hit asks for no tokens");
+    assert_eq!(
+        reader.0.counters.unpaid.get(),
+        unpaid,
+        "a hit asks for no tokens"
+    );
     assert_eq!(counted(&reader).charged_bytes, 1_000_000);
 }
 
-/// The time limit of a request applies to its homes; waiting for tokens does not count.
+/// The time limit of a request applies to its homes only.
 #[tokio::test(start_paused = true)]
-async fn a_read_has_a_time_limit_in_which_waiting_for_tokens_does_not_count() {
+async fn waiting_for_tokens_does_not_count_against_the_time_limit() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, Some(1000));
     let mut longest = Duration::ZERO;
@@ -263,7 +253,7 @@ async fn a_read_has_a_time_limit_in_which_waiting_for_tokens_does_not_count() {
 }
 
 #[tokio::test]
-async fn homes_that_are_gone_are_passed_over() {
+async fn unreachable_homes_are_skipped() {
     let homes = Arc::new(Fake::default());
     homes.gone.lock().extend([1, 2]);
     let reader = reader(&homes, None);
@@ -271,7 +261,7 @@ async fn homes_that_are_gone_are_passed_over() {
         let file = file(&format!("/d/{number}"), 1000);
         read_through(&reader, &file, 1000).await;
     }
-    let elsewhere = reader.stats().elsewhere;
+    let elsewhere = reader.0.counters.elsewhere.get();
     assert!(elsewhere > 0);
     homes.gone.lock().insert(3);
     let last = file("/d/last", 1000);
@@ -283,7 +273,7 @@ async fn homes_that_are_gone_are_passed_over() {
 }
 
 #[tokio::test]
-async fn a_home_that_always_wants_more_is_given_up() {
+async fn a_home_that_always_wants_more_is_refused() {
     let homes = Arc::new(Fake {
         greedy: true,
         ..Fake::default()
@@ -295,14 +285,14 @@ async fn a_home_that_always_wants_more_is_given_up() {
 }
 
 #[tokio::test]
-async fn what_the_page_cache_answers_counts_as_read() {
+async fn page_cache_hits_count_as_reads() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, None);
     let large = file("/d/a", STRIPE_BYTES + 1);
     drop(open(&reader, &large));
-    let counts = counted(&reader).current;
+    let counts = counted(&reader);
     assert_eq!((counts.items, counts.bytes), (2, large.size));
-    assert_eq!(counts.page_cache_bytes, large.size);
+    assert_eq!(counts.hit_bytes, large.size);
     assert_eq!(homes.asked.lock().len(), 0);
 }
 
@@ -314,13 +304,13 @@ async fn a_dataset_read_without_a_job_is_counted() {
     reader.unattributed(&path("/e/a"), 7);
     reader.apply(&decision(Some(1)), 0);
     reader.unattributed(&path("/d/a"), 1);
-    assert_eq!(reader.stats().unattributed_bytes, 6);
+    assert_eq!(reader.0.counters.unattributed_bytes.get(), 6);
     assert!(!reader.0.view().warn_once(0), "it has been said");
 }
 
 /// A decision includes the owners of declared jobs.
 #[test]
-fn a_decision_tells_whose_the_declared_jobs_are() {
+fn a_decision_contains_the_owners_of_declared_jobs() {
     let mut decided = Arc::unwrap_or_clone(decision(None));
     let mut job = decided.jobs[0].clone();
     job.name = "run:train".into();
@@ -333,7 +323,7 @@ fn a_decision_tells_whose_the_declared_jobs_are() {
 /// A file whose status changed is read under its new version, and cached bytes of the old version are not
 /// used for it. For a job it is the same item.
 #[tokio::test]
-async fn an_open_file_is_read_under_the_version_that_is_asked_for() {
+async fn an_open_file_is_read_in_the_requested_version() {
     let homes = Arc::new(Fake::default());
     let reader = reader(&homes, None);
     let old = file("/d/a", 300_000);
@@ -341,8 +331,8 @@ async fn an_open_file_is_read_under_the_version_that_is_asked_for() {
     let new = FileRef::new(path("/d/a"), version, 300_000, None);
     let open = open(&reader, &old);
     let before = open.read(&old, 0, 4096).await.unwrap();
-    assert!(open.read_now(&old, 4096, 4096).is_some());
-    assert!(open.read_now(&new, 4096, 4096).is_none());
+    assert!(open.try_read(&old, 4096, 4096).is_some());
+    assert!(open.try_read(&new, 4096, 4096).is_none());
     let after = open.read(&new, 4096, 4096).await.unwrap();
     assert_eq!(before.parts, after.parts, "one block, all of it");
     let hash = open.hash(&new, 0, 300_000).await.unwrap();

@@ -1,4 +1,4 @@
-//! A decision, as those who read look at it.
+//! A decision, prepared for look-ups by readers.
 
 use crate::model::{Decision, slots};
 use copperfs_overlay::ItemPath;
@@ -6,38 +6,32 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Homes that are asked for one item, one after another, before this node reads storage itself.
+/// The maximum number of homes that are asked for an item, before this node reads storage itself.
 const HOMES_ASKED_MAX: usize = 3;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) decision: Arc<Decision>,
-    /// The homes of all slots.
-    table: Arc<slots::Homes>,
-    /// Of each dataset, whether somebody has been warned.
+    /// The home of every slot.
+    table: Arc<slots::SlotTable>,
+    /// Whether a warning was logged, for each dataset.
     warned: Vec<AtomicBool>,
 }
 
-impl Default for View {
-    fn default() -> Self {
-        Self {
-            decision: Arc::default(),
-            table: Arc::new(slots::Homes::new(&[])),
-            warned: Vec::new(),
-        }
-    }
-}
-
 impl View {
-    /// The view of `decision`, which comes after that of `before`.
+    /// Creates the view of `decision`, which follows `before`.
     pub(super) fn new(decision: Arc<Decision>, before: &Self) -> Self {
         let table = if decision.homes == before.decision.homes {
             Arc::clone(&before.table)
         } else {
-            Arc::new(slots::Homes::new(&decision.homes))
+            Arc::new(slots::SlotTable::new(&decision.homes))
         };
-        let warned = before.warned_ids();
+        let known = before.decision.datasets.iter().zip(&before.warned);
+        let warned: HashSet<u64> = known
+            .filter(|(_, warned)| warned.load(Ordering::Relaxed))
+            .map(|(dataset, _)| dataset.id)
+            .collect();
         let ids = decision.datasets.iter().map(|dataset| dataset.id);
         let warned = ids.map(|id| AtomicBool::new(warned.contains(&id)));
         Self {
@@ -47,7 +41,8 @@ impl View {
         }
     }
 
-    /// The dataset that `path` lies in, as a position in the decision's list. None overlaps another.
+    /// Returns the dataset that contains `path`, as an index into the decision's list. Datasets do
+    /// not overlap.
     pub(super) fn dataset_of(&self, path: &ItemPath) -> Option<usize> {
         self.decision
             .datasets
@@ -55,13 +50,13 @@ impl View {
             .position(|dataset| path.is_within(&dataset.path))
     }
 
-    /// The ranks to ask for items of `slot`, the home first.
+    /// Returns the rank of the home of `slot`.
     pub(super) fn home(&self, slot: u16) -> Option<u32> {
         let home = self.table.home_of_slot(slot)?;
         self.decision.homes.get(home).map(|home| home.rank)
     }
 
-    /// Whom to ask behind the home, which cannot be reached.
+    /// Returns the ranks to ask if the home cannot be reached.
     pub(super) fn others(&self, slot: u16) -> Vec<u32> {
         let order = self.table.order_of_slot(slot, HOMES_ASKED_MAX);
         order
@@ -72,16 +67,9 @@ impl View {
             .collect()
     }
 
-    /// Whether this is the first time that somebody is to be warned about a dataset.
+    /// Returns true for the first warning about a dataset.
     pub(super) fn warn_once(&self, dataset: usize) -> bool {
         let warned = self.warned.get(dataset);
         warned.is_some_and(|warned| !warned.swap(true, Ordering::Relaxed))
-    }
-
-    fn warned_ids(&self) -> HashSet<u64> {
-        let all = self.decision.datasets.iter().zip(&self.warned);
-        all.filter(|(_, warned)| warned.load(Ordering::Relaxed))
-            .map(|(dataset, _)| dataset.id)
-            .collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The rules, against whatever comes.
+//! The uniform cache under arbitrary operations.
 
 use super::*;
 use crate::read::FileRef;
@@ -30,7 +30,7 @@ fn full(items: u32, seed: u64) -> Uniform {
 }
 
 #[test]
-fn a_full_budget_holds_everything_and_a_smaller_one_what_came_first() {
+fn a_full_budget_holds_everything_and_a_smaller_one_the_first_items() {
     let cache = full(1000, 1);
     assert!((0..1000).all(|number| cache.holds(&item(number, 0))));
     let mut cache = Uniform::new(1);
@@ -45,8 +45,8 @@ fn a_full_budget_holds_everything_and_a_smaller_one_what_came_first() {
 }
 
 #[test]
-fn what_goes_is_any_item_with_equal_chance() {
-    // 200 items, half of them evicted, 400 times: each goes 200 times, give or take.
+fn every_item_is_evicted_with_equal_probability() {
+    // 200 items, half of them evicted, 400 times. Each is evicted about 200 times.
     let (items, rounds) = (200_u32, 400_u32);
     let mut gone = vec![0_u32; items as usize];
     for seed in 0..u64::from(rounds) {
@@ -68,23 +68,23 @@ fn what_goes_is_any_item_with_equal_chance() {
 }
 
 #[test]
-fn the_same_seed_evicts_the_same_and_another_another() {
+fn evictions_depend_on_the_seed_only() {
     let evicted = |seed| full(100, seed).set_share(500);
     assert_eq!(evicted(7), evicted(7));
     assert_ne!(evicted(7), evicted(8));
 }
 
 #[test]
-fn what_is_not_at_home_goes_first_and_makes_way() {
+fn strays_are_evicted_first_and_make_room() {
     let mut cache = full(100, 3);
     let away = |number: u32| item(number, 0).slot().is_multiple_of(3);
     let strays = (0..100).filter(|number| away(*number)).count();
     assert!(strays > 15);
-    cache.place(|slot| !slot.is_multiple_of(3));
+    cache.mark_strays(|slot| !slot.is_multiple_of(3));
     let evicted = cache.set_share(900);
     assert_eq!(evicted.len(), 10);
     assert!(evicted.iter().all(|item| item.slot().is_multiple_of(3)));
-    // The share is full, and yet there is room for as many as are not at home here.
+    // The share is full, but each stray makes room for one item.
     let taken = (1000..2000).filter(|number| {
         let new = item(*number, 0);
         !new.slot().is_multiple_of(3) && admitted(&mut cache, new, 10)
@@ -94,7 +94,7 @@ fn what_is_not_at_home_goes_first_and_makes_way() {
 }
 
 #[test]
-fn a_new_version_takes_the_place_of_the_old_one_also_when_full() {
+fn a_new_version_replaces_the_old_one_even_if_full() {
     let mut cache = full(10, 4);
     let mut evicted = Vec::new();
     let Admission::Reserved(room) = cache.admit(item(3, 1), 10, &mut evicted) else {
@@ -108,7 +108,7 @@ fn a_new_version_takes_the_place_of_the_old_one_also_when_full() {
 }
 
 #[test]
-fn two_versions_on_their_way_end_as_one() {
+fn two_versions_in_flight_end_as_one() {
     let mut cache = Uniform::new(0);
     cache.set_share(100);
     let rooms = [0, 1].map(|version| cache.admit(item(1, version), 10, &mut Vec::new()));
@@ -123,7 +123,7 @@ fn two_versions_on_their_way_end_as_one() {
 }
 
 #[test]
-fn what_arrives_after_the_share_shrank_is_not_kept() {
+fn an_item_that_arrives_after_the_share_shrank_is_not_kept() {
     let mut cache = full(10, 5);
     cache.set_share(110);
     let Admission::Reserved(room) = cache.admit(item(99, 0), 10, &mut Vec::new()) else {
@@ -135,7 +135,7 @@ fn what_arrives_after_the_share_shrank_is_not_kept() {
 }
 
 #[test]
-fn what_was_kept_is_taken_up_again_within_the_share() {
+fn restored_items_stay_within_the_share() {
     let mut cache = Uniform::new(6);
     cache.set_share(55);
     let kept = (0..10).map(|number| (item(number, 0), 10));
@@ -148,30 +148,30 @@ fn what_was_kept_is_taken_up_again_within_the_share() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum Operation {
     Admit(u32, u8, u32),
-    /// Of what is on its way, the one at this position: does it arrive?
+    /// The flight at this index ends. Does its item arrive?
     Land(prop::sample::Index, bool),
     Remove(u32, u8),
     Share(u64),
     Place(u16),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<Operation>> {
     let step = prop_oneof![
-        8 => (0_u32..40, 0_u8..2, 1_u32..50).prop_map(|(n, v, len)| Step::Admit(n, v, len)),
-        8 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, ok)| Step::Land(at, ok)),
-        1 => (0_u32..40, 0_u8..2).prop_map(|(n, v)| Step::Remove(n, v)),
-        1 => (0_u64..800).prop_map(Step::Share),
-        1 => (1_u16..5).prop_map(Step::Place),
+        8 => (0_u32..40, 0_u8..2, 1_u32..50).prop_map(|(n, v, len)| Operation::Admit(n, v, len)),
+        8 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, ok)| Operation::Land(at, ok)),
+        1 => (0_u32..40, 0_u8..2).prop_map(|(n, v)| Operation::Remove(n, v)),
+        1 => (0_u64..800).prop_map(Operation::Share),
+        1 => (1_u16..5).prop_map(Operation::Place),
     ];
     prop::collection::vec(step, 1..200)
 }
 
 proptest! {
-    /// Beside a map that does the same in the plainest way.
+    /// Compared with a simple map.
     #[test]
-    fn never_above_the_share_and_nothing_goes_without_a_reason(all in steps()) {
+    fn the_share_is_never_exceeded_and_every_eviction_has_a_reason(all in steps()) {
         let mut cache = Uniform::new(9);
         let mut held: BTreeMap<u64, (ItemId, u32)> = BTreeMap::new();
         let mut rooms: Vec<Reserved> = Vec::new();
@@ -179,13 +179,13 @@ proptest! {
         cache.set_share(400);
         for step in all {
             match step {
-                Step::Admit(number, version, len) => {
+                Operation::Admit(number, version, len) => {
                     let new = item(number, version);
                     let mut evicted = Vec::new();
                     let admission = cache.admit(new, len, &mut evicted);
                     for gone in evicted {
-                        held.remove(&gone.place());
-                        prop_assert!(gone.place() == new.place() || gone.slot() % modulus == 0);
+                        held.remove(&gone.key());
+                        prop_assert!(gone.key() == new.key() || gone.slot() % modulus == 0);
                     }
                     if let Admission::Reserved(room) = admission {
                         rooms.push(room);
@@ -193,40 +193,40 @@ proptest! {
                         prop_assert!(stats.used + stats.reserved <= stats.share);
                     }
                 }
-                Step::Land(at, arrives) if !rooms.is_empty() => {
+                Operation::Land(at, arrives) if !rooms.is_empty() => {
                     let room = rooms.swap_remove(at.index(rooms.len()));
                     let (item, len) = (room.item, room.len);
                     if arrives {
                         let committed = cache.commit(room);
-                        let was = held.remove(&item.place()).map(|(item, _)| item);
+                        let was = held.remove(&item.key()).map(|(item, _)| item);
                         prop_assert_eq!(committed.replaced, was);
                         if committed.kept {
-                            held.insert(item.place(), (item, len));
+                            held.insert(item.key(), (item, len));
                         }
                     } else {
                         cache.abort(room);
                     }
                 }
-                Step::Land(..) => {}
-                Step::Remove(number, version) => {
+                Operation::Land(..) => {}
+                Operation::Remove(number, version) => {
                     let gone = item(number, version);
-                    let was = held.get(&gone.place()).is_some_and(|(held, _)| *held == gone);
+                    let was = held.get(&gone.key()).is_some_and(|(held, _)| *held == gone);
                     prop_assert_eq!(cache.remove(&gone), was);
                     if was {
-                        held.remove(&gone.place());
+                        held.remove(&gone.key());
                     }
                 }
-                Step::Share(bytes) => {
+                Operation::Share(bytes) => {
                     let used = cache.stats().used;
                     let evicted = cache.set_share(bytes);
                     prop_assert!(evicted.is_empty() || used > bytes);
                     for gone in evicted {
-                        prop_assert_eq!(held.remove(&gone.place()).map(|(item, _)| item), Some(gone));
+                        prop_assert_eq!(held.remove(&gone.key()).map(|(item, _)| item), Some(gone));
                     }
                 }
-                Step::Place(by) => {
+                Operation::Place(by) => {
                     modulus = by;
-                    cache.place(|slot| slot % by != 0);
+                    cache.mark_strays(|slot| slot % by != 0);
                 }
             }
             let stats = cache.stats();

@@ -1,91 +1,95 @@
-//! What a node says about a job each second.
+//! A node's report on one job, sent each second.
 
-use super::{JobActivity, Reported};
-use crate::job::ENDED_AFTER;
+use super::JobActivity;
 use crate::job::name::JobName;
-use crate::job::progress::EpochCounts;
-use crate::job::rate::Estimate;
-use serde::{Deserialize, Serialize};
+use crate::job::tokens::RateLimit;
+use crate::job::{ENDED_AFTER, identity::Proc};
+use crate::model::{JobReport, UNATTRIBUTED};
 use std::time::Instant;
 
-/// A job's reading of a dataset on one node. Reports of a job from several nodes are added up field
-/// by field, but for the epoch (the least) and the ratios.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ActivityReport {
-    /// The job; `None`: all readers that belong to none.
-    pub job: Option<JobName>,
-    /// The dataset that it reads.
-    pub dataset: String,
-    /// Which epoch it is in on this node, from 0.
-    pub epoch: u64,
-    /// Items that an epoch has on this node, if known.
-    pub expected_items: Option<u64>,
-    /// What it has read in this epoch.
-    pub current: EpochCounts,
-    /// Bytes read since it was first seen here.
-    pub bytes: u64,
-    /// Bytes of the origin charged since it was first seen here.
-    pub charged_bytes: u64,
-    /// Of those, since the report before this one.
-    pub charged_since: u64,
-    /// Bytes per second read over the last five seconds.
-    pub throughput: f64,
-    /// Bytes per second of the origin charged over the last five seconds.
-    pub remote_rate: f64,
-    /// Which part of the time since the last report some reader waited for tokens: 0 to 1.
-    pub throttled: f64,
-    /// What is known of its ideal rate on this node.
-    pub estimate: Option<Estimate>,
-    /// It does not read each item once in each epoch.
-    pub irregular: bool,
-    /// Of its outermost processes here, those that run.
-    pub processes: u32,
-    /// Its processes are gone, and nothing was read for 30 s.
-    pub ended: bool,
-    /// Seconds since something last happened.
-    pub idle_s: f64,
-}
+/// The number of epochs in a report: enough for a table, and few to send.
+const EPOCHS_REPORTED: usize = 16;
 
 impl JobActivity {
-    /// What to say of it. Only one caller: the time and the charges since the last report are counted
-    /// from call to call.
+    /// Reports on the job. Waiting for tokens is measured from report to report, so there must be one
+    /// caller only. Not for a thread that answers requests, because it looks up in `proc` which of the
+    /// job's processes run.
     #[must_use]
-    pub fn report(&self, now: Instant) -> ActivityReport {
+    pub(super) fn report(&self, proc: &Proc, now: Instant) -> JobReport {
+        // Look processes up without the lock, because a read of `/proc` may block.
+        let processes = self.measured.lock().processes.clone();
+        let gone: Vec<_> = processes
+            .into_iter()
+            .filter(|process| !proc.runs(*process))
+            .collect();
         let waited = self.tokens.waited();
-        let mut state = self.state.lock();
-        let before = state.reported;
-        let total = state.progress.total();
-        let passed = now.saturating_duration_since(before.at);
+        let allowed = match self.tokens.limit() {
+            RateLimit::BytesPerSecond(rate) => Some(rate),
+            RateLimit::Unlimited => None,
+        };
+        let mut measured = self.measured.lock();
+        measured.processes.retain(|one| !gone.contains(one));
+        let (last, waited_before) = std::mem::replace(&mut measured.reported, (now, waited));
+        let passed = now.saturating_duration_since(last);
         let throttled = if passed.is_zero() {
             0.0
         } else {
             waited
-                .saturating_sub(before.waited)
+                .saturating_sub(waited_before)
                 .div_duration_f64(passed)
         };
-        state.reported = Reported {
-            at: now,
-            charged: total.charged_bytes,
-            waited,
-        };
-        let idle = now.saturating_duration_since(state.active);
-        ActivityReport {
-            job: self.job.clone(),
+        // A job without processes may still read through files that other processes have inherited.
+        let idle = now.saturating_duration_since(measured.active);
+        let over = measured.processes.is_empty() && measured.estimator.waiting() == 0;
+        let throughput = whole(measured.throughput.rate(now));
+        let remote_io = whole(measured.remote.rate(now));
+        let estimate = measured.estimator.estimate();
+        let progress = &measured.progress;
+        let (total, current) = (progress.total(), progress.epoch());
+        let ended = progress.ended();
+        let first = progress.number().saturating_sub(ended.len() as u64);
+        let epochs = (first..).zip(ended);
+        let epochs = epochs.skip(ended.len().saturating_sub(EPOCHS_REPORTED));
+        JobReport {
+            job: self
+                .job
+                .as_ref()
+                .map_or(UNATTRIBUTED, JobName::as_str)
+                .to_owned(),
             dataset: self.dataset.to_string(),
-            epoch: state.progress.number(),
-            expected_items: state.progress.expected(),
-            current: *state.progress.epoch(),
-            bytes: total.bytes,
+            epoch: small(progress.number()),
+            items: current.items,
+            bytes: current.bytes,
+            hit_bytes: current.hit_bytes,
+            admitted_bytes: current.admitted_bytes,
+            total_bytes: total.bytes,
             charged_bytes: total.charged_bytes,
-            charged_since: total.charged_bytes - before.charged,
-            throughput: state.throughput.rate(now),
-            remote_rate: state.remote.rate(now),
-            throttled: throttled.min(1.0),
-            estimate: state.loader.estimate(),
-            irregular: state.progress.irregular(),
-            processes: state.running,
-            ended: state.running == 0 && state.loader.waiting() == 0 && idle > ENDED_AFTER,
-            idle_s: idle.as_secs_f64(),
+            throughput,
+            remote_io,
+            allowed,
+            throttled: short(throttled.min(1.0)),
+            ideal_rate: estimate.map(|estimate| whole(estimate.rate)),
+            confidence: estimate.map_or(0.0, |estimate| short(estimate.confidence)),
+            bound: estimate.is_some_and(|estimate| estimate.bound),
+            irregular: progress.irregular(),
+            ended: over && idle > ENDED_AFTER,
+            epochs: epochs
+                .map(|(number, epoch)| (small(number), epoch.bytes, epoch.hit_bytes))
+                .collect(),
         }
     }
+}
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// Rounds a rate to whole bytes per second.
+fn whole(rate: f64) -> u64 {
+    crate::num::whole(rate.round())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a fraction, for people")]
+fn short(fraction: f64) -> f32 {
+    fraction as f32
 }

@@ -1,21 +1,23 @@
 //! All jobs that read datasets on this node.
 
-use super::{ActivityReport, JobActivity};
+use super::JobActivity;
 use crate::job::identity::{Proc, Reader};
 use crate::job::name::JobName;
 use crate::job::progress::Ordinals;
+use crate::model::JobReport;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Jobs and datasets on one node: more than a node runs at a time, few enough for one report. When it
-/// is full the job that was idle the longest is forgotten; it begins anew when it reads again.
+/// The maximum number of pairs of job and dataset on a node: more than a node runs at a time, and few
+/// enough for one report. When the table is full, the pair that was idle the longest is forgotten. It
+/// starts again with its next read.
 pub(super) const ACTIVITIES_MAX: usize = 1024;
 
 type Key = (Option<JobName>, Arc<str>);
 
-/// The table of what jobs do on this node.
+/// The activities of all jobs on this node.
 #[derive(Debug, Default)]
 pub struct Activities {
     table: Mutex<Table>,
@@ -24,89 +26,50 @@ pub struct Activities {
 #[derive(Debug, Default)]
 struct Table {
     activities: HashMap<Key, Arc<JobActivity>>,
-    /// The items of each dataset that have been seen here. Bounded as the activities are.
+    /// The observed items of each dataset. Bounded like the activities.
     ordinals: HashMap<Arc<str>, Arc<Mutex<Ordinals>>>,
 }
 
 impl Activities {
-    /// Of nobody yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The activity of `reader`'s job on `dataset`, made on its first open. `reader`: as
-    /// [`Readers::reader`](crate::job::Readers::reader) has found it; without one, or of no job, all
-    /// such readers of the dataset together. To be kept with the open file.
+    /// Returns the activity of `reader`'s job on `dataset`, and creates it on the first open. Readers
+    /// without a job share one activity for each dataset. The caller keeps it with the open file.
     #[must_use]
     pub fn of(&self, reader: Option<&Reader>, dataset: &str, now: Instant) -> Arc<JobActivity> {
         let job = reader.and_then(|reader| reader.job.clone());
         let mut table = self.table.lock();
         let key = (job, Arc::from(dataset));
-        let activity = if let Some(activity) = table.activities.get(&key) {
-            Arc::clone(activity)
-        } else {
-            table.add(key, now)
+        let activity = match table.activities.get(&key) {
+            Some(activity) => Arc::clone(activity),
+            None => table.add(key, now),
         };
         drop(table);
         if let Some(reader) = reader.filter(|reader| reader.job.is_some()) {
-            activity.seen(reader);
+            activity.observe(reader);
         }
         activity
     }
 
-    /// What `job` (`None`: readers of none) does with a dataset here, if anything.
-    #[must_use]
-    pub fn get(&self, job: Option<&JobName>, dataset: &str) -> Option<Arc<JobActivity>> {
-        let key = (job.cloned(), Arc::from(dataset));
-        self.table.lock().activities.get(&key).cloned()
-    }
-
-    /// The activities of a job, one for each dataset that it reads here.
-    #[must_use]
-    pub fn of_job(&self, job: &JobName) -> Vec<Arc<JobActivity>> {
-        let all = self.all();
-        all.into_iter()
-            .filter(|activity| activity.job() == Some(job))
-            .collect()
-    }
-
-    /// How many there are: changes when a job is new here.
+    /// Returns the number of activities, which changes when a job begins to read here.
     #[must_use]
     pub fn count(&self) -> usize {
         self.table.lock().activities.len()
     }
 
-    /// All of them, in no order.
+    /// Returns all activities, in no particular order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<JobActivity>> {
         self.table.lock().activities.values().cloned().collect()
     }
 
-    /// What to report this second, in the order of names. Looks up in `proc` which processes run, so
-    /// it is not for a thread that answers requests.
+    /// Returns this second's reports, ordered by name. Not for a thread that answers requests, because it
+    /// looks up in `proc` which processes run.
     #[must_use]
-    pub fn reports(&self, proc: &Proc, now: Instant) -> Vec<ActivityReport> {
-        let mut reports: Vec<ActivityReport> = self
-            .all()
-            .iter()
-            .map(|activity| {
-                activity.look(proc);
-                activity.report(now)
-            })
-            .collect();
-        reports.sort_by(|a, b| (&a.job, &a.dataset).cmp(&(&b.job, &b.dataset)));
-        reports
-    }
-
-    /// Forgets a job that has ended, on all datasets. Files that it still has open are counted to the
-    /// last, and not reported.
-    pub fn forget(&self, job: &JobName) {
-        let mut table = self.table.lock();
-        table
-            .activities
-            .retain(|(name, _), _| name.as_ref() != Some(job));
-        table.drop_unread();
+    pub fn reports(&self, proc: &Proc, now: Instant) -> Vec<JobReport> {
+        // The table is not locked while `/proc` is read.
+        let mut all = self.all();
+        all.sort_by(|a, b| (&a.job, &a.dataset).cmp(&(&b.job, &b.dataset)));
+        let reports = all.iter().map(|activity| activity.report(proc, now));
+        reports.collect()
     }
 }
 
@@ -115,14 +78,9 @@ impl Table {
         if self.activities.len() >= ACTIVITIES_MAX {
             self.drop_idlest();
         }
-        let (job, dataset) = &key;
-        let ordinals = self.ordinals.entry(Arc::clone(dataset)).or_default();
-        let activity = Arc::new(JobActivity::new(
-            job.clone(),
-            Arc::clone(dataset),
-            Arc::clone(ordinals),
-            now,
-        ));
+        let (job, dataset) = key.clone();
+        let ordinals = Arc::clone(self.ordinals.entry(Arc::clone(&dataset)).or_default());
+        let activity = Arc::new(JobActivity::new(job, dataset, ordinals, now));
         self.activities.insert(key, Arc::clone(&activity));
         activity
     }
@@ -131,34 +89,15 @@ impl Table {
         let idlest = self
             .activities
             .iter()
-            .min_by_key(|(_, activity)| activity.state.lock().active)
+            .min_by_key(|(_, activity)| activity.measured.lock().active)
             .map(|(key, _)| key.clone());
         if let Some(key) = idlest {
             self.activities.remove(&key);
-            self.drop_unread();
+            let mut left = self.activities.keys();
+            // The ordinals of a dataset are useless without a reader.
+            if !left.any(|(_, dataset)| *dataset == key.1) {
+                self.ordinals.remove(&key.1);
+            }
         }
-    }
-
-    /// Forgets the items of datasets that nobody reads any more.
-    fn drop_unread(&mut self) {
-        let Self {
-            activities,
-            ordinals,
-        } = self;
-        ordinals.retain(|dataset, _| activities.keys().any(|(_, read)| read == dataset));
-    }
-}
-
-impl JobActivity {
-    /// Looks which of its processes still run, and forgets the others.
-    fn look(&self, proc: &Proc) {
-        let processes = self.state.lock().processes.clone();
-        let gone: Vec<_> = processes
-            .into_iter()
-            .filter(|process| !proc.runs(*process))
-            .collect();
-        let mut state = self.state.lock();
-        state.processes.retain(|process| !gone.contains(process));
-        state.running = u32::try_from(state.processes.len()).unwrap_or(u32::MAX);
     }
 }

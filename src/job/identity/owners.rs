@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-/// Jobs whose users are remembered: the jobs that a node keeps, and room for some that ended. Beyond it the
-/// job that was seen longest ago is forgotten, and the next user that names it owns it.
+/// Jobs whose users are remembered: the jobs of a node, and room for some that ended. Beyond it the
+/// job that was observed longest ago is forgotten, and the next user that names it owns it.
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
 /// The administrator.
@@ -25,14 +25,14 @@ const ROOT: u32 = 0;
 pub(super) struct Owners {
     /// The users that declared jobs.
     declared: HashMap<JobName, u32>,
-    /// The users that were first seen to run jobs.
-    seen: LruCache<JobName, Seen>,
+    /// The users that were first observed to run jobs.
+    seen: LruCache<JobName, Observed>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct Observed {
     user: u32,
-    /// The outermost process of the job, when last seen.
+    /// The outermost process of the job, when last observed.
     anchor: Process,
     at: Instant,
 }
@@ -45,15 +45,15 @@ impl Owners {
         }
     }
 
-    /// Sets the owners of declared jobs to `declared`. Returns whether they changed.
+    /// Sets the owners of declared jobs. Returns whether they changed.
     pub(super) fn declare(&mut self, declared: HashMap<JobName, u32>) -> bool {
         let differs = self.declared != declared;
         self.declared = declared;
         differs
     }
 
-    /// Whether a process of `user` may name `job` in its environment. `runs` tells whether a process still
-    /// exists: the name of a job that is over is free.
+    /// Returns whether a process of `user` may name `job` in its environment. `runs` tells whether
+    /// a process still exists: the name of a job that has ended is free.
     pub(super) fn may_name(
         &self,
         job: &JobName,
@@ -67,6 +67,8 @@ impl Owners {
         if let Some(owner) = self.declared.get(job) {
             return *owner == user;
         }
+        // `peek` does not renew the entry: a user without the right to a name must not keep it
+        // alive.
         self.seen.peek(job).is_none_or(|seen| {
             let silent = now.saturating_duration_since(seen.at);
             seen.user == user || (silent > ENDED_AFTER && !runs(seen.anchor))
@@ -87,7 +89,7 @@ impl Owners {
         if user == ROOT && (surely || known.is_some_and(|known| known != ROOT)) {
             return;
         }
-        let seen = Seen {
+        let seen = Observed {
             user,
             anchor,
             at: now,

@@ -1,27 +1,27 @@
-//! What `/proc` says about processes. Everything is `None` or empty that cannot be read.
+//! Reads `/proc`. Values that cannot be read are `None` or empty.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A process, told from a later one with the same number by when it began.
+/// A process. Its start time distinguishes it from a later process with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Process {
     /// Its number.
     pub pid: u32,
-    /// When it began, in clock ticks since the machine did: field 22 of `/proc/PID/stat`.
+    /// Its start time in clock ticks since boot: field 22 of `/proc/PID/stat`.
     pub started: u64,
 }
 
-/// How much of an environment is read. Linux lets one be a quarter of the stack's limit, 2 MiB as a
-/// rule; those of jobs have some 20 KiB. What lies beyond is not seen.
+/// The maximum number of bytes read from an environment. Linux allows a quarter of the stack's
+/// limit, usually 2 MiB; jobs have about 20 KiB. The rest is ignored.
 const ENVIRONMENT_BYTES_MAX: u64 = 256 << 10;
 
-/// How much is read of the other files: `stat` and `status` have some 2 KiB, `cgroup` a line for each
-/// of a dozen hierarchies.
+/// The maximum number of bytes read from the other files: `stat` and `status` have about 2 KiB,
+/// `cgroup` a line for each of a dozen hierarchies.
 const TEXT_BYTES_MAX: u64 = 64 << 10;
 
-/// A `/proc`: the machine's, or one that a test has made.
+/// A `/proc` filesystem: the machine's, or a test's.
 #[derive(Debug, Clone)]
 pub struct Proc {
     root: PathBuf,
@@ -34,7 +34,7 @@ impl Default for Proc {
 }
 
 impl Proc {
-    /// The one below `root`.
+    /// Creates one with the given root directory.
     #[must_use]
     pub fn at(root: &Path) -> Self {
         Self {
@@ -42,14 +42,14 @@ impl Proc {
         }
     }
 
-    /// Whether `process` still runs. One that is dead and not yet waited for does not.
+    /// Returns whether `process` still runs. A zombie does not.
     #[must_use]
     pub fn runs(&self, process: Process) -> bool {
         self.stat(process.pid)
             .is_some_and(|stat| stat.started == process.started && !stat.dead)
     }
 
-    /// A thread, as if it were a process.
+    /// Returns a thread as if it were a process.
     pub(super) fn thread(&self, tid: u32) -> Option<Process> {
         let stat = self.stat(tid)?;
         Some(Process {
@@ -58,22 +58,19 @@ impl Proc {
         })
     }
 
-    /// The number of the process that a thread belongs to.
+    /// Returns the number of a thread's process.
     pub(super) fn process_of(&self, tid: u32) -> Option<u32> {
-        let status = self.text(tid, "status");
-        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-        line.trim().parse().ok()
+        self.status(tid, "Tgid:")
     }
 
-    /// The real user of a process, which started it. It counts even if the program runs with another user's
-    /// rights, because this user writes the environment.
+    /// Returns the real user of a process, who started it. The real user counts even if the program
+    /// runs with another user's rights, because that user writes the environment.
     pub(super) fn user(&self, pid: u32) -> Option<u32> {
-        let status = self.text(pid, "status");
-        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-        line.split_ascii_whitespace().next()?.parse().ok()
+        self.status(pid, "Uid:")
     }
 
-    /// A process, and the number of its parent. `None` for 0, the parent of those that have none here.
+    /// Returns a process and the number of its parent. `None` for 0, the parent of processes whose
+    /// parent is outside of this namespace.
     pub(super) fn process(&self, pid: u32) -> Option<(Process, u32)> {
         if pid == 0 {
             return None;
@@ -86,14 +83,21 @@ impl Proc {
         Some((process, stat.parent))
     }
 
-    /// The variables, `NAME=value`, each with a zero byte behind it.
+    /// Returns the environment: `NAME=value`, each followed by a zero byte.
     pub(super) fn environment(&self, pid: u32) -> Vec<u8> {
         self.bytes(pid, "environ", ENVIRONMENT_BYTES_MAX)
     }
 
-    /// The cgroups, a line for each hierarchy.
+    /// Returns the cgroups, a line for each hierarchy.
     pub(super) fn cgroup(&self, pid: u32) -> String {
         self.text(pid, "cgroup")
+    }
+
+    /// Returns the first number of the line that begins with `key` in `/proc/PID/status`.
+    fn status(&self, pid: u32, key: &str) -> Option<u32> {
+        let status = self.text(pid, "status");
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
     }
 
     fn stat(&self, pid: u32) -> Option<Stat> {
@@ -108,7 +112,7 @@ impl Proc {
     fn bytes(&self, pid: u32, file: &str, max: u64) -> Vec<u8> {
         let path = self.root.join(pid.to_string()).join(file);
         let mut bytes = Vec::new();
-        // A process that has gone meanwhile, or another user's: nothing is known of it.
+        // The process may have ended, or may belong to another user. A part is better than nothing.
         if let Ok(file) = File::open(path) {
             let _part_is_better_than_nothing = file.take(max).read_to_end(&mut bytes);
         }
@@ -116,7 +120,7 @@ impl Proc {
     }
 }
 
-/// Of `/proc/PID/stat`.
+/// The used fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     dead: bool,
@@ -125,13 +129,14 @@ struct Stat {
 }
 
 impl Stat {
-    /// `PID (NAME) STATE PPID … STARTED …`; the name may hold blanks and brackets.
+    /// Parses `PID (NAME) STATE PPID … STARTED …`. The name may contain blanks and brackets.
     fn parse(text: &str) -> Option<Self> {
+        // The name may contain brackets, so the last one ends it.
         let (_, fields) = text.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
-        // Fields 3 and 4 are taken; 22 is wanted.
+        // Fields 3 and 4 are consumed, and 22 is the start time.
         let started = fields.nth(17)?.parse().ok()?;
         Some(Self {
             dead: matches!(state, "Z" | "X" | "x"),

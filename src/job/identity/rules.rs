@@ -1,22 +1,23 @@
-//! Which jobs an environment and a cgroup name. Pure.
+//! The jobs that an environment and a cgroup name. Pure.
 //!
-//! In this order: `copperfs job run`, Slurm, PBS, Kubernetes, torchrun. Whoever said it on purpose
-//! goes first; a scheduler knows better than what runs inside its jobs.
+//! The order of preference is `copperfs job run`, Slurm, PBS, Kubernetes, torchrun: explicit names
+//! come first, and a scheduler knows better than a program inside its job.
 //!
-//! A process's environment is written by its user, its cgroup by the scheduler alone. So if Slurm or PBS
-//! keep cgroups, the cgroup names their job, and variables that contradict it are ignored. (A pod's cgroup
-//! contradicts neither: schedulers may run in pods.)
+//! A process's environment is written by its user, and its cgroup by the scheduler alone. So if
+//! Slurm or PBS create cgroups, the cgroup names their job, and variables that contradict it are
+//! ignored. (A pod's cgroup contradicts neither, because schedulers may run in pods.)
 //!
-//! - Slurm: each task of an array is a job (each trains by itself), and so is what its cgroup says; all
-//!   components of a heterogeneous job are one, named by the first (`SLURM_HET_JOB_ID`), which only
-//!   the environment has: it precedes the cgroup, if the rest of the environment agrees with the cgroup.
-//! - PBS: the number without the server, since cgroups and variables write that in different ways;
-//!   `77[3]` for a task of an array.
-//! - Kubernetes: the pod's uid. A job of several pods says `COPPERFS_JOB` in their template.
+//! - Slurm: each task of an array is a job, because each trains by itself, and its cgroup says so,
+//!   too. All components of a heterogeneous job are one job, named by the first
+//!   (`SLURM_HET_JOB_ID`). Only the environment has that name; it precedes the cgroup if the rest
+//!   of the environment agrees with the cgroup.
+//! - PBS: the number without the server, because cgroups and variables write the server
+//!   differently; `77[3]` for a task of an array.
+//! - Kubernetes: the pod's uid. A job of several pods sets `COPPERFS_JOB` in their template.
 
 use crate::job::name::JobName;
 
-/// A job that a process is claimed to belong to.
+/// A job that a process names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) job: JobName,
@@ -24,8 +25,8 @@ pub(super) struct Claim {
     pub(super) by_cgroup: bool,
 }
 
-/// The claims in both, in order of preference. `environment`: variables, each followed by a zero byte;
-/// `cgroup`: the text of `/proc/PID/cgroup`. Either may be empty.
+/// Returns the claims of both, in order of preference. `environment`: variables, each followed by a
+/// zero byte; `cgroup`: the text of `/proc/PID/cgroup`. Either may be empty.
 pub(super) fn claims(environment: &[u8], cgroup: &str) -> Vec<Claim> {
     let variable = |name| variable(environment, name);
     let said = |kind, id: Option<&str>| claim(kind, id, false);
@@ -35,7 +36,10 @@ pub(super) fn claims(environment: &[u8], cgroup: &str) -> Vec<Claim> {
     let (slurm, pbs) = (slurm_cgroup(cgroup), pbs_cgroup(cgroup));
     let whole = number(["SLURM_HET_JOB_ID", "SLURM_PACK_JOB_ID"]);
     let own = number(["SLURM_JOB_ID", "SLURM_JOBID"]);
+    // Without a scheduler's cgroup the variables are all there is.
     let free = slurm.is_none() && pbs.is_none();
+    // A heterogeneous job's name is only in the environment, which is trusted if the rest of it is
+    // right.
     let agrees = free || (slurm.is_some() && own == slurm);
     let pbs_said = variable("PBS_JOBID").and_then(pbs_number);
     let torchrun = variable("TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
@@ -68,24 +72,38 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The components of all cgroups' paths.
+/// Returns the components of all cgroups' paths.
 fn components(cgroup: &str) -> impl Iterator<Item = &str> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.flat_map(|path| path.split('/'))
 }
 
-/// `/slurm/uid_1000/job_1234/step_0` (v1), `/system.slice/slurmstepd.scope/job_1234/step_0/user` (v2),
-/// with the node's name before `slurm` where several daemons share one.
-fn slurm_cgroup(cgroup: &str) -> Option<&str> {
+/// Returns the first id in a component below one that `begins` a scheduler's part of a path.
+fn id_below<'a>(
+    cgroup: &'a str,
+    begins: impl Fn(&str) -> bool,
+    id: impl Fn(&'a str) -> Option<&'a str>,
+) -> Option<&'a str> {
     let mut below = false;
     for component in components(cgroup) {
-        match component.strip_prefix("job_") {
-            Some(id) if below && digits(id) => return Some(id),
-            _ if component.is_empty() => below = false,
-            _ => below |= component.contains("slurm"),
+        // An empty component is the beginning of the next path.
+        let found = id(component).filter(|_| below && !component.is_empty());
+        if found.is_some() {
+            return found;
         }
+        below = !component.is_empty() && (below || begins(component));
     }
     None
+}
+
+/// `/slurm/uid_1000/job_1234/step_0` (v1), `/system.slice/slurmstepd.scope/job_1234/step_0/user`
+/// (v2), with the node's name before `slurm` where several daemons share one node.
+fn slurm_cgroup(cgroup: &str) -> Option<&str> {
+    id_below(
+        cgroup,
+        |component| component.contains("slurm"),
+        |component| component.strip_prefix("job_").filter(|id| digits(id)),
+    )
 }
 
 /// `1234.server`, `1234[5].server`: up to the first dot.
@@ -99,19 +117,11 @@ fn pbs_number(id: &str) -> Option<&str> {
 /// `/pbspro/1234.server`, `/pbs_jobs.service/jobid/1234.server`, `/torque/1234.server`,
 /// `/pbspro.slice/pbspro-1234.server.slice`.
 fn pbs_cgroup(cgroup: &str) -> Option<&str> {
-    let mut below = false;
-    for component in components(cgroup) {
-        if component.is_empty() {
-            below = false;
-        } else if below
-            && let Some(id) = pbs_number(component.strip_prefix("pbspro-").unwrap_or(component))
-        {
-            return Some(id);
-        } else {
-            below |= component.starts_with("pbs") || component == "torque";
-        }
-    }
-    None
+    id_below(
+        cgroup,
+        |component| component.starts_with("pbs") || component == "torque",
+        |component| pbs_number(component.strip_prefix("pbspro-").unwrap_or(component)),
+    )
 }
 
 /// `/kubepods/burstable/pod<uid>/<container>`, `/kubepods.slice/…/kubepods-burstable-pod<uid>.slice/…`,
@@ -125,6 +135,7 @@ fn pod(cgroup: &str) -> Option<String> {
             None => return None,
         };
         let uid = uid.replace('_', "-");
+        // Other components begin with `pod`, too.
         let hexadecimal = uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
         (hexadecimal && matches!(uid.len(), 32 | 36)).then_some(uid)
     })
@@ -138,11 +149,11 @@ mod tests {
     fn named(environment: &str, cgroup: &str) -> Option<String> {
         let environment = environment.replace(' ', "\0");
         let first = claims(environment.as_bytes(), cgroup).into_iter().next();
-        first.map(|claim| claim.job.into())
+        first.map(|claim| claim.job.to_string())
     }
 
     #[test]
-    fn environments() {
+    fn environments_name_jobs() {
         for (environment, wanted) in [
             ("", None),
             ("PATH=/bin HOME=/", None),
@@ -173,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups() {
+    fn cgroups_name_jobs() {
         let uid = "0f5b7f0a-1c2d-4e3f-8a9b-0123456789ab";
         let escaped = uid.replace('-', "_");
         for (cgroup, wanted) in [
@@ -198,7 +209,7 @@ mod tests {
                 "0::/system.slice/n1_slurmstepd.scope/job_10/step_extern".to_owned(),
                 Some("slurm:10".to_owned()),
             ),
-            // Not everything that is called a job is Slurm's.
+            // Not every component that begins with `job` is Slurm's.
             ("0::/other/job_7/x".to_owned(), None),
             ("1:a:/slurm\n2:b:/x/job_7".to_owned(), None),
             (
@@ -230,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_goes_before_what_runs_in_its_job() {
+    fn a_scheduler_precedes_programs_in_its_job() {
         let cgroup = "0::/system.slice/slurmstepd.scope/job_9/step_0";
         assert_eq!(
             named("TORCHELASTIC_RUN_ID=a", cgroup).as_deref(),
@@ -241,7 +252,7 @@ mod tests {
 
     /// Only the scheduler writes a cgroup, so a variable that contradicts it is ignored.
     #[test]
-    fn no_variable_contradicts_a_schedulers_cgroup() {
+    fn variables_that_contradict_the_cgroup_are_ignored() {
         let slurm = "0::/system.slice/slurmstepd.scope/job_9/step_0";
         let pbs = "0::/pbs_jobs.service/jobid/7.server";
         for (environment, cgroup, wanted) in [

@@ -1,4 +1,4 @@
-//! A made-up `/proc`, and the machine's own.
+//! Tests with a made-up `/proc`, and with the machine's.
 
 use super::*;
 use std::fs;
@@ -65,11 +65,12 @@ const USER: u32 = 1000;
 const OTHER: u32 = 1001;
 
 fn named(readers: &Readers, pid: u32, now: Instant) -> Option<String> {
-    readers.job_of(pid, now).map(String::from)
+    let reader = readers.reader(pid, now)?;
+    reader.job.as_ref().map(ToString::to_string)
 }
 
 #[test]
-fn a_thread_is_of_its_process_and_that_of_its_job() {
+fn a_thread_belongs_to_its_process_and_its_job() {
     let proc = MadeUp::new();
     proc.process(1, 0, "");
     proc.process(50, 1, "SLURM_JOB_ID=7");
@@ -80,14 +81,14 @@ fn a_thread_is_of_its_process_and_that_of_its_job() {
     let reader = readers.reader(61, now).unwrap();
     assert_eq!(reader.job.as_ref().unwrap().as_str(), "slurm:7");
     assert_eq!((reader.process.pid, reader.process.started), (60, 600));
-    // The job's script, which outlives the loaders.
+    // The job's script, which lives longer than its loaders.
     assert_eq!(reader.anchor.pid, 50);
     assert_eq!(readers.reader(0, now), None, "outside of the namespace");
     assert_eq!(readers.reader(999, now), None, "nobody");
 }
 
 #[test]
-fn whoever_says_nothing_is_of_the_job_of_an_ancestor() {
+fn a_process_without_a_name_belongs_to_its_ancestors_job() {
     let proc = MadeUp::new();
     proc.process(1, 0, "");
     proc.process(10, 1, "COPPERFS_JOB=mine");
@@ -141,14 +142,14 @@ fn a_variable_beyond_the_bound_is_not_seen() {
 }
 
 #[test]
-fn a_number_that_was_given_anew_is_another_process() {
+fn a_reused_number_is_another_process() {
     let proc = MadeUp::new();
     proc.process(10, 1, "SLURM_JOB_ID=7");
     let (readers, start) = (proc.readers(), Instant::now());
     assert_eq!(named(&readers, 10, start).as_deref(), Some("slurm:7"));
     proc.thread(10, 10, 1, 12345);
     proc.environment(10, "SLURM_JOB_ID=8");
-    // Nothing is read for a second; then the beginning tells.
+    // Nothing is read for a second. After that the start time differs.
     let soon = start + TRUSTED / 2;
     assert_eq!(named(&readers, 10, soon).as_deref(), Some("slurm:7"));
     let later = start + TRUSTED * 2;
@@ -156,7 +157,7 @@ fn a_number_that_was_given_anew_is_another_process() {
 }
 
 #[test]
-fn what_a_process_says_after_exec_is_seen() {
+fn a_name_set_by_exec_is_found() {
     let proc = MadeUp::new();
     proc.process(10, 1, "");
     let (readers, start) = (proc.readers(), Instant::now());
@@ -192,7 +193,7 @@ fn no_more_than_the_bound_is_remembered() {
 
 /// A process that names another user's job cannot spend that job's tokens, and keeps its own job.
 #[test]
-fn a_name_is_believed_of_the_user_whose_job_it_is() {
+fn a_name_is_believed_only_for_the_jobs_owner() {
     let proc = MadeUp::new();
     proc.process(10, 1, "COPPERFS_JOB=train SLURM_JOB_ID=7");
     proc.process(20, 1, "COPPERFS_JOB=train SLURM_JOB_ID=7");
@@ -207,7 +208,8 @@ fn a_name_is_believed_of_the_user_whose_job_it_is() {
     assert_eq!(of(30), None);
 }
 
-/// The user who declared a job owns it, even if another user named it first. Root may name it, too.
+/// The user that declared a job owns it, even if another user named it first. Root may name it,
+/// too.
 #[test]
 fn a_declared_job_is_its_owners() {
     let proc = MadeUp::new();
@@ -270,7 +272,7 @@ fn a_name_is_free_after_the_job() {
 /// A forking process holds its memory map, so reading its environment waits. An open waits for at most the
 /// limit, and the result is used later.
 #[tokio::test]
-async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
+async fn a_reader_whose_look_up_blocks_is_unattributed_until_it_ends() {
     let proc = MadeUp::new();
     proc.process(10, 1, "");
     proc.process(11, 1, "COPPERFS_JOB=b");
@@ -286,18 +288,16 @@ async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
     )
     .unwrap();
     let readers = Arc::new(proc.readers());
-    assert_eq!(
-        readers.known(0, Instant::now()),
-        Some(None),
-        "never looked for"
-    );
-    assert_eq!(readers.known(10, Instant::now()), None);
+    let known = readers.cached(0, Instant::now());
+    assert_eq!(known, CachedReader::Known(None), "never looked for");
+    let unknown = |pid| readers.cached(pid, Instant::now()) == CachedReader::Unknown;
+    assert!(unknown(10));
     let stalled = Arc::clone(&readers).find(10);
     let other = Arc::clone(&readers).find(11);
     let (stalled, other) = tokio::join!(stalled, other);
     assert_eq!(stalled, None);
     assert_eq!(other.unwrap().job.as_ref().unwrap().as_str(), "run:b");
-    assert_eq!(readers.known(10, Instant::now()), None, "still not known");
+    assert!(unknown(10), "still not known");
     fs::write(&environ, "COPPERFS_JOB=a\0").unwrap();
     fs::remove_file(&environ).unwrap();
     fs::write(&environ, "COPPERFS_JOB=a\0").unwrap();
@@ -312,7 +312,7 @@ async fn a_reader_that_cannot_be_looked_at_is_unattributed_until_it_can() {
     assert_eq!(found.unwrap().job.as_ref().unwrap().as_str(), "run:a");
 }
 
-/// Of a real child in a real `/proc`.
+/// A real child in the machine's `/proc`.
 #[test]
 fn a_child_is_recognised_while_it_runs() {
     let mut child = std::process::Command::new("cat")
@@ -356,9 +356,7 @@ fn cost_of_a_look() {
     println!("looked at again: {:?}", begun.elapsed() / TIMES);
     let begun = Instant::now();
     for _ in 0..1000 * TIMES {
-        readers
-            .job_of(pid, start)
-            .unwrap_or_else(|| "run:none".parse().unwrap());
+        readers.reader(pid, start).unwrap();
     }
     println!("known: {:?}", begun.elapsed() / (1000 * TIMES));
 }

@@ -1,10 +1,10 @@
-//! Permutations are regular, whatever the loaders do at an epoch's end; what samples otherwise is not.
+//! Permutations are regular, however loaders behave at an epoch's end. Other sampling is irregular.
 
 use super::*;
 use crate::job::progress::{EpochCounts, Progress};
 use proptest::prelude::*;
 
-/// Numbers that are the same everywhere: `SplitMix64`.
+/// Reproducible random numbers: `SplitMix64`.
 struct Random(u64);
 
 impl Random {
@@ -31,12 +31,12 @@ fn read(progress: &mut Progress, item: u32) {
 }
 
 fn expecting(items: u32, nodes: u32) -> Progress {
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     progress.expect(Some(u64::from(items)), nodes);
     progress
 }
 
-/// The reads of loaders that are up to `ahead` items ahead of one another.
+/// Returns the reads of loaders that are up to `ahead` items ahead of one another.
 fn disordered(random: &mut Random, order: Vec<u32>, ahead: u64) -> Vec<u32> {
     let mut keyed: Vec<(u64, u32)> = (0..)
         .zip(order)
@@ -73,10 +73,10 @@ proptest! {
             read(&mut progress, item);
             prop_assert!(!progress.irregular());
         }
-        // The last one is over only if all of it was read.
+        // The last epoch has ended only if all of it was read.
         prop_assert!((epochs - 1..=epochs).contains(&progress.number()), "{}", progress.number());
         if dropped_percent == 0 && ahead == 0 {
-            prop_assert!(progress.ended().all(|epoch| epoch.items == u64::from(items)));
+            prop_assert!(progress.ended().iter().all(|epoch| epoch.items == u64::from(items)));
             prop_assert_eq!(progress.number(), epochs);
         }
     }
@@ -107,12 +107,12 @@ proptest! {
             read(&mut progress, u32::try_from(random.below(u64::from(items))).unwrap());
         }
         prop_assert!(progress.irregular());
-        // And stays so.
+        // It stays irregular.
         for _ in 0..4 * items {
             read(&mut progress, u32::try_from(random.below(u64::from(items))).unwrap());
             prop_assert!(progress.irregular());
         }
-        // An epoch's worth of reads each, the first with what was read before it was noticed.
+        // Each epoch has as many reads as items. The first includes the reads before the detection.
         prop_assert_eq!(progress.number(), 5);
     }
 
@@ -175,10 +175,10 @@ fn sampling_with_replacement_shows_on_one_of_eight_nodes() {
 }
 
 #[test]
-fn one_strange_batch_is_borne() {
+fn one_unusual_batch_is_tolerated() {
     let mut random = Random(3);
     let mut progress = expecting(2000, 1);
-    // A batch of 32 is tried, then training begins.
+    // A batch of 32 is tried before training begins.
     let batch = random.permutation(2000).into_iter().take(32);
     for item in batch.chain(random.permutation(2000)) {
         read(&mut progress, item);
@@ -188,7 +188,7 @@ fn one_strange_batch_is_borne() {
 }
 
 #[test]
-fn the_window_is_a_tenth_and_more_of_what_is_small() {
+fn the_window_is_a_tenth_and_more_for_small_datasets() {
     for (items, wanted) in [(100, 25), (1000, 250), (2000, 256), (10_000, 1000)] {
         assert_eq!(window(items), wanted);
     }

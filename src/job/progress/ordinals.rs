@@ -1,19 +1,18 @@
-//! Numbers for the items of a dataset, in a table of four bytes for each.
+//! Numbers for the items of a dataset, in a table with four bytes for each item.
 
-use crate::num::to_usize;
+use crate::num::{mix64, to_usize};
 
-/// Slots of the first segment, and of the last: each has four times as many as the one before it, so
-/// that a small dataset costs 16 KiB and a large one's segments are few.
+/// Slots of the first and the last segment. Each segment has four times as many as the one before
+/// it, so that a small dataset costs 16 KiB and a large one has few segments.
 const FIRST_SLOTS: usize = 1 << 12;
 const LAST_SLOTS: usize = 1 << 24;
 
-/// Gives each item that it is asked for a number, the same one each time. Numbers are below 2^25 and
-/// have gaps.
+/// Assigns a stable number to each item. Numbers are below 2^25 and have gaps.
 ///
-/// An item is known by its slot and 32 more bits of its hash: of a million items less than one in a
-/// thousand datasets has two that are taken for one. The table holds 16 million items in 90 MiB, more
-/// than the largest image datasets have files; of a dataset with more, those that were seen first
-/// are followed and stand for the others.
+/// An item is identified by its slot and 32 more bits of its hash. Among datasets of a million
+/// items, fewer than one in a thousand has two items with the same number. The table holds 16
+/// million items in 90 MiB, more than the largest image datasets have files. In a larger dataset,
+/// the items that were read first are tracked and stand for the others.
 #[derive(Debug, Default)]
 pub struct Ordinals {
     segments: Vec<Segment>,
@@ -23,23 +22,19 @@ pub struct Ordinals {
 struct Segment {
     /// The number of its first slot.
     first: usize,
-    /// The tag of the item in each slot; 0: none.
+    /// The tag of the item in each slot. 0: none.
     tags: Vec<u32>,
     used: usize,
 }
 
 impl Ordinals {
-    /// Of no item yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The number of the item with this hash. `None`: it is new and the table is full.
+    /// Returns the number of the item with this hash. `None` if it is new and the table is full.
     pub fn of(&mut self, hash: u64) -> Option<u32> {
-        let hash = mixed(hash);
+        // The hash may be weak.
+        let hash = mix64(hash);
         let tag = u32::try_from(hash >> 32).unwrap_or(0).max(1);
         let mut free = None;
+        // Items never move, because their number is their position. So every segment is searched.
         for segment in &self.segments {
             match segment.find(hash, tag) {
                 Ok(slot) => return u32::try_from(segment.first + slot).ok(),
@@ -47,6 +42,7 @@ impl Ordinals {
             }
         }
         let last = self.segments.last();
+        // A quarter of free slots keeps probe sequences short, and ends every one.
         let full = last.is_none_or(|last| last.used >= last.tags.len() / 4 * 3);
         let slot = if full {
             self.grow()?;
@@ -60,7 +56,7 @@ impl Ordinals {
         u32::try_from(last.first + slot).ok()
     }
 
-    /// Another segment, if there may be one.
+    /// Adds a segment, unless there are too many.
     fn grow(&mut self) -> Option<()> {
         let (first, slots) = match self.segments.last() {
             None => (0, FIRST_SLOTS),
@@ -79,7 +75,7 @@ impl Ordinals {
 }
 
 impl Segment {
-    /// The slot of an item, or the free one where it would be. A quarter of the slots is free.
+    /// Returns the slot of an item, or the free slot for it. A quarter of the slots is free.
     fn find(&self, hash: u64, tag: u32) -> Result<usize, usize> {
         let mask = self.tags.len() - 1;
         let mut slot = to_usize(hash) & mask;
@@ -93,13 +89,6 @@ impl Segment {
     }
 }
 
-/// Spreads a hash, in case its maker did not (`SplitMix64`'s finisher).
-fn mixed(mut hash: u64) -> u64 {
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,7 +96,7 @@ mod tests {
 
     #[test]
     fn numbers_are_distinct_and_stay() {
-        let mut ordinals = Ordinals::new();
+        let mut ordinals = Ordinals::default();
         let numbers: Vec<u32> = (0..100_000).map(|i| ordinals.of(i).unwrap()).collect();
         assert_eq!(numbers.iter().collect::<HashSet<_>>().len(), numbers.len());
         for (item, number) in (0..).zip(&numbers) {
@@ -118,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_follows_what_it_has() {
-        let mut ordinals = Ordinals::new();
+    fn a_full_table_keeps_its_items() {
+        let mut ordinals = Ordinals::default();
         let first = ordinals.of(1).unwrap();
         ordinals.segments.push(Segment {
             first: FIRST_SLOTS,

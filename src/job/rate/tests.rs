@@ -1,4 +1,4 @@
-//! Loaders and GPUs in virtual time.
+//! Loaders and GPUs in simulated time.
 
 use super::*;
 use std::cmp::Reverse;
@@ -6,18 +6,18 @@ use std::collections::BinaryHeap;
 
 const ITEM: u64 = 100_000;
 
-/// A training: workers read a batch each into a queue, as PyTorch's do, and the GPU takes them out.
+/// A training: each worker reads a batch into a queue, as in PyTorch, and the GPU consumes batches.
 struct Training {
     workers: usize,
-    /// Batches that fit in the queue, those that are being read too.
+    /// The capacity of the queue in batches, including those that are being read.
     queue: usize,
     batch: usize,
-    /// Items per second that the GPU takes.
+    /// Items per second that the GPU consumes.
     ideal: f64,
-    /// Seconds that a hit takes, and a miss beyond its turn at the origin.
+    /// Seconds of a hit, and of a miss in addition to its turn at the origin.
     hit_s: f64,
     miss_s: f64,
-    /// Seconds that a worker decodes each item.
+    /// Seconds that a worker needs to decode an item.
     decode_s: f64,
 }
 
@@ -31,7 +31,7 @@ const TRAINING: Training = Training {
     decode_s: 0.002,
 };
 
-/// What data does in a moment: the part that is cached, and the origin's items per second.
+/// The state of the data: the cached fraction, and the origin's items per second.
 struct Moment {
     hit_ratio: f64,
     origin: f64,
@@ -39,10 +39,10 @@ struct Moment {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A worker has an item (started when, cached) and decodes it.
+    /// A worker has read an item (start, cached) and decodes it.
     Read(usize, u64, bool),
     Decoded(usize),
-    /// The GPU is done with a batch.
+    /// The GPU has finished a batch.
     Trained,
 }
 
@@ -50,15 +50,15 @@ fn tid(worker: usize) -> u32 {
     u32::try_from(worker).unwrap()
 }
 
-/// The estimate after some seconds, as the loader has seen it.
+/// Returns the estimate after some seconds.
 fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) -> Estimate {
     let begun = Instant::now();
     let micros = |s: f64| u64::try_from(Duration::from_secs_f64(s).as_micros()).unwrap();
     let at = |micros| begun + Duration::from_micros(micros);
-    let mut loader = Loader::new(begun);
+    let mut loader = RateEstimator::new(begun);
     let mut events = BinaryHeap::new();
     let mut idle: Vec<usize> = (0..training.workers).collect();
-    // Of each worker's batch, the items that are still to be read.
+    // The unread items of each worker's batch.
     let mut left = vec![0; training.workers];
     let (mut ready, mut reserved) = (0, 0);
     let mut computes = false;
@@ -81,7 +81,7 @@ fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) 
             events.push(Reverse((end, Event::Trained)));
         }
         if reading.is_empty() {
-            let Reverse((when, event)) = events.pop().expect("somebody is at work");
+            let Reverse((when, event)) = events.pop().expect("a worker or the GPU is busy");
             now = when;
             match event {
                 Event::Read(worker, started, cached) => {
@@ -105,7 +105,7 @@ fn estimated(training: &Training, seconds: f64, moment: impl Fn(f64) -> Moment) 
         for worker in reading {
             item += 1;
             let data = moment(now as f64 / 1e6);
-            // Evenly spread, without a random number.
+            // Evenly distributed, without random numbers.
             let cached = (item * 618_034 % 1_000_000) as f64 / 1e6 < data.hit_ratio;
             let end = if cached {
                 now + micros(training.hit_s)
@@ -192,7 +192,7 @@ fn a_job_that_is_cached_from_its_second_epoch_on() {
 
 #[test]
 fn a_program_that_reads_and_computes_by_turns() {
-    // No queue: the ideal rate is what it has with all data in the cache.
+    // Without a queue, the ideal rate is the rate with all data in the cache.
     let alone = Training {
         workers: 1,
         queue: 2,
@@ -227,9 +227,9 @@ fn small_batches_and_large_ones_are_counted_alike() {
 }
 
 #[test]
-fn a_pause_is_no_slow_window_and_many_threads_are_bounded() {
+fn a_pause_is_not_a_slow_window_and_threads_are_bounded() {
     let begun = Instant::now();
-    let mut loader = Loader::new(begun);
+    let mut loader = RateEstimator::new(begun);
     let mut now = begun;
     for part in 0..10 {
         for _ in 0..500 {
@@ -251,9 +251,9 @@ fn a_pause_is_no_slow_window_and_many_threads_are_bounded() {
 }
 
 #[test]
-fn nothing_is_said_before_a_window_is_over() {
+fn there_is_no_estimate_before_the_first_window_ends() {
     let begun = Instant::now();
-    let mut loader = Loader::new(begun);
+    let mut loader = RateEstimator::new(begun);
     assert_eq!(loader.estimate(), None);
     loader.read(ITEM, true, begun, begun);
     assert_eq!(loader.estimate(), None);

@@ -1,74 +1,51 @@
-//! A token bucket that may owe one take.
+//! A token bucket with a debt of at most one take.
 
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// How much of its rate an idle bucket gathers. Long enough that a reader that is woken late (timers
-/// of 1 ms, a busy node) loses nothing; short enough to be 1 % of the ten seconds over which rates
-/// are to be exact.
+/// How much of its rate an idle bucket collects. Long enough that a reader that is woken late
+/// (timers of 1 ms, a busy node) loses nothing; short enough to be 1 % of the ten seconds over
+/// which rates should be exact.
 pub const BURST: Duration = Duration::from_millis(100);
 
-/// And never less than this: a few items as datasets have them (images of 100 KB). A job that hits
-/// nearly always is given a rate that just covers its misses; they come in bunches, and without this
-/// what it does not use between them would be lost.
+/// The minimum burst in bytes: a few items of typical size (images of 100 KB). A job with few
+/// misses is given a rate that just covers them. They come in groups, and without this minimum the
+/// job would lose what it does not use between them.
 pub const BURST_LEAST: u64 = 512 << 10;
 
-/// What may be read of the origin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// A limit on reads from storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RateLimit {
-    /// As fast as it comes: nobody has decided yet, or nothing is short.
+    /// No limit: no decision yet, or enough remote IO for all.
     #[default]
     Unlimited,
-    /// Bytes per second. 0: nothing passes until the rate changes.
+    /// Bytes per second. 0: nothing passes until the limit changes.
     BytesPerSecond(u64),
 }
 
-impl RateLimit {
-    /// Out of a decision, which counts in `f64`. Rounds up, so that a little is not nothing; what is
-    /// not a number, or below zero, is 0; infinity is no limit.
-    #[must_use]
-    pub fn from_bytes_per_second(rate: f64) -> Self {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "the cast saturates, and makes 0 of what is not a number"
-        )]
-        let whole = rate.ceil() as u64;
-        if rate == f64::INFINITY {
-            Self::Unlimited
-        } else {
-            Self::BytesPerSecond(whole.min(RATE_MAX))
-        }
-    }
-}
-
-/// A petabyte a second: more than any storage gives, and small enough for the arithmetic below.
-const RATE_MAX: u64 = 1_000_000_000_000_000;
-
-/// One byte's worth of level: levels count in byte·ns, so that no rounding adds up.
+/// The level of one byte. Levels count byte·ns, so that no rounding adds up.
 const BYTE: i128 = 1_000_000_000;
 
-/// Until when there is nothing.
+/// How long to wait for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Until then, if the rate stays and nothing is given back.
+    /// Until then, unless the rate changes or tokens are returned.
     Until(Instant),
-    /// Until the rate changes: it is 0.
+    /// Until the rate, which is 0, changes.
     Change,
 }
 
-/// The bucket of one job on one node. Pure: the time is passed in; one that lies before an earlier
-/// one counts as that.
+/// The bucket of one job on one node. Pure: the time is passed in, and a time before an earlier one
+/// counts as that.
 #[derive(Debug, Clone)]
 pub struct Bucket {
     limit: RateLimit,
-    /// Byte·ns that may be taken at `at`; below zero: owed.
+    /// Byte·ns available at `at`. Negative if owed.
     level: i128,
     at: Instant,
 }
 
 impl Bucket {
-    /// An empty bucket: the first item passes at once, and is owed.
+    /// Creates an empty bucket. The first item passes at once, and is owed.
     #[must_use]
     pub fn new(limit: RateLimit, now: Instant) -> Self {
         Self {
@@ -78,11 +55,11 @@ impl Bucket {
         }
     }
 
-    /// Takes `bytes`, if nothing is owed. `bytes` may be more than the bucket ever gathers: the rest
-    /// is owed, and the next taker waits for it.
+    /// Takes `bytes`, unless tokens are owed. `bytes` may be more than the bucket ever collects:
+    /// the rest is owed, and the next taker waits for it.
     ///
     /// # Errors
-    /// How long to wait before the next try.
+    /// Returns how long to wait before the next attempt.
     pub fn try_take(&mut self, bytes: u64, now: Instant) -> Result<(), Wait> {
         self.advance(now);
         let RateLimit::BytesPerSecond(rate) = self.limit else {
@@ -93,8 +70,9 @@ impl Bucket {
         }
         if self.level < 0 {
             let rate = i128::from(rate);
+            // Rounded up, so that the tokens are there when the reader wakes.
             let nanos = (-self.level + rate - 1) / rate;
-            // More than a month is as good as for ever: whoever waits is woken by a change.
+            // A month is as good as forever, because a change wakes waiting readers.
             let nanos = u64::try_from(nanos).map_or(MONTH, |nanos| nanos.min(MONTH));
             return Err(Wait::Until(self.at + Duration::from_nanos(nanos)));
         }
@@ -102,7 +80,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes `bytes` whatever is there: what was spent beyond what was taken.
+    /// Takes `bytes` unconditionally: spent beyond what was taken.
     pub fn charge(&mut self, bytes: u64, now: Instant) {
         self.advance(now);
         if matches!(self.limit, RateLimit::BytesPerSecond(_)) {
@@ -110,32 +88,32 @@ impl Bucket {
         }
     }
 
-    /// Gives back what was taken and not spent.
+    /// Returns tokens that were taken and not spent.
     pub fn refund(&mut self, bytes: u64, now: Instant) {
         self.advance(now);
         let level = self.level + i128::from(bytes) * BYTE;
         self.level = level.min(self.burst());
     }
 
-    /// Another rate from `now` on. What was gathered beyond the new burst is lost; what is owed stays
-    /// owed, since it was read.
+    /// Changes the rate from `now` on. Tokens beyond the new burst are lost; a debt stays, because
+    /// those bytes were read.
     pub fn set_limit(&mut self, limit: RateLimit, now: Instant) {
         self.advance(now);
         self.limit = limit;
+        // A smaller burst takes effect at once.
         self.level = self.level.min(self.burst());
     }
 
-    /// The rate.
+    /// Returns the rate.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
         self.limit
     }
 
-    /// The most that can be gathered, in byte·ns.
+    /// Returns the maximum level, in byte·ns.
     fn burst(&self) -> i128 {
         match self.limit {
-            RateLimit::Unlimited => 0,
-            RateLimit::BytesPerSecond(0) => 0,
+            RateLimit::Unlimited | RateLimit::BytesPerSecond(0) => 0,
             RateLimit::BytesPerSecond(rate) => {
                 (i128::from(rate) * nanos(BURST)).max(i128::from(BURST_LEAST) * BYTE)
             }

@@ -1,4 +1,4 @@
-//! Rates, windows and turns.
+//! Rates, windows and the order of readers.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Takes all it can of `bucket` for `time`, `item` bytes at a time, and says how much that was.
+/// Takes as many items as possible from `bucket` for `time`. Returns the bytes.
 fn greedy(bucket: &mut Bucket, item: u64, start: Instant, time: Duration) -> u64 {
     let (mut now, mut passed) = (start, 0);
     loop {
@@ -31,7 +31,7 @@ fn three_jobs_at_two_to_one_to_one_get_their_rates_over_ten_seconds() {
     let mut sum = 0;
     for (part, item) in [(2, 110_000), (1, 64_000), (1, 300_000)] {
         let rate = TOTAL * part / 4;
-        // Idle before, so that it begins with a full burst.
+        // Idle at first, so that it begins with a full burst.
         let mut bucket = Bucket::new(RateLimit::BytesPerSecond(rate), start);
         let begin = start + Duration::from_secs(5);
         let passed = greedy(&mut bucket, item, begin, Duration::from_secs(10));
@@ -52,7 +52,7 @@ fn an_item_larger_than_the_burst_passes_and_the_long_run_is_exact() {
 }
 
 #[test]
-fn a_rate_of_zero_waits_for_another() {
+fn a_rate_of_zero_waits_for_a_change() {
     let start = Instant::now();
     let mut bucket = Bucket::new(RateLimit::BytesPerSecond(0), start);
     let later = start + Duration::from_secs(9);
@@ -64,62 +64,46 @@ fn a_rate_of_zero_waits_for_another() {
     bucket.set_limit(RateLimit::Unlimited, later);
     assert_eq!(bucket.try_take(u64::MAX, later), Ok(()));
     bucket.set_limit(RateLimit::BytesPerSecond(10), later);
-    assert!(bucket.try_take(1, later).is_err(), "what was owed is owed");
-}
-
-#[test]
-fn rates_of_a_decision() {
-    use RateLimit::{BytesPerSecond, Unlimited};
-    for (rate, limit) in [
-        (0.0, BytesPerSecond(0)),
-        (0.1, BytesPerSecond(1)),
-        (52.6e6, BytesPerSecond(52_600_000)),
-        (-1.0, BytesPerSecond(0)),
-        (f64::NAN, BytesPerSecond(0)),
-        (f64::INFINITY, Unlimited),
-        (1e300, BytesPerSecond(1_000_000_000_000_000)),
-    ] {
-        assert_eq!(RateLimit::from_bytes_per_second(rate), limit, "{rate}");
-    }
+    assert!(bucket.try_take(1, later).is_err(), "a debt stays");
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum Operation {
     Pass(u64),
     Take(u64),
     Refund(u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<Operation>> {
     let step = prop_oneof![
-        (0_u64..200_000_000).prop_map(Step::Pass),
-        (0_u64..5_000_000).prop_map(Step::Take),
-        (0_u64..5_000_000).prop_map(Step::Refund),
+        (0_u64..200_000_000).prop_map(Operation::Pass),
+        (0_u64..5_000_000).prop_map(Operation::Take),
+        (0_u64..5_000_000).prop_map(Operation::Refund),
     ];
     prop::collection::vec(step, 0..60)
 }
 
 proptest! {
-    /// In any window no more passes than the burst, what the rate gives, and one item. A refund counts
-    /// against what passed when it comes, and is never more than what was taken.
+    /// In any window at most the burst, the rate's tokens, and one item pass. A refund counts when
+    /// it is made, and is never more than was taken.
     #[test]
-    fn no_window_gets_more(rate in 1_u64..100_000_000, steps in steps()) {
+    fn no_window_exceeds_burst_rate_and_one_item(rate in 1_u64..100_000_000, steps in steps()) {
         let start = Instant::now();
         let mut bucket = Bucket::new(RateLimit::BytesPerSecond(rate), start);
         let mut now = start;
         let mut held = 0;
-        // When, how much, and the largest take: what was given back is negative.
+        // The time and amount of each take, negative for a refund.
         let mut passed: Vec<(Instant, i128)> = Vec::new();
         let mut item = 0_i128;
         for step in steps {
             match step {
-                Step::Pass(micros) => now += Duration::from_micros(micros / 100),
-                Step::Take(bytes) => if bucket.try_take(bytes, now).is_ok() {
+                Operation::Pass(micros) => now += Duration::from_micros(micros / 100),
+                Operation::Take(bytes) => if bucket.try_take(bytes, now).is_ok() {
                     held += bytes;
                     item = item.max(i128::from(bytes));
                     passed.push((now, i128::from(bytes)));
                 },
-                Step::Refund(bytes) => {
+                Operation::Refund(bytes) => {
                     let bytes = bytes.min(held);
                     held -= bytes;
                     bucket.refund(bytes, now);
@@ -140,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_waits_as_told_is_served(rate in 1_u64..1_000_000_000, item in 1_u64..5_000_000) {
+    fn a_take_succeeds_after_the_announced_wait(rate in 1_u64..1_000_000_000, item in 1_u64..5_000_000) {
         let start = Instant::now();
         let mut bucket = Bucket::new(RateLimit::BytesPerSecond(rate), start);
         let mut now = start;
@@ -154,7 +138,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn readers_are_served_in_turn() {
+async fn readers_are_served_in_order() {
     let tokens = Tokens::new(RateLimit::BytesPerSecond(0));
     let served = Arc::new(AtomicU64::new(0));
     let mut readers = Vec::new();
@@ -176,13 +160,13 @@ async fn readers_are_served_in_turn() {
 }
 
 #[tokio::test]
-async fn a_reader_that_gives_up_takes_nothing_and_holds_up_nobody() {
+async fn a_cancelled_take_takes_nothing_and_blocks_no_other() {
     let tokens = Tokens::new(RateLimit::BytesPerSecond(0));
     let spawn = |bytes| {
         let tokens = Arc::clone(&tokens);
         tokio::spawn(async move { tokens.take(bytes).await.spent(bytes) })
     };
-    // The one whose turn it is, and one in the row. They would owe a century.
+    // The first waits for the bucket, and the second for its turn. They would owe a century.
     let (first, second) = (spawn(1 << 50), spawn(1 << 50));
     tokio::task::yield_now().await;
     let third = spawn(10);
@@ -198,7 +182,7 @@ async fn a_reader_that_gives_up_takes_nothing_and_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn what_was_not_spent_serves_the_next_one() {
+async fn unspent_tokens_serve_the_next_reader() {
     let tokens = Tokens::new(RateLimit::BytesPerSecond(1));
     let permit = tokens.take(1 << 40).await;
     assert_eq!(permit.bytes(), 1 << 40);
@@ -211,7 +195,7 @@ async fn what_was_not_spent_serves_the_next_one() {
         .await
         .unwrap()
         .unwrap();
-    // More than was allowed is owed.
+    // Tokens beyond the permit are owed.
     tokens.set_limit(RateLimit::Unlimited);
     let permit = tokens.take(1).await;
     tokens.set_limit(RateLimit::BytesPerSecond(1));
@@ -220,7 +204,7 @@ async fn what_was_not_spent_serves_the_next_one() {
 }
 
 #[tokio::test]
-async fn the_rate_holds_for_many_readers() {
+async fn concurrent_readers_keep_the_rate() {
     const RATE: u64 = 10_000_000;
     let tokens = Tokens::new(RateLimit::BytesPerSecond(RATE));
     let passed = Arc::new(AtomicU64::new(0));
@@ -240,7 +224,7 @@ async fn the_rate_holds_for_many_readers() {
         reader.await.unwrap();
     }
     let seconds = begun.elapsed().as_secs_f64();
-    // Half a second's worth cannot come faster, but for the burst and one item each.
+    // Half a second's tokens cannot pass faster, except for the burst and one item per reader.
     assert!(seconds > 0.37, "{seconds}");
     assert!(tokens.waited().as_secs_f64() > 0.5 * 0.37);
 }

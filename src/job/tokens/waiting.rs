@@ -1,4 +1,4 @@
-//! Waiting for tokens, first come first served.
+//! Waiting for tokens, in the order of calls.
 
 use super::bucket::{Bucket, RateLimit, Wait};
 use crate::job::meter::Busy;
@@ -9,30 +9,30 @@ use tokio::sync::{Notify, Semaphore};
 
 /// A job's tokens on this node, for any number of readers.
 ///
-/// Locks: `state` (bucket and meter) is held for a few instructions, never across an await. `turn`
-/// is whose turn it is to wait for the bucket; tokio hands it on in the order of the calls.
+/// Locks: `state` (bucket and meter) is held for a few instructions, never across an await. The
+/// holder of `turn` waits for the bucket; tokio passes it on in the order of calls.
 #[derive(Debug)]
 pub struct Tokens {
-    state: Mutex<State>,
+    state: Mutex<TokenState>,
     turn: Semaphore,
-    /// The rate has changed, or something was given back.
+    /// Notified when the rate changes or tokens are returned.
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct TokenState {
     bucket: Bucket,
-    /// When at least one reader waited.
+    /// Measures the time with at least one waiting reader.
     waiting: Busy,
 }
 
 impl Tokens {
-    /// Tokens at `limit` from now on.
+    /// Creates tokens with the given limit.
     #[must_use]
     pub fn new(limit: RateLimit) -> Arc<Self> {
         let now = now();
         Arc::new(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(TokenState {
                 bucket: Bucket::new(limit, now),
                 waiting: Busy::new(now),
             }),
@@ -41,19 +41,20 @@ impl Tokens {
         })
     }
 
-    /// Waits for leave to spend `bytes`.
+    /// Waits for a permit to spend `bytes`.
     ///
-    /// Readers are served in the order of their calls. Cancellation: dropping the future gives up its
-    /// place and takes nothing. With a rate of 0 it waits for the next change.
+    /// Readers are served in the order of their calls. Dropping the future gives up its turn and
+    /// takes nothing. With a rate of 0 it waits for the next change.
     pub async fn take(self: &Arc<Self>, bytes: u64) -> Permit {
         if let Some(permit) = self.try_take(bytes) {
             return permit;
         }
-        let _counted = Counted::new(self);
-        // Never closed; were it, nobody would have to wait.
+        // Count the wait from here, including the time until it is this reader's turn.
+        let _waiting = WaitGuard::new(self);
+        // The semaphore is never closed.
         let _turn = self.turn.acquire().await;
         loop {
-            // Before the look at the bucket: a change in between is not missed.
+            // Register before the bucket is examined, so that a change in between is not missed.
             let changed = self.changed.notified();
             let taken = self.state.lock().bucket.try_take(bytes, now());
             match taken {
@@ -69,27 +70,29 @@ impl Tokens {
         }
     }
 
-    /// Leave to spend `bytes` now. `None` if there are no tokens, or others wait for them.
+    /// Returns a permit to spend `bytes` now. `None` if there are no tokens, or if other readers
+    /// wait.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        // Fails if another reader waits, so that readers are not overtaken.
         let _turn = self.turn.try_acquire().ok()?;
         let taken = self.state.lock().bucket.try_take(bytes, now());
         taken.is_ok().then(|| self.permit(bytes))
     }
 
-    /// Another rate, at once, also for those who wait.
+    /// Changes the rate at once, also for waiting readers.
     pub fn set_limit(&self, limit: RateLimit) {
         self.state.lock().bucket.set_limit(limit, now());
         self.changed.notify_waiters();
     }
 
-    /// The rate.
+    /// Returns the rate.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
         self.state.lock().bucket.limit()
     }
 
-    /// For how long, all in all, at least one reader has waited.
+    /// Returns the total time during which at least one reader waited.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.state.lock().waiting.total(now())
@@ -103,8 +106,8 @@ impl Tokens {
     }
 }
 
-/// Leave to spend some bytes. Dropped without a word, all of it counts as spent: whoever gave up
-/// does not know what the home has read meanwhile, and the cap must hold.
+/// A permit to spend bytes. If it is dropped, all of it counts as spent: the cancelled reader does
+/// not know how much the home has read meanwhile, and the limit must hold.
 #[derive(Debug)]
 #[must_use = "what is not spent is to be given back"]
 pub struct Permit {
@@ -113,13 +116,14 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// How much may be spent.
+    /// Returns the permitted number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// `bytes` were spent: what is left goes back, and what was spent beyond is owed.
+    /// Records that `bytes` were spent. Returns the rest to the bucket, or takes what was spent
+    /// beyond the permit.
     pub fn spent(self, bytes: u64) {
         let mut state = self.tokens.state.lock();
         if bytes > self.bytes {
@@ -132,23 +136,23 @@ impl Permit {
     }
 }
 
-/// A reader that waits, for as long as this lives.
-struct Counted<'a>(&'a Tokens);
+/// Counts a waiting reader until it is dropped.
+struct WaitGuard<'a>(&'a Tokens);
 
-impl<'a> Counted<'a> {
+impl<'a> WaitGuard<'a> {
     fn new(tokens: &'a Tokens) -> Self {
         tokens.state.lock().waiting.begin(now());
         Self(tokens)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.0.state.lock().waiting.end(now());
     }
 }
 
-/// tokio's clock, which tests may stop.
+/// tokio's clock, which tests may pause.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

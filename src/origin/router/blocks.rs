@@ -71,7 +71,7 @@ pub(super) fn hashed(
 pub(super) fn counted(blocks: HashedStream, counters: Arc<OriginCounters>) -> ReadStream {
     let parts = stream::try_unfold((blocks, counters), async |(mut blocks, counters)| {
         let Some(next) = blocks.next().await else {
-            return Ok(None);
+            return Ok::<_, Failure>(None);
         };
         let (bytes, hash) = next.inspect_err(|failure| counters.failed(failure))?;
         counters.read(bytes.len());

@@ -1,4 +1,4 @@
-//! Runs of bytes shorter than a block, for readers that jump about in large files.
+//! Ranges: consecutive bytes, less than a block, for random readers of large files.
 
 use super::{ReadRequest, ReadStream};
 use crate::model::{BlockPart, ContentHash, Failure, FailureKind, ItemPath, Version};
@@ -7,37 +7,37 @@ use copperfs_topology::BLOCK_BYTES;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
-/// What a range is aligned to, in bytes: a page of the kernel.
+/// Alignment of ranges in bytes: a page of the kernel.
 pub const RANGE_ALIGN: u64 = 4096;
 
-/// Bytes of one range. Whoever wants more is better served by blocks, or asks several times.
+/// Most bytes of a range. Larger reads are better served by blocks, or by several ranges.
 pub const RANGE_BYTES_MAX: u64 = 256 << 10;
 
-/// A run of bytes of one version of one file, within one of its blocks.
+/// Requests consecutive bytes of one version of a file, within one block.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RangeRequest {
     /// The file.
     pub path: ItemPath,
-    /// The version wanted; another one at the origin is answered with `Stale`.
+    /// The requested version. If the origin has another one, the answer is `Stale`.
     pub version: Version,
     /// Size of that version in bytes.
     pub size: u64,
-    /// First byte wanted, a multiple of [`RANGE_ALIGN`].
+    /// Offset of the first byte, a multiple of [`RANGE_ALIGN`].
     pub offset: u64,
-    /// Bytes wanted, 1 to [`RANGE_BYTES_MAX`]: a multiple of [`RANGE_ALIGN`], or up to the file's end.
+    /// Number of bytes, 1 to [`RANGE_BYTES_MAX`]: a multiple of [`RANGE_ALIGN`], or up to the file's end.
     pub len: u64,
-    /// The hash of the whole file, where the asker knows it ([`crate::Attributes::content`]).
+    /// The hash of the whole file, if the requester knows it ([`crate::Attributes::content`]).
     pub content: Option<ContentHash>,
 }
 
 impl RangeRequest {
-    /// The block of the file in which all of it lies.
+    /// The index of the block that contains the range.
     #[must_use]
     pub fn block(&self) -> u64 {
         self.offset / BLOCK_BYTES
     }
 
-    /// Why this cannot be asked for, if so.
+    /// The reason why this request is invalid; `None` if it is valid.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         let end = self.offset.checked_add(self.len);
@@ -58,18 +58,18 @@ impl RangeRequest {
     }
 }
 
-/// The bytes of a [`RangeRequest`], all of them.
+/// The answer to a [`RangeRequest`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RangeAnswer {
-    /// The bytes.
+    /// All requested bytes.
     pub bytes: Bytes,
-    /// Their hash: made where the origin was read, or by the node that cut them out of a verified
-    /// block; checked wherever they arrive.
+    /// Their hash, made by the node that read the origin, or that cut them out of a verified block. Verified wherever
+    /// they arrive.
     pub hash: ContentHash,
 }
 
 impl RangeAnswer {
-    /// `bytes` that are known to be right, and their hash.
+    /// An answer with `bytes`, which must be verified, and their hash.
     #[must_use]
     pub fn of(bytes: Bytes) -> Self {
         let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
@@ -77,7 +77,7 @@ impl RangeAnswer {
     }
 }
 
-/// The request for the block that `range` lies in.
+/// Returns the request for the block that contains `range`.
 pub(super) fn block_of(range: &RangeRequest) -> ReadRequest {
     ReadRequest {
         path: range.path.clone(),
@@ -90,7 +90,7 @@ pub(super) fn block_of(range: &RangeRequest) -> ReadRequest {
     }
 }
 
-/// Cuts `range` out of its block.
+/// Reads the block from `parts`, and cuts `range` out of it.
 pub(super) async fn cut(
     range: &RangeRequest,
     mut parts: ReadStream,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_aligned_and_lie_within_one_block() {
+    fn ranges_are_aligned_and_within_one_block() {
         const TIB: u64 = 1 << 40;
         let fine = [
             (0, 4096, 8192),

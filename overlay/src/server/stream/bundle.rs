@@ -1,84 +1,86 @@
-//! Answering a bundle: files that are ready together share a write.
+//! Answers to bundle requests: files that are ready together share a write.
 //!
-//! Files are taken from the service only as fast as the peer takes them; one write's worth of them is
-//! in memory at a time.
+//! Files are taken from the service only as fast as the peer reads them. One write's worth of files is in
+//! memory at a time.
 
 use super::Answer;
+use crate::exchange::AnswerError;
 use crate::model::{BundleItem, BundleStream, Failure};
-use crate::transport::stream::StreamError;
 use crate::wire::bundle::{ITEM_HEAD_BYTES, put_head};
 use crate::wire::{FrameHeader, FrameKind, WireError};
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
 
-/// Bytes of files that are gathered into one frame, if they are ready at once. With one file more it
-/// stays below the frame's bound.
+/// Bytes of files that share one frame, if they are ready together. With one more file the frame stays within
+/// its limit.
 const BATCH_BYTES: usize = 256 << 10;
 
 impl Answer<'_> {
-    pub(super) async fn bundle(
-        &mut self,
-        items: Result<BundleStream, Failure>,
-    ) -> Result<(), StreamError> {
-        let mut items = match items {
-            Ok(items) => items.fuse(),
-            Err(failure) => return self.failure(&failure).await,
-        };
+    pub(super) async fn bundle(&mut self, items: BundleStream) -> Result<(), AnswerError> {
+        let mut items = items.fuse();
         loop {
-            let (batch, failure) = gather(&mut items).await;
-            if batch.is_empty() && failure.is_none() {
+            let Batch { files, failure } = gather(&mut items).await;
+            if files.is_empty() && failure.is_none() {
                 return self.frame(FrameKind::Done, Bytes::new()).await;
             }
-            if !batch.is_empty() {
-                let sent = self.writer.chunks(&mut encode(batch)?).await?;
-                self.count(sent);
+            if !files.is_empty() {
+                self.chunks(encode(files)?).await?;
             }
             if let Some(failure) = failure {
-                return self.failure(&failure).await;
+                return Err(failure.into());
             }
         }
     }
 }
 
-/// Waits for one file and takes those that are ready behind it. Nothing at all: the end.
-async fn gather(items: &mut Fuse<BundleStream>) -> (Vec<BundleItem>, Option<Failure>) {
-    let mut batch = Vec::new();
+/// Files that were ready together, and the failure after them, if one came. Empty at the end of the stream.
+#[derive(Default)]
+struct Batch {
+    files: Vec<BundleItem>,
+    failure: Option<Failure>,
+}
+
+/// Waits for one file, and takes those that are ready after it.
+async fn gather(items: &mut Fuse<BundleStream>) -> Batch {
+    let mut batch = Batch::default();
     let mut bytes = 0;
-    let mut next = items.next().await;
-    loop {
-        match next {
+    let mut next = Some(items.next().await);
+    // `next` is `None` when a further file is not ready.
+    while let Some(item) = next {
+        match item {
             Some(Ok(item)) => {
                 bytes += item.bytes.len();
-                batch.push(item);
+                batch.files.push(item);
             }
-            Some(Err(failure)) => return (batch, Some(failure)),
-            None => return (batch, None),
+            Some(Err(failure)) => {
+                batch.failure = Some(failure);
+                break;
+            }
+            None => break,
         }
         if bytes >= BATCH_BYTES {
-            return (batch, None);
+            break;
         }
-        match items.next().now_or_never() {
-            Some(ready) => next = ready,
-            None => return (batch, None),
-        }
+        next = items.next().now_or_never();
     }
+    batch
 }
 
-/// One frame of whole files, their bytes not copied.
-fn encode(batch: Vec<BundleItem>) -> Result<Vec<Bytes>, WireError> {
-    let len = batch
+/// Encodes whole files as one frame, without copying their bytes.
+fn encode(files: Vec<BundleItem>) -> Result<Vec<Bytes>, WireError> {
+    let len = files
         .iter()
-        .map(|item| ITEM_HEAD_BYTES + item.bytes.len())
+        .map(|file| ITEM_HEAD_BYTES + file.bytes.len())
         .sum();
     let header = FrameHeader::new(FrameKind::Bundle, len)?.encode();
-    let mut heads = BytesMut::with_capacity(header.len() + batch.len() * ITEM_HEAD_BYTES);
+    let mut heads = BytesMut::with_capacity(header.len() + files.len() * ITEM_HEAD_BYTES);
     heads.extend_from_slice(&header);
-    let mut chunks = Vec::with_capacity(2 * batch.len());
-    for item in batch {
-        put_head(&mut heads, item.index, &item.hash);
+    let mut chunks = Vec::with_capacity(2 * files.len());
+    for file in files {
+        put_head(&mut heads, file.index, &file.hash);
         chunks.push(heads.split().freeze());
-        chunks.push(item.bytes);
+        chunks.push(file.bytes);
     }
     Ok(chunks)
 }

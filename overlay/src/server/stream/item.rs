@@ -1,44 +1,37 @@
-//! Answering readers of items.
+//! Answers to readers of items.
 
-use super::{Answer, Asker, encode};
+use super::{Answer, Requester, encode};
+use crate::exchange::AnswerError;
 use crate::model::{BlockPart, Failure, FailureKind, ItemAnswer, ItemRequest};
-use crate::transport::stream::StreamError;
 use crate::wire::{FrameHeader, FrameKind, Head, message};
 use bytes::Bytes;
-use std::sync::Arc;
 
 impl Answer<'_> {
-    /// Answers a reader when there is room for the bytes: none are asked for before.
-    pub(super) async fn item(
-        &mut self,
-        from: &Asker,
-        request: ItemRequest,
-    ) -> Result<(), StreamError> {
-        let Asker::Reader(_, own) = from else {
+    /// Waits for room for the item's bytes, and only then requests them from the service.
+    pub(super) async fn item(&mut self, request: ItemRequest) -> Result<(), AnswerError> {
+        let Requester::Reader(_, own_room) = self.requester else {
             let detail = "who asks for items is a reader";
-            let failure = Failure::new(FailureKind::PermissionDenied, detail);
-            return self.failure(&failure).await;
+            return Err(Failure::new(FailureKind::PermissionDenied, detail).into());
         };
-        let service = Arc::clone(&self.shared.service);
+        let (service, counters) = (&self.shared.service, self.shared.counters());
         let (path, len) = (request.path.clone(), request.len);
-        let here = service.item_is_here(&request);
-        let _room = self.shared.readers.room(own, len, here).await;
+        let cached = service.item_is_here(&request);
+        let _permit = self.shared.readers.acquire(own_room, len, cached).await;
         let answer = service.item(request).await;
-        let meters = &self.shared.meters;
-        meters.items_answered.increment();
-        let sent = match answer {
-            Ok(ItemAnswer::Bytes { bytes, .. }) if u64::try_from(bytes.len()) != Ok(len) => {
+        counters.items_answered.increment();
+        let sent = match answer? {
+            ItemAnswer::Bytes { bytes, .. } if u64::try_from(bytes.len()) != Ok(len) => {
                 let got = bytes.len();
                 let detail = format!("{path}: {got} bytes where {len} are due");
-                return self.failure(&Failure::new(FailureKind::Io, detail)).await;
+                return Err(Failure::new(FailureKind::Io, detail).into());
             }
-            Ok(ItemAnswer::Bytes {
+            ItemAnswer::Bytes {
                 bytes,
                 hash,
                 cached,
                 charged,
                 admitted,
-            }) => {
+            } => {
                 let head = Head::Item {
                     cached,
                     charged,
@@ -47,17 +40,15 @@ impl Answer<'_> {
                 let head = message::encode("head", &head)?;
                 let header = FrameHeader::new(FrameKind::Head, head.len())?.encode();
                 let mut frames = vec![Bytes::copy_from_slice(&header), head];
-                let parts = vec![BlockPart::Bytes(bytes), BlockPart::End(hash)];
-                frames.append(&mut encode(parts)?);
+                frames.extend(encode(vec![BlockPart::Bytes(bytes), BlockPart::End(hash)])?);
                 self.writer.chunks(&mut frames).await?
             }
-            Ok(ItemAnswer::Unpaid { cost }) => {
+            ItemAnswer::Unpaid { cost } => {
                 let head = Head::Unpaid { cost };
                 self.writer.message(FrameKind::Head, &head).await?
             }
-            Err(failure) => return self.failure(&failure).await,
         };
-        meters.item_bytes_sent.add(sent);
+        counters.item_bytes_sent.add(sent);
         Ok(())
     }
 }

@@ -1,88 +1,62 @@
-//! Steering and commands, as the parent sees them: [`crate::steering`] says what they are.
+//! The parent's side of steering and commands; see [`crate::steering`].
 
-use super::{Answer, Asker};
-use crate::exchange::unexpected;
+use super::{Answer, Requester};
+use crate::exchange::{AnswerError, expect_body};
 use crate::model::{Failure, FailureKind};
-use crate::steering::{carry, latest};
-use crate::transport::stream::{FrameReader, StreamError};
+use crate::steering::{carry, latest, no_steering};
 use crate::wire::message::NodeId;
 use crate::wire::{FrameKind, STEERING_BYTES_MAX};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use std::time::Duration;
 
-/// A child that says nothing for so long is gone: it says something twice a second, and finds its own
-/// way back if it only was slow.
-const SILENCE: Duration = Duration::from_secs(5);
+/// A child that sends nothing for this long is gone. A live child sends a frame twice a second, and opens a new
+/// stream if it was only slow.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Answer<'_> {
-    /// Keeps a stream with a child in `tree` for as long as both want it.
-    pub(super) async fn steer(
-        &mut self,
-        from: &Asker,
-        tree: usize,
-        reader: &mut FrameReader,
-    ) -> Result<(), StreamError> {
-        let child = match self.below(from, tree) {
-            Ok(child) => child,
-            Err(failure) => return self.failure(&failure).await,
-        };
+impl<'a> Answer<'a> {
+    /// Keeps a steering stream with a child in `tree` until either side ends it.
+    pub(super) async fn steer(&mut self, tree: usize) -> Result<(), AnswerError> {
+        let child = self.child_in(tree)?;
         let shared = self.shared;
-        let mut place = shared.steered.enter(child.clone(), tree);
-        let (heard, up) = latest();
-        let (down, said) = latest();
+        let mut registration = shared.steering.register(child.clone(), tree);
+        let (incoming, up) = latest();
+        let (down, outgoing) = latest();
         let name = shared.membership.name_of(child).to_owned();
         let mut steering = shared.service.steer(name, tree, up, down);
-        // One that refuses at once is not begun.
+        // A service that refuses at once gets no stream.
         if let Some(ended) = (&mut steering).now_or_never() {
-            let refused = ended.err().unwrap_or_else(crate::steering::nobody);
-            return self.failure(&refused).await;
+            return Err(ended.err().unwrap_or_else(no_steering).into());
         }
-        self.writer.precede();
+        self.writer.prioritize();
         self.writer.frame(FrameKind::Steering, Bytes::new()).await?;
-        reader.be_patient(SILENCE);
-        let ended = tokio::select! {
-            ended = &mut steering => ended,
-            carried = carry(reader, self.writer, &heard, said) => return carried,
-            () = place.replaced() => return Ok(()),
-        };
-        match ended {
-            Ok(()) => Ok(()),
-            Err(failure) => self.failure(&failure).await,
+        self.reader.set_timeout(SILENCE_TIMEOUT);
+        // Dropping the others ends them: the service's future, the frames, or an older stream of the child.
+        tokio::select! {
+            ended = &mut steering => Ok(ended?),
+            carried = carry(self.reader, self.writer, &incoming, outgoing) => Ok(carried?),
+            () = registration.replaced() => Ok(()),
         }
     }
 
-    /// Has a command of a child carried out.
-    pub(super) async fn command(
-        &mut self,
-        from: &Asker,
-        tree: usize,
-        reader: &mut FrameReader,
-    ) -> Result<(), StreamError> {
-        if let Err(failure) = self.below(from, tree) {
-            return self.failure(&failure).await;
+    /// Has the service carry out a child's command.
+    pub(super) async fn command(&mut self, tree: usize) -> Result<(), AnswerError> {
+        self.child_in(tree)?;
+        // Never closed. A waiting command stays in QUIC's windows.
+        let _permit = self.shared.commands.acquire().await.ok();
+        let command = expect_body(self.reader, FrameKind::Steering, "steering").await?;
+        let answer = self.shared.service.command(tree, command).await?;
+        if answer.len() > STEERING_BYTES_MAX {
+            let detail = format!("an answer of {} bytes is too long", answer.len());
+            return Err(Failure::new(FailureKind::Unsupported, detail).into());
         }
-        // Never closed. What waits for its turn lies in QUIC's windows.
-        let _turn = self.shared.commands.acquire().await.ok();
-        let (kind, command) = reader.frame().await?.ok_or(StreamError::Truncated)?;
-        if kind != FrameKind::Steering {
-            return Err(unexpected(kind, "steering"));
-        }
-        match self.shared.service.command(tree, command).await {
-            Ok(answer) if answer.len() > STEERING_BYTES_MAX => {
-                let detail = format!("an answer of {} bytes is too long", answer.len());
-                let failure = Failure::new(FailureKind::Unsupported, detail);
-                self.failure(&failure).await
-            }
-            Ok(answer) => self.frame(FrameKind::Steering, answer).await,
-            Err(failure) => self.failure(&failure).await,
-        }
+        self.frame(FrameKind::Steering, answer).await
     }
 
-    /// The child that asks, if it hangs from this node in `tree`.
-    fn below<'a>(&self, from: &'a Asker, tree: usize) -> Result<&'a NodeId, Failure> {
-        match from {
-            Asker::Child(child, connection)
+    /// The requester, if it is a child of this node in `tree`.
+    fn child_in(&self, tree: usize) -> Result<&'a NodeId, Failure> {
+        match self.requester {
+            Requester::Child(child, connection)
                 if self.shared.children.contains(child, tree, connection) =>
             {
                 Ok(child)

@@ -18,7 +18,7 @@ fn frames(chunks: &[Bytes]) -> Vec<(FrameKind, Vec<u8>)> {
 }
 
 #[test]
-fn neighbouring_bytes_share_a_frame_and_blocks_do_not() {
+fn neighbouring_bytes_share_a_frame_within_a_block() {
     let piece = |text: &'static str| BlockPart::Bytes(Bytes::from_static(text.as_bytes()));
     let end = || BlockPart::End(ContentHash([7; 32]));
     let parts = vec![
@@ -42,7 +42,7 @@ fn neighbouring_bytes_share_a_frame_and_blocks_do_not() {
 }
 
 #[test]
-fn a_part_above_a_frame_is_split() {
+fn a_part_longer_than_a_frame_is_split() {
     let part = BlockPart::Bytes(Bytes::from(vec![1; (2 << 20) + 5]));
     let lens: Vec<usize> = frames(&encode(vec![part]).unwrap())
         .iter()
@@ -53,7 +53,7 @@ fn a_part_above_a_frame_is_split() {
 
 proptest! {
     #[test]
-    fn no_byte_is_lost(pieces: Vec<Vec<u8>>) {
+    fn encoding_loses_no_byte(pieces: Vec<Vec<u8>>) {
         let parts = pieces.iter().map(|piece| BlockPart::Bytes(piece.clone().into())).collect();
         let sent: Vec<u8> =
             frames(&encode(parts).unwrap()).into_iter().flat_map(|(_, body)| body).collect();

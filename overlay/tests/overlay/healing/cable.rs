@@ -1,4 +1,4 @@
-//! Trees whose nodes hang on cables that can be pulled, and readers who check every byte meanwhile.
+//! Trees whose nodes have cables that can be pulled, and readers that check every byte meanwhile.
 
 use crate::support::{TestTree, content, path, whole, within};
 use crate::waiting::until;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cable {
     pulled: Arc<AtomicBool>,
-    /// With whom alone it does not carry anything.
+    /// The only peer with which it carries no packets.
     without: Arc<Mutex<HashSet<SocketAddr>>>,
 }
 
@@ -87,7 +87,7 @@ impl AsyncUdpSocket for Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             let received = std::task::ready!(self.inner.poll_recv(cx, bufs, meta))?;
-            // A batch is rarely of several senders; what is lost with one comes again.
+            // A batch is rarely from several senders; lost packets are sent again.
             if meta[..received]
                 .iter()
                 .all(|meta| self.cable.carries(meta.addr))
@@ -159,7 +159,7 @@ impl Cabled {
         config
     }
 
-    /// Where `rank` stands in each tree in which it is not the root: `Some` rank it hangs from.
+    /// The rank of `rank`'s parent in each tree in which it is not the root; `None` if it has none.
     pub(super) fn above(&self, rank: usize) -> Vec<Option<usize>> {
         let links = self.tree.parent(rank).links().into_iter();
         links
@@ -170,7 +170,7 @@ impl Cabled {
             .collect()
     }
 
-    /// Waits until `rank` hangs from its parent in every tree; gives how long it took.
+    /// Waits until `rank` uses its listed parent in every tree. Returns how long it took.
     pub(super) async fn home(&self, rank: usize) -> Duration {
         let begun = Instant::now();
         let links = || self.tree.parent(rank).links();
@@ -182,7 +182,7 @@ impl Cabled {
         begun.elapsed()
     }
 
-    /// Waits until `rank` hangs from `above` in its first tree; gives how long it took.
+    /// Waits until `above` is the parent of `rank` in its first tree. Returns how long it took.
     pub(super) async fn moved(&self, rank: usize, above: usize) -> Duration {
         let begun = Instant::now();
         until(HEALED, format!("{rank} hangs from {above}"), || {
@@ -193,7 +193,7 @@ impl Cabled {
     }
 }
 
-/// All bytes of a read, each compared; gives how often something was taken back.
+/// Reads a stream and compares all its bytes. Returns the number of restarts.
 pub(super) async fn right(mut parts: ReadStream) -> Result<u32, Failure> {
     let (mut block, mut blocks, mut restarts) = (Vec::new(), 0, 0);
     while let Some(part) = parts.next().await {
@@ -229,7 +229,7 @@ pub(super) const GENEROUS_S: u64 = 60;
 /// The part of it that an idle machine may take.
 pub(super) const HEALED: Duration = Duration::from_secs(15);
 
-/// What a reader saw.
+/// The observations of a reader.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Took {
     pub(super) answers: u32,
@@ -279,7 +279,7 @@ impl Reader {
                     took.answers += 1;
                     answers.fetch_add(1, Ordering::SeqCst);
                     took.longest = took.longest.max(begun.elapsed());
-                    // So that what is measured is the tree, and not this machine.
+                    // The test measures the tree, and not this machine.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 took
@@ -299,7 +299,7 @@ impl Reader {
         until(HEALED, "a reader goes on", || answers() >= enough).await;
     }
 
-    /// Ends it; gives what it saw. Fails where an answer was an error or wrong.
+    /// Ends the reader and returns its observations. Fails if an answer was an error or wrong.
     pub(super) async fn end(self) -> Took {
         self.stop.store(true, Ordering::SeqCst);
         let mut all = Took::default();

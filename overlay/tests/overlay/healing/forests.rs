@@ -1,4 +1,4 @@
-//! Several roots: whose item is whose, who stands in for a dead one, and what disagreement costs.
+//! Several roots: the root of each item, the substitutes for a dead root, and the cost of disagreement.
 
 use super::cable::{Cabled, HEALED, Reader, right};
 use crate::support::{path, whole, within};
@@ -32,7 +32,7 @@ async fn read(cabled: &Cabled, rank: usize, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_item_is_read_by_its_root_whoever_asks() {
+async fn each_item_is_read_by_its_root_only() {
     for count in [2, 3] {
         let cabled = Cabled::start(7, 3, Forest::spread(7, count)).await;
         for tree in 0..count {
@@ -96,12 +96,12 @@ async fn a_dead_roots_items_go_to_the_next_and_come_back() {
     assert_eq!(produced(&cabled)[1], before + BLOCK_BYTES);
 }
 
-/// One node cannot reach a root that all others can: they disagree on who is alive.
+/// One node cannot reach a root that all others can: they disagree on which nodes are alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disagreement_costs_a_second_read_of_storage_and_no_wrong_byte() {
     let cabled = Cabled::start(6, 3, vec![0, 3]).await;
     let name = name_of(&cabled, &[0, 1]);
-    // Cut off from root 0 and from all whom it could ask in that tree.
+    // Cut off from root 0 and from all its ancestors in that tree.
     for above in cabled.tree.node(5).membership().ancestors(0) {
         let address = cabled.tree.address(above);
         cabled.cables[5].avoid(address);
@@ -114,13 +114,13 @@ async fn disagreement_costs_a_second_read_of_storage_and_no_wrong_byte() {
     for read in reads {
         within(20, read).await.unwrap().unwrap();
     }
-    // Nodes of this test keep nothing: what counts is who was asked.
+    // Nodes of this test cache nothing, so the requests to storage can be counted.
     assert_eq!(produced(&cabled)[0], 3 * BLOCK_BYTES);
     assert_eq!(produced(&cabled)[1], BLOCK_BYTES);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_whole_tree_answers_without_a_root_and_from_where_nodes_went() {
+async fn the_cluster_answers_without_one_root() {
     let cabled = Cabled::start(9, 3, vec![0, 4]).await;
     // A root, and an inner node of the other tree; readers notice.
     let readers = [3, 7, 8].map(|rank| Reader::start(&cabled.tree.parent(rank)));
@@ -162,7 +162,7 @@ async fn connections_are_few() {
     }
 }
 
-/// No root is left: each node does as it was told, and nobody is told a lie.
+/// No root is left: each node follows its policy, and no read returns wrong bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_root_nodes_wait_for_one() {
     let mut cabled = Cabled::plan(3, 2, vec![0, 1]);

@@ -52,7 +52,7 @@ fn join(cabled: &Cabled, name: &str) -> Overlay {
     Overlay::start(config, None, service).unwrap()
 }
 
-/// The member that a guest hangs from first.
+/// The first ancestor of a guest.
 fn host(cabled: &Cabled, name: &str) -> usize {
     let (tree, identity) = (&cabled.tree, NodeIdentity::Guest(name.to_owned()));
     let membership = Membership::new(
@@ -110,7 +110,7 @@ async fn a_guest_joins_reads_is_reported_and_leaves() {
     assert_eq!((all.reports.len(), all.missing.len()), (5, 0));
 }
 
-/// A member without children of its own takes in 32 others; who comes later goes farther up.
+/// A member without listed children accepts 32 others; further ones go to the next ancestor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_node_sends_guests_to_the_next_ancestor() {
     const MOST: usize = 32;

@@ -26,7 +26,7 @@ async fn chain(len: usize, desk: impl Fn(usize) -> Desk) -> Cabled {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
+async fn a_home_that_dies_silently_is_left_within_two_seconds() {
     let cabled = chain(4, |rank| match rank {
         // Hangs until it dies.
         1 => Desk::default().items(|_request| std::future::pending()),
@@ -40,7 +40,7 @@ async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
         .await
         .unwrap();
     until(SOON, "two homes are connected", || homes.connected() == 2).await;
-    // It hangs for longer than a dead one is waited for.
+    // It hangs for longer than a reader waits for a dead home.
     tokio::time::sleep(Duration::from_millis(2200)).await;
     assert!(!hanging.is_finished());
     for rank in [0, 1] {
@@ -56,7 +56,7 @@ async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
     assert_eq!(kind(idle), FailureKind::Unavailable);
     let both = begun.elapsed();
     assert!(both < Duration::from_millis(4000), "{both:?}");
-    // From then on nobody waits, and those that live go on.
+    // From then on no reader waits, and the live homes answer.
     let begun = Instant::now();
     for rank in [0, 1] {
         let dead = within(5, homes.item(rank, request("file", 0, 9, 9))).await;
@@ -74,7 +74,7 @@ async fn a_home_that_dies_without_a_word_is_left_within_two_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_steering_parent_that_dies_without_a_word_is_left_while_nothing_is_said() {
+async fn an_idle_steering_stream_notices_a_dead_parent() {
     let helms: Vec<Helm> = (0..3).map(|_| Helm::default()).collect();
     let cabled = chain(3, |rank| helms[rank].desk()).await;
     let child = cabled.tree.parent(2);
@@ -88,7 +88,7 @@ async fn a_steering_parent_that_dies_without_a_word_is_left_while_nothing_is_sai
     assert_eq!(within(5, stream.down.recv()).await, None);
     let noticed = begun.elapsed();
     assert!(noticed < Duration::from_millis(3500), "{noticed:?}");
-    // The next one leads to whom the child hangs from by then.
+    // The next stream leads to the child's new parent.
     let stream = within(10, child.steer(0)).await.unwrap();
     stream.up.send(Bytes::from_static(b"again")).unwrap();
     until(SOON, "the root hears it", || {

@@ -1,4 +1,4 @@
-//! What a connection costs that has nothing to say.
+//! The memory of an idle connection.
 
 use crate::support::{TestTree, raw_client, within};
 use copperfs_overlay::identity::Identity;
@@ -34,7 +34,7 @@ async fn an_idle_connection_costs_little_memory() {
     let mut kept = Vec::new();
     let mut before = 0;
     for rank in 1..=CHILDREN {
-        // What the first ones need is there for all.
+        // The first connections allocate the memory that all share.
         if rank == CHILDREN / 3 {
             before = resident();
         }

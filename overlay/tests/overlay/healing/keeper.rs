@@ -22,7 +22,7 @@ pub(super) fn item(which: usize) -> (ItemPath, u64) {
     (ItemPath::parse(path.as_bytes()).unwrap(), size)
 }
 
-/// What a file holds: something else in each.
+/// The content of a file, different for each.
 pub(super) fn pattern(path: &ItemPath, size: u64) -> Bytes {
     let mut bytes = vec![0; usize::try_from(size).unwrap()];
     let mut hasher = blake3::Hasher::new();
@@ -71,7 +71,7 @@ impl Keeper {
             let mut flights = self.flights[usize::from(attempt)].lock().unwrap();
             let flight = flights.entry(path.clone()).or_insert_with(|| {
                 let keeper = Arc::clone(self);
-                // Whoever asked may go away: what was begun is ended and kept.
+                // A request that has begun is completed and cached, even if its requester is gone.
                 let fetching = tokio::spawn(keeper.fetch(path, size, attempt));
                 fetching.map(Result::unwrap).boxed().shared()
             });
@@ -134,7 +134,7 @@ fn unsupported<T: Send + 'static>() -> BoxFuture<'static, Result<T, Failure>> {
     std::future::ready(Err(failure)).boxed()
 }
 
-/// What nobody asks for here.
+/// Requests that this test does not make.
 macro_rules! only_read {
     () => {
         fn list(
@@ -184,7 +184,7 @@ impl Files for View {
     }
 }
 
-/// What storage was asked for, over all roots.
+/// The requests to storage, over all roots.
 #[derive(Default)]
 pub(super) struct Reads {
     counts: Mutex<HashMap<String, u64>>,

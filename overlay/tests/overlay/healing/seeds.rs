@@ -1,36 +1,36 @@
-//! The rules of healing ([`Ascent`]) in simulated clusters, by the seed: no sockets, no clock.
+//! The rules of healing ([`ParentSelector`]) in simulated clusters, by seed: no sockets, no clock.
 //!
-//! The network is a model: who is up, who hears whom, how long a handshake takes. What the driver
-//! (`upstream/climb.rs`) would notice on its connections is told to the state machines, what they want
-//! is done, and after each step the invariants are checked:
-//! 1. a node uses, dials and leaves only ancestors, and only what it may (no action out of turn);
-//! 2. who hangs from whom has no cycle in any tree;
-//! 3. a node for which an ancestor has long been there hangs from a live one;
-//! 4. one that has lied is not used before its time;
-//! 5. once the network has healed, everybody is at home within a bound;
-//! 6. CPUs that burn make nobody move.
+//! The network is a model: which hosts are up, which ones hear each other, how long a handshake takes. The state
+//! machines get the events that the driver (`upstream/parent_link.rs`) would notice on its connections, their
+//! actions are carried out, and after each step the invariants are checked:
+//! 1. a node uses, dials and leaves only ancestors, and each action is permitted in its state;
+//! 2. no tree has a cycle of parents;
+//! 3. a node that could have had a live parent for a while has one;
+//! 4. a corrupt peer is not used while it is barred;
+//! 5. once the network has healed, every node uses its listed parent within a bound;
+//! 6. stalled CPUs make no node move.
 //!
 //! `COPPERFS_SEEDS=10000` runs more; `COPPERFS_SEED=7` only that one.
 
 use copperfs_overlay::Forest;
-use copperfs_overlay::ascent::{Action, Ascent, Event, Patience};
+use copperfs_overlay::parent_selector::{Action, Event, FailoverTimes, ParentSelector};
 use std::ops::Range;
 use std::panic::RefUnwindSafe;
 use std::time::Duration;
 
 const SEEDS: u64 = 500;
 const PARTS: u64 = 4;
-/// Time passes in steps of so much.
+/// Simulated time of one step.
 const STEP: Duration = Duration::from_millis(40);
 const SILENCE: Duration = Duration::from_secs(1);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// For so long things go wrong.
-const TROUBLE: Duration = Duration::from_secs(25);
-/// After this all busy nodes are at home, whatever was.
-const MENDED: Duration = Duration::from_secs(15);
-/// A node with a live ancestor hangs from a live one after this: silence, a dial that was begun too
-/// early, the longest pause, a dial, and jitter.
+/// How long faults are injected.
+const FAULTS_FOR: Duration = Duration::from_secs(25);
+/// All busy nodes use their listed parents this long after the last fault.
+const HEALED: Duration = Duration::from_secs(15);
+/// A node that can have a live parent has one after this time: silence, a dial that began too early, the longest
+/// pause, a dial, and jitter.
 const STRANDED_MAX: Duration = Duration::from_millis(1250 + 2000 + 2000 + 500 + 250);
 
 /// splitmix64.
@@ -68,10 +68,10 @@ struct Host {
     up: bool,
     boots: u32,
     busy: bool,
-    liar: bool,
-    /// Does nothing until then: another process has its cores.
+    corrupt: bool,
+    /// The node does not run until then, because another process has its cores.
     stalled_until: Duration,
-    /// Most children that are not its own.
+    /// Most children, unless they are listed ones.
     children_max: usize,
 }
 
@@ -82,7 +82,7 @@ struct Dial {
     takes: Duration,
 }
 
-/// What a node knows of one candidate.
+/// One candidate, as its node sees it.
 #[derive(Clone, Default)]
 struct Candidate {
     dial: Option<Dial>,
@@ -90,22 +90,22 @@ struct Candidate {
     connected: Option<u32>,
     last_heard: Duration,
     silent: bool,
-    lies: u32,
+    corrupt_blocks: u32,
     barred_until: Duration,
-    /// Since when it is there for this node without a break.
+    /// Since when this node could use it without a break.
     good_since: Option<Duration>,
 }
 
 /// One node in one tree.
-struct Climb {
+struct Link {
     node: usize,
     tree: usize,
     above: Vec<usize>,
-    ascent: Ascent,
+    selector: ParentSelector,
     candidates: Vec<Candidate>,
-    /// When it last hung from somebody alive, or began.
+    /// When it last had a live parent, or began.
     well: Duration,
-    hung: bool,
+    had_parent: bool,
     moves: u32,
 }
 
@@ -114,15 +114,16 @@ struct World {
     now: Duration,
     forest: Forest,
     hosts: Vec<Host>,
-    /// `deaf[a][b]`: what `a` sends does not reach `b`.
+    /// `deaf[a][b]`: packets of `a` do not reach `b`.
     deaf: Vec<Vec<bool>>,
-    climbs: Vec<Climb>,
-    /// How many hang from each node.
+    links: Vec<Link>,
+    /// Number of children of each node.
     children: Vec<usize>,
-    /// By tree and node: whether it hangs from somebody, or is the root.
-    settled: Vec<Vec<bool>>,
-    patience: Patience,
-    only_burning: bool,
+    /// By tree and node: whether it has a parent, or is the root.
+    attached: Vec<Vec<bool>>,
+    times: FailoverTimes,
+    /// The only faults are stalls that are shorter than the silence.
+    only_stalls: bool,
 }
 
 impl World {
@@ -137,50 +138,50 @@ impl World {
                 up: true,
                 boots: 0,
                 busy: !random.chance(5),
-                liar: false,
+                corrupt: false,
                 stalled_until: Duration::ZERO,
                 children_max: 2 + random.below(10),
             })
             .collect();
-        let patience = Patience {
-            bar: Duration::from_secs(4),
-            ..Patience::default()
+        let times = FailoverTimes {
+            corrupt_bar: Duration::from_secs(4),
+            ..FailoverTimes::default()
         };
-        let only_burning = random.chance(10);
+        let only_stalls = random.chance(10);
         let mut world = Self {
             random,
             now: Duration::ZERO,
             deaf: vec![vec![false; len]; len],
             hosts,
-            climbs: Vec::new(),
+            links: Vec::new(),
             children: vec![0; len],
-            settled: vec![vec![true; len]; roots],
+            attached: vec![vec![true; len]; roots],
             forest,
-            patience,
-            only_burning,
+            times,
+            only_stalls,
         };
         for node in 0..len {
             for tree in 0..roots {
                 if !world.forest.ancestors(tree, node).is_empty() {
-                    let climb = world.climb(node, tree);
-                    world.climbs.push(climb);
+                    let link = world.link(node, tree);
+                    world.links.push(link);
                 }
             }
         }
         world
     }
 
-    fn climb(&mut self, node: usize, tree: usize) -> Climb {
+    fn link(&mut self, node: usize, tree: usize) -> Link {
         let above = self.forest.ancestors(tree, node);
         let seed = self.random.next();
-        Climb {
+        Link {
             node,
             tree,
-            ascent: Ascent::new(above.len(), self.patience, seed, self.now),
+            selector: ParentSelector::new(above.len(), self.times, seed, self.now),
             candidates: vec![Candidate::default(); above.len()],
             above,
             well: self.now,
-            hung: false,
+            had_parent: false,
             moves: 0,
         }
     }
@@ -192,7 +193,7 @@ impl World {
         runs(&self.hosts[a]) && runs(&self.hosts[b]) && !up && !down
     }
 
-    /// Whether `node` has no place for one more child in `tree`.
+    /// Whether `node` refuses `child` in `tree`, because it has too many children.
     fn is_full(&self, node: usize, child: usize, tree: usize) -> bool {
         if self.forest.parent(tree, child) == Some(node) || self.forest.is_root(node) {
             return false;
@@ -200,26 +201,26 @@ impl World {
         self.children[node] >= self.hosts[node].children_max
     }
 
-    /// Whether `node` hung from somebody in `tree` when this step began, or is its root.
-    fn is_settled(&self, node: usize, tree: usize) -> bool {
-        self.settled[tree][node]
+    /// Whether `node` had a parent in `tree` when this step began, or is its root.
+    fn is_attached(&self, node: usize, tree: usize) -> bool {
+        self.attached[tree][node]
     }
 
-    /// Takes stock: how many hang from each node, and which nodes hang from somebody.
-    fn take_stock(&mut self) {
+    /// Counts the children of each node, and notes which nodes have parents.
+    fn count_children(&mut self) {
         self.children.fill(0);
-        for climb in &self.climbs {
-            self.settled[climb.tree][climb.node] = climb.ascent.using().is_some();
-            if let Some(place) = climb.ascent.using() {
-                self.children[climb.above[place]] += 1;
+        for link in &self.links {
+            self.attached[link.tree][link.node] = link.selector.using().is_some();
+            if let Some(place) = link.selector.using() {
+                self.children[link.above[place]] += 1;
             }
         }
     }
 
-    /// Something goes wrong, or right again.
-    fn trouble(&mut self) {
+    /// Injects a fault, or ends some.
+    fn inject_fault(&mut self) {
         let node = self.random.below(self.hosts.len());
-        if self.only_burning {
+        if self.only_stalls {
             let stall = self.random.millis(800);
             let host = &mut self.hosts[node];
             if host.stalled_until + 2 * STEP <= self.now {
@@ -235,7 +236,7 @@ impl World {
                 self.deaf[node][other] = true;
             }
             6 => {
-                // A switch fails: these hear only each other.
+                // A switch fails: the hosts on each side hear only each other.
                 let cut = self.random.below(self.hosts.len());
                 for a in 0..self.hosts.len() {
                     for b in 0..self.hosts.len() {
@@ -248,8 +249,8 @@ impl World {
                 .iter_mut()
                 .flatten()
                 .for_each(|deaf| *deaf = false),
-            9 => self.hosts[node].liar = true,
-            10 => self.hosts[node].liar = false,
+            9 => self.hosts[node].corrupt = true,
+            10 => self.hosts[node].corrupt = false,
             _ => {
                 let stall = self.random.millis(3000);
                 self.hosts[node].stalled_until = self.now + stall;
@@ -259,8 +260,8 @@ impl World {
 
     fn crash(&mut self, node: usize) {
         self.hosts[node].up = false;
-        for climb in self.climbs.iter_mut().filter(|climb| climb.node == node) {
-            climb.candidates.fill(Candidate::default());
+        for link in self.links.iter_mut().filter(|link| link.node == node) {
+            link.candidates.fill(Candidate::default());
         }
     }
 
@@ -270,10 +271,10 @@ impl World {
         }
         self.hosts[node].up = true;
         self.hosts[node].boots += 1;
-        for at in 0..self.climbs.len() {
-            if self.climbs[at].node == node {
-                let tree = self.climbs[at].tree;
-                self.climbs[at] = self.climb(node, tree);
+        for at in 0..self.links.len() {
+            if self.links[at].node == node {
+                let tree = self.links[at].tree;
+                self.links[at] = self.link(node, tree);
             }
         }
     }
@@ -285,7 +286,7 @@ impl World {
             .for_each(|deaf| *deaf = false);
         for node in 0..self.hosts.len() {
             self.boot(node);
-            self.hosts[node].liar = false;
+            self.hosts[node].corrupt = false;
             self.hosts[node].stalled_until = Duration::ZERO;
             self.hosts[node].children_max = usize::MAX;
         }
@@ -293,9 +294,9 @@ impl World {
 
     fn step(&mut self) {
         self.now += STEP;
-        self.take_stock();
-        for at in 0..self.climbs.len() {
-            let node = self.climbs[at].node;
+        self.count_children();
+        for at in 0..self.links.len() {
+            let node = self.links[at].node;
             let host = &self.hosts[node];
             if !host.up {
                 continue;
@@ -305,56 +306,56 @@ impl World {
                 continue;
             }
             for event in self.events(at) {
-                self.tell(at, event);
+                self.handle(at, event);
             }
             self.check(at);
         }
         self.check_cycles();
     }
 
-    /// Its own delays do not count against others, whose packets wait in the kernel.
+    /// Lets a stalled node sleep. Its own delays do not count against its peers, whose packets wait in the kernel.
     fn sleep(&mut self, at: usize) {
-        for place in 0..self.climbs[at].above.len() {
-            let above = self.climbs[at].above[place];
+        for place in 0..self.links[at].above.len() {
+            let above = self.links[at].above[place];
             let speaks = self.hosts[above].up && self.hosts[above].stalled_until <= self.now;
-            let climb = &mut self.climbs[at];
-            let candidate = &mut climb.candidates[place];
-            let heard = speaks && !self.deaf[climb.node][above] && !self.deaf[above][climb.node];
+            let link = &mut self.links[at];
+            let candidate = &mut link.candidates[place];
+            let heard = speaks && !self.deaf[link.node][above] && !self.deaf[above][link.node];
             candidate.last_heard = if heard {
                 self.now
             } else {
                 candidate.last_heard + STEP
             };
         }
-        self.climbs[at].well = self.now;
+        self.links[at].well = self.now;
     }
 
-    /// What the driver of `climbs[at]` notices now.
+    /// Returns the events that the driver of `links[at]` notices now.
     fn events(&mut self, at: usize) -> Vec<Event> {
-        let (node, tree) = (self.climbs[at].node, self.climbs[at].tree);
+        let (node, tree) = (self.links[at].node, self.links[at].tree);
         let busy = self.hosts[node].busy;
         let mut events = Vec::new();
-        for place in 0..self.climbs[at].above.len() {
-            let above = self.climbs[at].above[place];
+        for place in 0..self.links[at].above.len() {
+            let above = self.links[at].above[place];
             let meet = self.meet(node, above);
             let full = self.is_full(above, node, tree);
-            let (boots, liar) = (self.hosts[above].boots, self.hosts[above].liar);
-            let lies = liar && busy && self.random.chance(8);
+            let (boots, corrupt) = (self.hosts[above].boots, self.hosts[above].corrupt);
+            let sends_corrupt = corrupt && busy && self.random.chance(8);
             let now = self.now;
-            let used = self.climbs[at].ascent.using();
+            let used = self.links[at].selector.using();
             let using = used == Some(place);
-            let settled = self.is_settled(above, tree);
-            let candidate = &mut self.climbs[at].candidates[place];
-            let good = meet && !full && settled && candidate.barred_until <= now;
+            let attached = self.is_attached(above, tree);
+            let candidate = &mut self.links[at].candidates[place];
+            let good = meet && !full && attached && candidate.barred_until <= now;
             candidate.good_since = good.then(|| candidate.good_since.unwrap_or(now));
             if let Some(dial) = candidate.dial {
                 let ready = now >= dial.began + dial.takes && meet;
                 if ready || now >= dial.began + CONNECT_TIMEOUT {
                     candidate.dial = None;
-                    if ready && !full && (settled || used.is_none()) {
+                    if ready && !full && (attached || used.is_none()) {
                         candidate.connected = Some(boots);
                         (candidate.last_heard, candidate.silent) = (now, false);
-                        events.push(Event::Welcomed(place));
+                        events.push(Event::Accepted(place));
                     } else {
                         events.push(Event::Failed(place));
                     }
@@ -368,8 +369,8 @@ impl World {
                     if std::mem::take(&mut candidate.silent) {
                         events.push(Event::Heard(place));
                     }
-                    if lies {
-                        events.push(Event::Lied(place));
+                    if sends_corrupt {
+                        events.push(Event::Corrupt(place));
                     }
                 } else if busy && quiet >= SILENCE && !candidate.silent {
                     candidate.silent = true;
@@ -377,68 +378,80 @@ impl World {
                 }
             }
         }
-        let due = self.climbs[at].ascent.wake(self.now);
+        let due = self.links[at].selector.wake(self.now);
         if events.is_empty() && due.is_some_and(|due| due <= self.now) {
             events.push(Event::Tick);
         }
         events
     }
 
-    fn tell(&mut self, at: usize, event: Event) {
+    fn handle(&mut self, at: usize, event: Event) {
         let now = self.now;
         let takes = 1 + self.random.below(60);
-        let climb = &mut self.climbs[at];
-        // An event of something that an earlier one has ended is not seen any more.
-        if let Event::Lied(place) | Event::Silent(place) | Event::Heard(place) | Event::Lost(place) =
-            event
-            && climb.ascent.using() != Some(place)
+        let link = &mut self.links[at];
+        // An event at a connection that an earlier event has ended is not noticed.
+        if let Event::Corrupt(place)
+        | Event::Silent(place)
+        | Event::Heard(place)
+        | Event::Lost(place) = event
+            && link.selector.using() != Some(place)
         {
             return;
         }
         if let Event::Lost(place) = event {
-            climb.candidates[place].connected = None;
+            link.candidates[place].connected = None;
         }
-        if let Event::Lied(place) = event {
-            let others = climb.above.len() > 1;
-            let candidate = &mut climb.candidates[place];
-            candidate.lies += 1;
-            if candidate.lies >= 3 {
+        if let Event::Corrupt(place) = event {
+            let others = link.above.len() > 1;
+            let candidate = &mut link.candidates[place];
+            candidate.corrupt_blocks += 1;
+            if candidate.corrupt_blocks >= 3 {
                 candidate.barred_until = Duration::MAX;
             } else if others {
-                let bar = self.patience.bar * 2_u32.pow(candidate.lies - 1);
+                let bar = self.times.corrupt_bar * 2_u32.pow(candidate.corrupt_blocks - 1);
                 candidate.barred_until = now + bar;
             }
         }
-        let before = climb.ascent.using();
+        let before = link.selector.using();
         let mut using = before.filter(|_| !matches!(event, Event::Lost(_)));
-        for action in climb.ascent.step(now, event) {
+        for action in link.selector.step(now, event) {
             match action {
                 Action::Dial(place) => {
-                    let candidate = &mut climb.candidates[place];
+                    let candidate = &mut link.candidates[place];
                     assert!(candidate.dial.is_none(), "dialed twice");
                     assert!(using != Some(place), "dialed the one in use");
-                    assert!(candidate.barred_until <= now, "dialed one that has lied");
+                    assert!(candidate.barred_until <= now, "dialed a barred candidate");
                     let takes = Duration::from_millis(u64::try_from(takes).unwrap());
                     candidate.dial = Some(Dial { began: now, takes });
                 }
                 Action::Use(place) => {
-                    assert_eq!(event, Event::Welcomed(place), "used one that is not there");
-                    assert!(climb.candidates[place].barred_until <= now, "used a liar");
+                    assert_eq!(
+                        event,
+                        Event::Accepted(place),
+                        "used a candidate that was not accepted"
+                    );
+                    assert!(
+                        link.candidates[place].barred_until <= now,
+                        "used a barred candidate"
+                    );
                     using = Some(place);
-                    climb.hung = true;
-                    climb.moves += u32::from(place > 0);
+                    link.had_parent = true;
+                    link.moves += u32::from(place > 0);
                 }
-                Action::Leave(place) | Action::Drop(place) => {
-                    let candidate = &mut climb.candidates[place];
-                    assert!(candidate.connected.is_some(), "left one that is not there");
+                Action::Release(place) | Action::Abandon(place) => {
+                    let candidate = &mut link.candidates[place];
+                    assert!(
+                        candidate.connected.is_some(),
+                        "left an unconnected candidate"
+                    );
                     candidate.connected = None;
                     using = using.filter(|&used| used != place);
                 }
-                Action::Strand => assert_eq!(using, None, "stranded while hanging"),
+                Action::Strand => assert_eq!(using, None, "stranded with a parent"),
             }
         }
         assert_eq!(
-            climb.ascent.using(),
+            link.selector.using(),
             using,
             "after {event:?} from {before:?}"
         );
@@ -446,38 +459,38 @@ impl World {
 
     fn check(&mut self, at: usize) {
         let now = self.now;
-        let climb = &self.climbs[at];
-        let node = climb.node;
-        let well = climb.ascent.using().is_some_and(|place| {
-            let there = climb.candidates[place].connected;
-            let above = climb.above[place];
+        let link = &self.links[at];
+        let node = link.node;
+        let well = link.selector.using().is_some_and(|place| {
+            let there = link.candidates[place].connected;
+            let above = link.above[place];
             there == Some(self.hosts[above].boots) && self.meet(node, above)
         });
         if well {
-            self.climbs[at].well = now;
+            self.links[at].well = now;
             return;
         }
-        // One that is stalled for longer than the silence is as good as dead.
+        // An idle node notices a dead parent only by the idle timeout.
         let long = STRANDED_MAX
             + if self.hosts[node].busy {
                 Duration::ZERO
             } else {
                 IDLE_TIMEOUT
             };
-        // A node that has just begun waits for its parent first.
-        let grace = match climb.hung {
+        // A node that has just begun waits for its listed parent first.
+        let grace = match link.had_parent {
             true => Duration::ZERO,
-            false => self.patience.grace,
+            false => self.times.start_grace,
         };
         let good = |candidate: &Candidate| {
-            let since = candidate.good_since?.max(climb.well);
+            let since = candidate.good_since?.max(link.well);
             (now.saturating_sub(since) > long + grace).then_some(since)
         };
-        let found = climb.candidates.iter().position(|c| good(c).is_some());
+        let found = link.candidates.iter().position(|c| good(c).is_some());
         assert_eq!(
             found, None,
-            "node {node} in tree {} hangs from nobody",
-            climb.tree
+            "node {node} in tree {} has no parent",
+            link.tree
         );
     }
 
@@ -485,8 +498,8 @@ impl World {
         let len = self.hosts.len();
         for tree in 0..self.forest.roots().len() {
             let mut upward = vec![None; len];
-            for climb in self.climbs.iter().filter(|climb| climb.tree == tree) {
-                upward[climb.node] = climb.ascent.using().map(|place| climb.above[place]);
+            for link in self.links.iter().filter(|link| link.tree == tree) {
+                upward[link.node] = link.selector.using().map(|place| link.above[place]);
             }
             for node in 0..len {
                 let path = std::iter::successors(Some(node), |&node| upward[node]);
@@ -496,22 +509,22 @@ impl World {
     }
 
     fn check_home(&self) {
-        for climb in &self.climbs {
-            let place = climb.ascent.using();
-            // The nearest that may be used and is of use.
-            let home = (0..climb.above.len()).find(|&place| {
-                climb.candidates[place].barred_until <= self.now
-                    && self.is_settled(climb.above[place], climb.tree)
+        for link in &self.links {
+            let place = link.selector.using();
+            // The nearest candidate that is permitted and attached.
+            let home = (0..link.above.len()).find(|&place| {
+                link.candidates[place].barred_until <= self.now
+                    && self.is_attached(link.above[place], link.tree)
             });
-            // One that was of use to nobody may have been better than none.
+            // A detached parent may have been better than none.
             let before = place.is_some_and(|place| home.is_none_or(|home| place < home));
-            let (node, tree) = (climb.node, climb.tree);
+            let (node, tree) = (link.node, link.tree);
             assert!(
                 place == home || before,
                 "node {node} in tree {tree}: {place:?}, {home:?}"
             );
-            if self.only_burning {
-                assert_eq!(climb.moves, 0, "node {} moved", climb.node);
+            if self.only_stalls {
+                assert_eq!(link.moves, 0, "node {} moved", link.node);
             }
         }
     }
@@ -520,21 +533,21 @@ impl World {
 fn run(seed: u64) {
     let mut world = World::new(seed);
     let rate = 5 + world.random.below(60);
-    while world.now < TROUBLE {
+    while world.now < FAULTS_FOR {
         if world.random.chance(rate) {
-            world.trouble();
+            world.inject_fault();
         }
         world.step();
     }
     world.heal();
-    // Bars that end while everybody is on the way home end it a little later.
-    let bars = world.climbs.iter().flat_map(|climb| &climb.candidates);
+    // A bar that ends during the recovery delays it.
+    let bars = world.links.iter().flat_map(|link| &link.candidates);
     let barred = bars
         .map(|c| c.barred_until)
         .filter(|at| *at < Duration::MAX);
     let calm = barred.max().unwrap_or_default().max(world.now);
     let idle = world.hosts.iter().any(|host| !host.busy);
-    let end = calm + MENDED + if idle { IDLE_TIMEOUT } else { Duration::ZERO };
+    let end = calm + HEALED + if idle { IDLE_TIMEOUT } else { Duration::ZERO };
     while world.now < end {
         world.step();
     }
@@ -545,7 +558,7 @@ fn run(seed: u64) {
 pub(super) fn number(name: &str) -> Option<u64> {
     #[expect(
         clippy::disallowed_methods,
-        reason = "how much a test does is asked of the environment"
+        reason = "the environment sets the number of seeds"
     )]
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap())
@@ -566,7 +579,7 @@ pub(super) fn seeds(all: Range<u64>, run: impl Fn(u64) + RefUnwindSafe) {
     }
 }
 
-/// Several parts, so that each ends in time on a busy machine.
+/// Several parts, so that each ends within its time limit on a busy machine.
 macro_rules! part {
     ($name:ident, $part:literal) => {
         #[test]
@@ -577,7 +590,7 @@ macro_rules! part {
     };
 }
 
-part!(no_seed_breaks_a_rule_of_healing_1, 0);
-part!(no_seed_breaks_a_rule_of_healing_2, 1);
-part!(no_seed_breaks_a_rule_of_healing_3, 2);
-part!(no_seed_breaks_a_rule_of_healing_4, 3);
+part!(healing_invariants_hold_for_seeds_1, 0);
+part!(healing_invariants_hold_for_seeds_2, 1);
+part!(healing_invariants_hold_for_seeds_3, 2);
+part!(healing_invariants_hold_for_seeds_4, 3);

@@ -6,7 +6,7 @@
 //! 2. no error to a reader: no fault here lasts as long as the request time-out;
 //! 3. no read takes longer than the faults and the healing after them;
 //! 4. storage reads an item at most once per root and life of that root;
-//! 5. in the end everybody is at home;
+//! 5. in the end every node uses its listed parent;
 //! 6. the same seed makes the same log.
 //!
 //! `COPPERFS_SIMULATIONS=100` runs more seeds; `COPPERFS_SEED=7` only that one.
@@ -37,7 +37,7 @@ const TICK: Duration = Duration::from_millis(5);
 const ITEMS: usize = 40;
 /// No fault lasts longer.
 const FAULT_MAX: Duration = Duration::from_secs(6);
-/// For so long faults begin.
+/// Faults begin during this time.
 const TROUBLE: Duration = Duration::from_secs(20);
 /// After the last fault has ended.
 const MENDED: Duration = Duration::from_secs(20);
@@ -166,13 +166,13 @@ impl Service for SimService {
     }
 }
 
-/// What the outside sees of the nodes.
+/// The externally visible state of the nodes.
 #[derive(Default)]
 struct Seen {
     log: Vec<String>,
     reads: usize,
     longest: Duration,
-    /// By node: where it hangs in each tree, and how often it has started.
+    /// By node: its parent in each tree, and the number of its starts.
     links: HashMap<usize, Vec<(usize, LinkStatus)>>,
     boots: HashMap<usize, u64>,
 }
@@ -353,7 +353,7 @@ impl World<'_> {
     }
 }
 
-/// Runs one seed; gives what happened.
+/// Runs one seed. Returns its log.
 fn run(seed: u64) -> Vec<String> {
     let mut random = Random::new(seed);
     let len = 7 + random.below(9);
@@ -455,12 +455,12 @@ fn check(plan: &Plan, faults: &[String]) {
 
 /// Seed 1 has its own test below.
 #[test]
-fn no_simulated_network_breaks_an_invariant() {
+fn healing_invariants_hold_in_simulated_networks_1() {
     seeds(0..1, |seed| drop(run(seed)));
 }
 
 #[test]
-fn no_simulated_network_breaks_an_invariant_either() {
+fn healing_invariants_hold_in_simulated_networks_2() {
     seeds(2..number("COPPERFS_SIMULATIONS").unwrap_or(SEEDS), |seed| {
         drop(run(seed));
     });

@@ -9,9 +9,9 @@ use copperfs_overlay::wire::{FrameKind, Head, Request, message};
 use copperfs_overlay::{FailureKind, ITEM_BYTES_MAX, Membership, NodeIdentity};
 use std::time::Duration;
 
-/// What a reader makes of a home that answers with these bytes.
+/// Returns the failure of a reader whose home answers with these bytes.
 async fn asked_of(answer: Vec<u8>, len: u64) -> FailureKind {
-    // The home is nobody's parent.
+    // The home has no children.
     let mut tree = TestTree::plan(3, 2, Duration::from_millis(700));
     let (endpoint, task) = fake_parent(&tree.secret, tree.address(2), true, move || answer.clone());
     tree.start_node(0);
@@ -28,7 +28,7 @@ fn head(head: &Head) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_item_that_cannot_be_true_is_corrupt() {
+async fn an_impossible_item_is_corrupt() {
     let bytes = [7; 4096];
     let end = |bytes: &[u8]| frame(FrameKind::End, &hash_of(bytes).0);
     let data = |bytes: &[u8]| frame(FrameKind::Data, bytes);
@@ -82,7 +82,7 @@ async fn an_item_that_cannot_be_true_is_corrupt() {
 async fn a_reader_asks_for_items_and_nothing_else() {
     let mut tree = TestTree::plan(3, 2, Duration::from_secs(5));
     tree.start_node_as(0, |service| service.desk = home());
-    // Node 0 hangs from nobody here, and may read.
+    // Node 0 has no parent here, and may read.
     tree.start_node_as(1, |service| service.desk = home());
     let said = |rank| {
         let identity = NodeIdentity::Member(rank);
@@ -125,8 +125,8 @@ async fn a_reader_asks_for_items_and_nothing_else() {
         assert_eq!(answer[4], FrameKind::Failure as u8, "{bytes:?}");
     }
     assert_eq!(ask(item(3, 5, 10)).await[4], FrameKind::Head as u8);
-    assert_eq!(tree.node(1).counters().items_answered, 1);
-    // A node reads from itself over no connection, and with another list from nobody.
+    assert_eq!(tree.node(1).counters().items_answered.get(), 1);
+    // A node cannot read from itself, and with another list it cannot read at all.
     for wrong in [
         said(1),
         copperfs_overlay::wire::Hello {

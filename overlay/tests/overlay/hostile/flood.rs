@@ -14,15 +14,15 @@ use std::time::Duration;
 
 const CONNECTIONS: usize = 10_000;
 const AT_ONCE: usize = 500;
-/// What the flood needs to know, in the directory in which it runs.
+/// The parameters of the flood, in its working directory.
 const ADDRESS_FILE: &str = "flood-address";
-/// What the flood leaves there: how many connections were made, if only for a moment.
+/// The result of the flood: the number of connections that were made, even if only for a moment.
 const DONE_FILE: &str = "flood-done";
 const SECRET_FILE: &str = "flood-secret";
 
 /// The flood's own process, so that its memory is not the node's. Started by the test below.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other half of ten_thousand_connections_disturb_nobody"]
+#[ignore = "the other half of ten_thousand_connections_do_not_delay_a_child"]
 async fn flood() {
     let Ok(address) = std::fs::read_to_string(ADDRESS_FILE) else {
         return;
@@ -51,7 +51,7 @@ async fn flood() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_connections_disturb_nobody() {
+async fn ten_thousand_connections_do_not_delay_a_child() {
     log::keep();
     let dir = tempfile::tempdir().unwrap();
     let secret_file = dir.path().join(SECRET_FILE);
@@ -103,7 +103,7 @@ async fn ten_thousand_connections_disturb_nobody() {
     assert_eq!(full.len(), 1, "{full:?}");
     let logged = log::lines("refused a peer");
     assert!(logged.len() < 10, "{} lines", logged.len());
-    // The door is free again as soon as nobody stands in it.
+    // The slots are free again once the connections are gone.
     tree.start_node(2);
     within(20, tree.parent(2).first_connected()).await;
 }

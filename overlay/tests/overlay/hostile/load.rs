@@ -1,4 +1,4 @@
-//! What a well-behaved child notices while somebody else misbehaves.
+//! The delays of a well-behaved child while another peer misbehaves.
 
 use crate::support::{TestTree, path, within};
 use copperfs_overlay::{Files, Upstream};

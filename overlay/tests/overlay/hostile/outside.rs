@@ -1,4 +1,4 @@
-//! Questions about what is not in the namespace, byte by byte, and questions that break off.
+//! Requests for invalid paths, byte by byte, and requests that are cut off.
 
 use crate::log;
 use crate::support::{TestTree, frame, path, raw_child, whole, within};
@@ -7,7 +7,7 @@ use copperfs_overlay::wire::{FrameKind, HEADER_BYTES, Request, message};
 use copperfs_overlay::{BLOCK_BYTES, Failure, FailureKind};
 use std::time::Duration;
 
-/// Texts that are no path, whoever asks: each with a reason of its own.
+/// Texts that are no path, each with a reason of its own.
 const NO_PATHS: [&[u8]; 12] = [
     b"..",
     b"../etc/passwd",
@@ -44,7 +44,7 @@ async fn answer(connection: &quinn::Connection, question: &[u8]) -> Option<Vec<u
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_question_leads_out_of_the_namespace() {
+async fn no_request_leaves_the_namespace() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
     let (_endpoint, child) = raw_child(&tree, 1).await;
@@ -83,7 +83,7 @@ async fn no_question_leads_out_of_the_namespace() {
         };
         questions.push(asked(&request));
     }
-    let before = tree.node(0).counters().downstream_requests;
+    let before = tree.node(0).counters().downstream_requests.get();
     for question in &questions {
         let answer = answer(&child, question).await.unwrap();
         assert_eq!(answer[4], FrameKind::Failure as u8, "{question:?}");
@@ -95,12 +95,12 @@ async fn no_question_leads_out_of_the_namespace() {
         );
     }
     assert_eq!(
-        tree.node(0).counters().downstream_requests,
+        tree.node(0).counters().downstream_requests.get(),
         before,
         "the service was asked"
     );
     assert!(tree.cleared().is_empty());
-    // An absolute path is one of the namespace, whose root is nobody else's.
+    // An absolute path is relative to the root of the namespace.
     let answer = answer(&child, &question(&[0], b"/dir", &[0, 10, 0]))
         .await
         .unwrap();
@@ -108,7 +108,7 @@ async fn no_question_leads_out_of_the_namespace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_that_is_cut_anywhere_is_not_answered() {
+async fn a_cut_request_is_not_answered() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(5));
     tree.start_node(0);
     let (_endpoint, child) = raw_child(&tree, 1).await;
@@ -118,7 +118,7 @@ async fn a_question_that_is_cut_anywhere_is_not_answered() {
         let answer = answer(&child, &whole[..cut]).await;
         assert!(answer.is_none_or(|bytes| bytes.is_empty()), "cut at {cut}");
     }
-    assert_eq!(tree.node(0).counters().downstream_requests, 0);
+    assert_eq!(tree.node(0).counters().downstream_requests.get(), 0);
     let twice = [&whole[..], &whole].concat();
     let (mut send, mut recv) = child.open_bi().await.unwrap();
     send.write_all(&twice).await.unwrap();
@@ -128,16 +128,16 @@ async fn a_question_that_is_cut_anywhere_is_not_answered() {
         answer.len() < 2 * usize::try_from(BLOCK_BYTES).unwrap(),
         "answered twice"
     );
-    assert!(tree.node(0).counters().downstream_requests <= 1);
+    assert!(tree.node(0).counters().downstream_requests.get() <= 1);
 }
 
-/// Whoever goes on asking what cannot be asked does not fill the disk with it.
+/// A peer that keeps sending invalid requests cannot fill the disk with log lines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_refused_questions_are_logged_once() {
+async fn a_thousand_refused_requests_are_logged_once() {
     log::keep();
     let mut tree = TestTree::plan(50, 50, Duration::from_secs(5));
     tree.start_node(0);
-    // A rank of no other test: what is logged about it is from here.
+    // No other test uses this rank, so its log lines are from here.
     let (_endpoint, child) = raw_child(&tree, 43).await;
     for _ in 0..1000 {
         let answer = answer(&child, &question(&[0], b"..", &[0, 1]))

@@ -120,13 +120,13 @@ async fn nodes_come_and_heal(sources: &[IpAddr]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn recorded_first_packets_of_one_address_keep_nobody_out() {
+async fn recorded_first_packets_of_one_address_lock_no_child_out() {
     nodes_come_and_heal(&[IpAddr::from([127, 0, 0, 1])]).await;
 }
 
 /// A sender of recordings can use any source address at no cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn recorded_first_packets_of_many_addresses_keep_nobody_out() {
+async fn recorded_first_packets_of_many_addresses_lock_no_child_out() {
     let sources: Vec<IpAddr> = (1..=40).map(|n| IpAddr::from([127, 0, 1, n])).collect();
     nodes_come_and_heal(&sources).await;
 }

@@ -10,15 +10,18 @@ use std::time::Duration;
 
 /// Streams that a child may have open, less the one of its hello, which may not be gone yet.
 const STREAMS: usize = 1000;
-/// In no other test of this process: what is logged about it is its own.
+/// No other test of this process uses this name, so its log lines are from here.
 const RANK: usize = 37;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_half_said_requests_disturb_nobody() {
+async fn a_thousand_partial_requests_do_not_delay_a_child() {
     log::keep();
     let (mut tree, child) = root_and_child(40, 1).await;
     let quiet = quietly(&child, 200).await;
-    let (memory, asked) = (resident(), tree.node(0).counters().downstream_requests);
+    let (memory, asked) = (
+        resident(),
+        tree.node(0).counters().downstream_requests.get(),
+    );
     let (_endpoint, slow) = raw_child(&tree, RANK).await;
     // The header of a request of 200 bytes, and then a byte at a time.
     let begin = [200, 0, 0, 0, FrameKind::Request as u8];
@@ -45,7 +48,7 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
         grown >> 20
     );
     // Nothing of it got as far as being asked.
-    let answered = tree.node(0).counters().downstream_requests - asked;
+    let answered = tree.node(0).counters().downstream_requests.get() - asked;
     assert_eq!(answered, u64::try_from(noticed.requests).unwrap());
     assert_eq!(tree.seen[0].alive.load(Ordering::SeqCst), 0);
     let logged = log::lines(&format!("Child({RANK})"));
@@ -62,7 +65,7 @@ async fn a_thousand_half_said_requests_disturb_nobody() {
 
 /// As many strangers as one address may have at a time, each of which sends its hello a byte at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_hellos_keep_the_door_for_seconds_only() {
+async fn slow_hellos_hold_their_slots_for_seconds_only() {
     log::keep();
     let (mut tree, child) = root_and_child(40, 1).await;
     let quiet = quietly(&child, 100).await;

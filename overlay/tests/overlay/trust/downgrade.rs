@@ -148,7 +148,7 @@ async fn other_cipher_suites_are_refused() {
     assert!(tree.node(0).children(0).is_empty());
 }
 
-/// Early data can be replayed by whoever recorded it: no session is resumed, so there is none.
+/// Recorded early data could be replayed. No session is resumed, so there is no early data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn there_is_no_early_data_to_replay() {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(2));

@@ -54,7 +54,7 @@ fn job() -> (Secret, CertificateDer<'static>, Authority) {
     (secret, certificate, Issuer::new(params, key))
 }
 
-/// A leaf as nodes have it, but for what `change` changes.
+/// A leaf like those of nodes, modified by `change`.
 fn leaf(issuer: &Authority, change: impl FnOnce(&mut CertificateParams)) -> Forged {
     let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
     let mut params = CertificateParams::new(vec![Identity::NAME.to_owned()]).unwrap();
@@ -66,7 +66,7 @@ fn leaf(issuer: &Authority, change: impl FnOnce(&mut CertificateParams)) -> Forg
     Forged { chain, key }
 }
 
-/// A leaf signed by another leaf: what a node could make from its own key.
+/// A leaf signed by another leaf, which a node could make with its own key.
 fn leaf_of_leaf(issuer: &Authority) -> Forged {
     let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
     let mut params = CertificateParams::new(vec![Identity::NAME.to_owned()]).unwrap();
@@ -103,7 +103,7 @@ fn client(authority: &CertificateDer<'static>, forged: Forged) -> rustls::Client
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_is_expired_or_of_another_kind_opens_nothing() {
+async fn expired_certificates_and_other_kinds_are_refused() {
     let (secret, authority, issuer) = job();
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(2));
     tree.secret = secret;
@@ -134,7 +134,7 @@ async fn a_certificate_that_is_expired_or_of_another_kind_opens_nothing() {
         );
         assert!(tree.node(0).children(0).is_empty(), "{what}");
     }
-    // What is forged here is right in all else: a current one is let in.
+    // The forgeries are correct in all other respects: a current one is accepted.
     let endpoint = raw_client(client(&authority, leaf(&issuer, |_| {})));
     let connecting = endpoint.connect(tree.address(0), Identity::NAME).unwrap();
     let connection = within(5, connecting).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_certificate_that_is_expired_or_of_another_kind_opens_nothing() {
     assert_eq!(answer, frame(FrameKind::Welcome, &[1]));
 }
 
-/// What a child makes of a parent with this certificate.
+/// Returns a child's reason for refusing a parent with this certificate.
 async fn child_of(secret: Secret, forged: Forged) -> String {
     let mut tree = TestTree::plan(2, 2, Duration::from_secs(1));
     tree.secret = secret;
@@ -183,7 +183,7 @@ async fn child_of(secret: Secret, forged: Forged) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parent_with_such_a_certificate_is_not_believed() {
+async fn a_parent_with_a_forged_certificate_is_refused() {
     let (secret, _authority, issuer) = job();
     for forged in [
         leaf(&issuer, expire),

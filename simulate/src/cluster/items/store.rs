@@ -1,14 +1,14 @@
-//! Real caches of items: uniform ones that evict at random, and an LRU list.
+//! Real caches of items: uniform ones with random eviction, and an LRU list.
 
 use crate::random::Random;
 
-/// No place.
+/// The position of an item that is not held.
 const NONE: u32 = u32::MAX;
 
-/// A uniform cache: admits until its budget, evicts only when that shrinks.
+/// A uniform cache. It admits items up to its budget, and evicts only when that shrinks.
 #[derive(Debug, Clone)]
 pub(super) struct Uniform {
-    /// Where an item stands in `held`.
+    /// The position of each item in `held`.
     place: Vec<u32>,
     held: Vec<u32>,
     budget: usize,
@@ -58,7 +58,8 @@ impl Uniform {
 /// One LRU list over the items of all datasets.
 #[derive(Debug, Clone)]
 pub(super) struct Lru {
-    /// Neighbours: towards the latest, towards the oldest. The last place is the ring's head.
+    /// The neighbours of each item in a ring, towards the newest and the oldest. The last entry is
+    /// the ring's head.
     newer: Vec<u32>,
     older: Vec<u32>,
     len: usize,
@@ -86,7 +87,7 @@ impl Lru {
         self.len
     }
 
-    /// Takes the item in, or makes it the latest; the oldest goes if there is no room.
+    /// Makes an item the newest. If it is new and the cache is full, the oldest one is evicted.
     pub(super) fn touch(&mut self, item: u32) {
         if self.has(item) {
             self.unlink(item);

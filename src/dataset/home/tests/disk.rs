@@ -1,12 +1,12 @@
-//! What lies on a disk: after a restart, damaged, without room, and taken away.
+//! Items on a disk: after a restart, damaged, without room, and removed.
 
 use super::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-fn place(directory: &Path, reserve_percent: u8) -> HomePlace {
-    HomePlace::Disk {
+fn place(directory: &Path, reserve_percent: u8) -> HomeStorage {
+    HomeStorage::Disk {
         directory: directory.to_owned(),
         reserve_percent,
     }
@@ -18,7 +18,7 @@ fn on_disk(directory: &Path, storage: &Arc<Storage>, decision: &Decision) -> Hom
     home
 }
 
-/// All content files of all datasets.
+/// Returns all content files of all datasets.
 fn content_files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let list = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
@@ -44,7 +44,7 @@ async fn fill(home: &Home, storage: &Storage, names: &[String]) {
     }
 }
 
-/// A home that has written twenty items.
+/// Creates a home that has written twenty items.
 async fn twenty_kept(told: &Decision) -> (TempDir, Home, Arc<Storage>, Vec<String>) {
     let scratch = tempfile::tempdir().unwrap();
     let (storage, names) = twenty();
@@ -70,7 +70,7 @@ async fn a_restart_finds_the_share_again() {
     let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
-    // With the larger part of a stripe that was not whole: its block 1 is taken away below.
+    // With most of a stripe: its block 1 is removed below.
     let home = on_disk(scratch.path(), &large, &told);
     let stripe = request(&large, "data/a/large", 0, 4 * MIB, RICH);
     give(&home, &large, stripe).await.unwrap();
@@ -89,14 +89,14 @@ async fn a_restart_finds_the_share_again() {
     until(SOON, "it is open", || home.report()[0].items == 20).await;
     assert_eq!(hits(&home, &storage, &names).await, 20);
     assert_eq!(home.report()[0].cached, 20 * 2 * KIB);
-    until(SOON, "what was left of the stripe is gone", || {
+    until(SOON, "the rest of the stripe is removed", || {
         content_files(scratch.path()).len() == 20
     })
     .await;
     home.close().await;
     drop(home);
 
-    // Half of the budget: half of the items, on the disk as well.
+    // Half of the budget means half of the items, on the disk as well.
     let less = decision(2, &[0], &[("a", 20 * KIB)]);
     let home = on_disk(scratch.path(), &storage, &less);
     until(SOON, "it is open", || home.report()[0].items == 10).await;
@@ -108,7 +108,7 @@ async fn a_restart_finds_the_share_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_index_is_made_again_from_the_content() {
+async fn a_lost_index_is_rebuilt_from_the_content() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
@@ -122,12 +122,12 @@ async fn a_lost_index_is_made_again_from_the_content() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
+async fn a_restart_before_the_first_decision_names_the_node_loses_nothing() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let (scratch, home, storage, names) = twenty_kept(&told).await;
     home.close().await;
     drop(home);
-    // The first decision that it hears does not name it.
+    // The first decision after the restart does not name the node.
     let without = decision(2, &[1], &[("a", MIB)]);
     let home = on_disk(scratch.path(), &storage, &without);
     let share = home.find(told.datasets[0].id).unwrap();
@@ -137,7 +137,7 @@ async fn a_restart_that_nobody_has_noticed_yet_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_damaged_is_read_anew() {
+async fn damaged_items_are_read_again() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let (scratch, home, storage, names) = twenty_kept(&told).await;
     for (number, file) in content_files(scratch.path()).into_iter().enumerate() {
@@ -180,7 +180,7 @@ async fn a_disk_without_room_costs_hits_and_no_request() {
     })
     .await;
     assert_eq!(content_files(scratch.path()).len(), 0);
-    // A directory that cannot be made at all: a file is in its place.
+    // A directory that cannot be created because a file has its name.
     let occupied = scratch.path().join("occupied");
     fs::create_dir(&occupied).unwrap();
     fs::write(occupied.join("datasets"), b"").unwrap();
@@ -191,7 +191,7 @@ async fn a_disk_without_room_costs_hits_and_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_taken_away_costs_hits_and_no_request() {
+async fn a_removed_directory_costs_hits_and_no_request() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let (scratch, home, storage, names) = twenty_kept(&told).await;
     fs::remove_dir_all(scratch.path().join("datasets")).unwrap();
@@ -200,7 +200,7 @@ async fn a_directory_that_is_taken_away_costs_hits_and_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn equal_content_goes_with_its_last_item() {
+async fn shared_content_is_removed_with_its_last_item() {
     let scratch = tempfile::tempdir().unwrap();
     let storage = Storage::of(&[("data/a/x", 2 * KIB)]);
     storage.copy("data/a/x", "data/a/y");
@@ -238,7 +238,7 @@ async fn a_removed_dataset_leaves_no_directory_and_may_come_back() {
             })
             .await;
         }
-        // In the first round at once, while the old one is being removed.
+        // In the first round at once, while the old directory is being removed.
         home.apply(&with(2 * round + 3), 0, "nid0");
         let share = home.find(with(0).datasets[0].id).unwrap();
         share.opened(Duration::from_secs(10)).await;
@@ -247,7 +247,7 @@ async fn a_removed_dataset_leaves_no_directory_and_may_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn directories_that_nobody_declares_go_after_ten_minutes() {
+async fn undeclared_directories_are_removed_after_ten_minutes() {
     let told = decision(1, &[0], &[("a", MIB)]);
     let (scratch, home, storage, _names) = twenty_kept(&told).await;
     home.close().await;
@@ -261,7 +261,7 @@ async fn directories_that_nobody_declares_go_after_ten_minutes() {
     home.tidy(Instant::now() + Duration::from_secs(500));
     assert_eq!(fs::read_dir(&datasets).unwrap().count(), 4);
     home.tidy(Instant::now() + Duration::from_secs(601));
-    // The declared one, and what is none of ours.
+    // The declared one, and a directory that is no dataset.
     until(SOON, "they are gone", || {
         fs::read_dir(&datasets).unwrap().count() == 2
     })

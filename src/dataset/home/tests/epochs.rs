@@ -24,7 +24,7 @@ impl Random {
     }
 }
 
-/// A dataset of small files, and who is at home where.
+/// A dataset of small files, and the home of each.
 struct Cluster {
     storage: Arc<Storage>,
     files: Vec<(String, usize, u64)>,
@@ -37,12 +37,12 @@ impl Cluster {
         let mut random = Random(1);
         let ranks: Vec<u32> = (0..nodes).collect();
         let homes: Vec<HomeNode> = ranks.iter().map(|rank| home_node(*rank)).collect();
-        let homes = Homes::new(&homes);
+        let homes = SlotTable::new(&homes);
         let mut homed = vec![0; ranks.len()];
         let files: Vec<(String, usize, u64)> = (0..files)
             .map(|number| {
                 let name = format!("data/a/{number}");
-                let home = homes.home_of(&path(&name), 0).unwrap();
+                let home = homes.home_of_slot(slot_of(&path(&name), 0)).unwrap();
                 let len = 1 + random.below(2 * KIB);
                 homed[home] += len;
                 (name, home, len)
@@ -70,7 +70,11 @@ impl Cluster {
     fn homes(&self, budget: u64) -> Vec<Home> {
         let decision = self.decision(1, budget);
         let made = self.ranks.iter().map(|rank| {
-            let home = Home::new(options(HomePlace::Memory, RICH), self.storage.files(), None);
+            let home = Home::new(
+                options(HomeStorage::Memory, RICH),
+                self.storage.files(),
+                None,
+            );
             home.apply(&decision, *rank, &format!("nid{rank}"));
             home
         });
@@ -117,7 +121,7 @@ async fn the_hit_ratio_of_an_epoch_is_budget_over_size() {
             let due = f64::from(u32::try_from(due).unwrap());
             assert!((ratio(hit) - due).abs() < 1.0);
             if due < 95.0 && epoch > 0 {
-                assert!(lru_hit < hit, "LRU drops what is needed next");
+                assert!(lru_hit < hit, "LRU evicts the items that are needed next");
             }
         }
     }
@@ -144,7 +148,7 @@ async fn budgets_that_halve_and_double_hold_while_six_jobs_read() {
                         give(&homes[*home], &cluster.storage, request)
                             .await
                             .unwrap();
-                        // Hits never wait: others get their turn.
+                        // Hits never wait, so yield to other tasks.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -168,7 +172,7 @@ async fn budgets_that_halve_and_double_hold_while_six_jobs_read() {
         for (rank, home) in (0..).zip(homes.iter()) {
             home.apply(&decision, rank, &format!("nid{rank}"));
         }
-        // At once, and for as long as it takes to fill up again.
+        // At once, and until it is full again.
         assert!(held() <= budget);
         until(SOON, "it fills up again", || {
             let held = held();

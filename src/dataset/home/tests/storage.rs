@@ -1,4 +1,4 @@
-//! Storage in memory, which counts, waits and fails as it is told.
+//! Storage in memory that counts reads, and delays or fails them on request.
 
 use crate::testing::{noise, path, unasked};
 use bytes::Bytes;
@@ -19,10 +19,10 @@ pub(super) struct Storage {
     files: Mutex<BTreeMap<ItemPath, (Version, Bytes)>>,
     reads: AtomicU64,
     bytes_read: AtomicU64,
-    /// Some read was not to be passed on without being kept.
+    /// Whether any read allowed nodes on the way to keep its blocks.
     kept: AtomicBool,
     short: AtomicBool,
-    /// What the next read fails with.
+    /// The failure of the next read.
     failure: Mutex<Option<FailureKind>>,
     held: watch::Sender<bool>,
 }
@@ -71,7 +71,7 @@ impl Storage {
         self.files.lock().insert(path(name), changed);
     }
 
-    /// The same bytes as another file's.
+    /// Copies another file's bytes.
     pub(super) fn copy(&self, from: &str, to: &str) {
         let mut files = self.files.lock();
         let bytes = files[&path(from)].clone();
@@ -90,7 +90,7 @@ impl Storage {
         !self.kept.load(SeqCst)
     }
 
-    /// Reads begin, and bring nothing until [`Storage::go_on`].
+    /// Delays reads until [`Storage::go_on`].
     pub(super) fn hold(&self) {
         self.held.send_replace(true);
     }
@@ -103,7 +103,7 @@ impl Storage {
         *self.failure.lock() = Some(kind);
     }
 
-    /// Blocks lack their last byte from now on.
+    /// Omits the last byte of each block from now on.
     pub(super) fn shorten(&self) {
         self.short.store(true, SeqCst);
     }
@@ -145,7 +145,7 @@ impl Files for Source {
                 let block = bytes.slice(from..from + len);
                 storage.bytes_read.fetch_add(block.len() as u64, SeqCst);
                 let hash = ContentHash(*blake3::hash(&block).as_bytes());
-                // Half of it, taken back, and then all in two pieces.
+                // Half of the block, a restart, and then all of it in two parts.
                 parts.push(Ok(BlockPart::Bytes(block.slice(..len / 2))));
                 parts.push(Ok(BlockPart::Restart));
                 let short = usize::from(storage.short.load(SeqCst));

@@ -1,8 +1,7 @@
 //! One read of an open file: the requests to the homes of its items.
 
 use super::super::HELD_UNIT;
-use super::super::view::View;
-use super::{Held, Open, Opened, Run};
+use super::{HeldItem, Open, OpenContext, Run};
 use crate::job::Permit;
 use crate::model::slots::{STRIPE_BYTES, slot_of, stripe_len};
 use crate::num::to_usize;
@@ -12,10 +11,11 @@ use copperfs_overlay::{
     BLOCK_BYTES, ContentHash, Failure, FailureKind, ItemAnswer, ItemRequest, RANGE_ALIGN,
 };
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-/// Times that a home is asked for one run: without payment, with it, and again when its price rose
-/// meanwhile (the item had been on its way for somebody else, who gave up).
+/// The maximum number of requests to a home for one run: without payment, with it, and again if the
+/// price has risen (another request's flight, which this one had joined, was aborted).
 const ASKED_MAX: usize = 8;
 
 /// See the module.
@@ -27,7 +27,7 @@ pub(super) struct Reading<'a> {
     until: Instant,
 }
 
-/// What a run of bytes has cost.
+/// The cost of a run.
 struct Cost {
     cached: bool,
     charged: u64,
@@ -38,26 +38,27 @@ type Fetched = (Bytes, ContentHash, Cost);
 
 impl<'a> Reading<'a> {
     pub(super) fn new(open: &'a Open, file: &'a FileRef) -> Self {
-        let until = Instant::now() + open.begun.reader.request_timeout;
+        let until = Instant::now() + open.context.reader.request_timeout;
         Self { open, file, until }
     }
 
-    /// The bytes of `run`, with those around it if they are worth it.
+    /// Returns the bytes of `run`, and fetches the whole item if that is worthwhile.
     pub(super) async fn read(&mut self, run: Run) -> Result<Cut, Failure> {
         let (open, file) = (self.open, self.file);
         if let Some(cut) = open.held(file, run) {
             return Ok(cut);
         }
-        if open.goes_on(run) {
+        if open.is_sequential(run) {
             // The reader that has the turn may be waiting for tokens, and has a separate time limit.
             let _turn = self.untimed(open.turn.lock()).await;
             if let Some(cut) = open.held(file, run) {
                 return Ok(cut);
             }
-            if self.bring(run.stripe).await?
-                && let Some(cut) = open.held(file, run)
-            {
-                return Ok(cut);
+            if let Some(room) = self.reserve(run.stripe) {
+                self.fetch_item(run.stripe, room).await?;
+                if let Some(cut) = open.held(file, run) {
+                    return Ok(cut);
+                }
             }
         }
         self.read_alone(run).await
@@ -71,32 +72,33 @@ impl<'a> Reading<'a> {
         output
     }
 
-    /// Brings a whole item here. Returns false when there is no room for it.
-    async fn bring(&mut self, stripe: u64) -> Result<bool, Failure> {
+    /// Reserves memory for a whole item, if there is enough.
+    fn reserve(&self, stripe: u64) -> Option<OwnedSemaphorePermit> {
         let open = self.open;
         let len = stripe_len(self.file.size, stripe);
         let units = u32::try_from(len.div_ceil(HELD_UNIT)).unwrap_or(u32::MAX);
-        // What was held makes room first.
+        // Drop the previous item first, so that its memory is available.
         open.state.lock().held = None;
-        let room = Arc::clone(&open.begun.reader.held).try_acquire_many_owned(units);
-        let Ok(room) = room else {
-            return Ok(false);
-        };
-        let offset = stripe * STRIPE_BYTES;
+        let held = Arc::clone(&open.context.reader.held);
+        held.try_acquire_many_owned(units).ok()
+    }
+
+    /// Fetches a whole item, and holds it in the open file.
+    async fn fetch_item(&mut self, stripe: u64, room: OwnedSemaphorePermit) -> Result<(), Failure> {
         let run = Run {
             stripe,
-            offset,
-            len,
+            offset: stripe * STRIPE_BYTES,
+            len: stripe_len(self.file.size, stripe),
         };
         let (bytes, hash) = self.ask(run).await?;
-        open.state.lock().held = Some(Held {
+        self.open.state.lock().held = Some(HeldItem {
             version: self.file.version,
             stripe,
             bytes,
             part: run.part(self.file, hash),
             _room: room,
         });
-        Ok(true)
+        Ok(())
     }
 
     /// Reads `run`, extended only to its alignment. A file of one block is read whole, so that a single
@@ -136,38 +138,50 @@ impl<'a> Reading<'a> {
 
     /// Requests `run` from its home, then from the next home, then reads it on this node itself.
     async fn fetch(&mut self, run: Run) -> Result<Fetched, Failure> {
-        let reader = &self.open.begun.reader;
+        let reader = &self.open.context.reader;
         let view = reader.view();
+        // The view is that of the latest decision, also for files opened before it.
         let slot = slot_of(&self.file.path, run.stripe);
         let home = view.home(slot);
-        let mut failure = match self.fetch_from(home, run).await {
-            Err(failure) if failure.kind == FailureKind::Unavailable => failure,
-            answered => return answered,
+        let mut answered = self.fetch_from(home, run).await;
+        let unreachable = |answered: &Result<Fetched, Failure>| match answered {
+            Err(failure) => failure.kind == FailureKind::Unavailable,
+            Ok(_) => false,
         };
-        for next in elsewhere(&view, slot, home) {
-            reader.counters.elsewhere.increment();
-            tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
-            failure = match self.fetch_from(next, run).await {
-                Err(failure) if failure.kind == FailureKind::Unavailable => failure,
-                answered => return answered,
-            };
+        // Without a home this node was asked already.
+        if home.is_none() || !unreachable(&answered) {
+            return answered;
         }
-        Err(failure)
+        for next in view.others(slot).into_iter().map(Some).chain([None]) {
+            reader.counters.elsewhere.increment();
+            if let Err(failure) = &answered {
+                tracing::debug!(path = %self.file.path, %failure, "a home cannot be reached");
+            }
+            answered = self.fetch_from(next, run).await;
+            if !unreachable(&answered) {
+                break;
+            }
+        }
+        answered
     }
 
-    /// Asks one node, first with what tokens there are, and then with what it costs.
+    /// Requests `run` from one node, first with the available tokens, and then with its price.
     async fn fetch_from(&mut self, rank: Option<u32>, run: Run) -> Result<Fetched, Failure> {
-        let Opened {
+        let OpenContext {
             reader, activity, ..
-        } = &self.open.begun;
+        } = &self.open.context;
         let tokens = activity.tokens();
+        // Without tokens the first request is made without payment, because a hit costs nothing.
         let mut permit = tokens.try_take(run.len);
         for _ in 0..ASKED_MAX {
             let payment = permit.as_ref().map_or(0, Permit::bytes);
             reader.counters.requests.increment();
             let asking = reader.homes.ask(rank, self.request(run, payment));
             let Ok(answer) = timeout_at(self.until, asking).await else {
-                return Err(self.too_slow());
+                let (path, limit) = (&self.file.path, reader.request_timeout);
+                let detail =
+                    format!("{path}: the homes of its dataset did not answer within {limit:?}");
+                return Err(Failure::new(FailureKind::Io, detail));
             };
             match answer {
                 Ok(ItemAnswer::Bytes {
@@ -193,11 +207,12 @@ impl<'a> Reading<'a> {
                         permit.spent(0);
                     }
                     reader.counters.unpaid.increment();
-                    // A home asks for its item's length at most. Otherwise a false price would hang the reader.
+                    // The price is at most the item's length. A larger claim could block the reader
+                    // forever.
                     let cost = cost.clamp(run.len, STRIPE_BYTES);
                     permit = Some(self.untimed(tokens.take(cost)).await);
                 }
-                // Storage may have been read for it all the same: what was to be paid counts as spent.
+                // Storage may have been read nevertheless, so the payment counts as spent.
                 Err(failure) => return Err(failure),
             }
         }
@@ -206,16 +221,10 @@ impl<'a> Reading<'a> {
         Err(Failure::new(FailureKind::Corrupt, detail))
     }
 
-    fn too_slow(&self) -> Failure {
-        let (path, limit) = (&self.file.path, self.open.begun.reader.request_timeout);
-        let detail = format!("{path}: the homes of its dataset did not answer within {limit:?}");
-        Failure::new(FailureKind::Io, detail)
-    }
-
     fn request(&self, run: Run, payment: u64) -> ItemRequest {
-        let Opened {
+        let OpenContext {
             dataset, activity, ..
-        } = &self.open.begun;
+        } = &self.open.context;
         ItemRequest {
             dataset: *dataset,
             path: self.file.path.clone(),
@@ -225,16 +234,8 @@ impl<'a> Reading<'a> {
             stripe: run.stripe,
             offset: run.offset,
             len: run.len,
-            job: activity.job().map_or(0, |job| job.id().0),
+            job: activity.job().map_or(0, |job| job.id()),
             payment,
         }
     }
-}
-
-fn elsewhere(view: &View, slot: u16, home: Option<u32>) -> Vec<Option<u32>> {
-    if home.is_none() {
-        return Vec::new();
-    }
-    let others = view.others(slot).into_iter().map(Some);
-    others.chain([None]).collect()
 }

@@ -1,20 +1,20 @@
-//! A resource that divides itself evenly among those who use it: a link, a core.
+//! A resource that is divided evenly among its users: a link or a core.
 //!
-//! Processor sharing in virtual time: while `weight` jobs are served, each of them advances at `rate /
-//! weight`, so a job's end is fixed in virtual time when it starts and only the clock's pace changes.
-//! Pure: the time is passed in.
+//! Processor sharing in virtual time: while `weight` jobs are served, each of them advances at
+//! `rate / weight`. So a job's virtual end is fixed when it starts, and only the speed of the
+//! virtual clock changes. Pure: the time is passed in.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Picoseconds since the start of the simulation: 213 days fit, and rounding is far below a byte's
-/// time on any link.
+/// Picoseconds since the start of the simulation. 213 days fit, and rounding is far below the time
+/// of one byte on any link.
 pub(super) type Time = u64;
 
 /// Picoseconds in a second.
 pub(super) const SECOND: f64 = 1e12;
 
-/// `seconds` as a [`Time`], rounded up; saturates.
+/// Converts `seconds` to a [`Time`], rounded up and saturating.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -24,7 +24,7 @@ pub(super) fn time(seconds: f64) -> Time {
     (seconds * SECOND).ceil() as Time
 }
 
-/// A [`Time`] in seconds.
+/// Converts a [`Time`] to seconds.
 #[expect(
     clippy::cast_precision_loss,
     reason = "15 digits of a time are more than a model knows"
@@ -33,58 +33,36 @@ pub(super) fn seconds(time: Time) -> f64 {
     time as f64 / SECOND
 }
 
-/// The resource. `J` says whose job it is.
+/// The resource. `J` identifies a job.
 #[derive(Debug)]
-pub(super) struct Shared<J> {
-    /// Work done in a second.
+pub(super) struct SharedResource<J> {
+    /// Work per second.
     rate: f64,
-    /// Work that each job in service has had since the resource was last idle.
+    /// The work that each job in service has received since the resource was last idle.
     virtual_now: f64,
-    /// When `virtual_now` was true.
+    /// The time at which `virtual_now` was computed.
     updated: Time,
-    /// Jobs in service; one of the heap may stand for several alike.
+    /// The number of jobs in service. One entry of the heap may stand for several equal jobs.
     weight: u64,
-    jobs: BinaryHeap<Job<J>>,
+    jobs: BinaryHeap<Reverse<Job<J>>>,
 }
 
-#[derive(Debug)]
+/// Ordered by virtual end, and then by start.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Job<J> {
-    end: f64,
-    /// Keeps jobs that end together in the order in which they came.
+    /// The bits of the virtual end, which have its order because it is not negative.
+    end: u64,
+    /// Keeps jobs that end together in the order of their starts.
     order: u64,
     weight: u32,
     job: J,
 }
 
-impl<J> PartialEq for Job<J> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl<J> Eq for Job<J> {}
-
-impl<J> PartialOrd for Job<J> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<J> Ord for Job<J> {
-    /// The first to end is the greatest: the heap gives it first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other
-            .end
-            .total_cmp(&self.end)
-            .then(other.order.cmp(&self.order))
-    }
-}
-
-/// Jobs that differ by less in what they still need end together: rounding of sums.
+/// Jobs whose remaining work differs by less than this end together, because sums are rounded.
 const TOGETHER: f64 = 1e-6;
 
-impl<J> Shared<J> {
-    /// A resource that does `rate` units of work a second.
+impl<J: Ord> SharedResource<J> {
+    /// Creates a resource that does `rate` units of work per second.
     pub(super) fn new(rate: f64) -> Self {
         Self {
             rate,
@@ -95,40 +73,44 @@ impl<J> Shared<J> {
         }
     }
 
-    /// Starts `weight` equal jobs of `work` units each, known as `job`; `order` breaks ties.
+    /// Starts `weight` equal jobs of `work` units each, identified by `job`. `order` breaks ties.
     pub(super) fn start(&mut self, now: Time, job: J, work: f64, weight: u32, order: u64) {
         self.advance(now);
-        self.jobs.push(Job {
-            end: self.virtual_now + work,
+        self.jobs.push(Reverse(Job {
+            end: (self.virtual_now + work).to_bits(),
             order,
             weight,
             job,
-        });
+        }));
         self.weight += u64::from(weight);
     }
 
-    /// When the next job ends if nothing comes in between.
+    /// Returns when the next job ends unless another one starts before.
     #[expect(clippy::cast_precision_loss, reason = "few jobs are in service")]
     pub(super) fn next_end(&self) -> Option<Time> {
-        let first = self.jobs.peek()?;
-        let left = (first.end - self.virtual_now).max(0.0) * self.weight as f64 / self.rate;
-        Some(self.updated.saturating_add(time(left)))
+        let left = (self.first_end()? - self.virtual_now).max(0.0);
+        let seconds = left * self.weight as f64 / self.rate;
+        Some(self.updated.saturating_add(time(seconds)))
     }
 
-    /// Gives one job that has ended by `now`, which is not after the next end.
+    /// Returns the virtual end of the job that ends first.
+    fn first_end(&self) -> Option<f64> {
+        let Reverse(first) = self.jobs.peek()?;
+        Some(f64::from_bits(first.end))
+    }
+
+    /// Removes and returns one job that has ended by `now`, which is not after the next end.
     pub(super) fn take_ended(&mut self, now: Time) -> Option<J> {
-        if self.next_end()? <= now
-            && let Some(first) = self.jobs.peek()
-        {
-            // Exactly there: what ends together is found together, whatever rounding says.
-            self.virtual_now = self.virtual_now.max(first.end);
+        let first = self.first_end()?;
+        if self.next_end()? <= now {
+            // Exactly there, so that jobs that end together are found together despite rounding.
+            self.virtual_now = self.virtual_now.max(first);
             self.updated = now;
         }
-        let first = self.jobs.peek()?;
-        if first.end > self.virtual_now + TOGETHER {
+        if first > self.virtual_now + TOGETHER {
             return None;
         }
-        let ended = self.jobs.pop()?;
+        let Reverse(ended) = self.jobs.pop()?;
         self.weight -= u64::from(ended.weight);
         if self.jobs.is_empty() {
             self.virtual_now = 0.0;
@@ -150,7 +132,7 @@ impl<J> Shared<J> {
 mod tests {
     use super::*;
 
-    fn run(shared: &mut Shared<char>) -> Vec<(char, f64)> {
+    fn run(shared: &mut SharedResource<char>) -> Vec<(char, f64)> {
         let mut ended = Vec::new();
         while let Some(at) = shared.next_end() {
             while let Some(job) = shared.take_ended(at) {
@@ -162,7 +144,7 @@ mod tests {
 
     #[test]
     fn equal_jobs_end_together_and_late() {
-        let mut link = Shared::new(10.0);
+        let mut link = SharedResource::new(10.0);
         link.start(0, 'a', 10.0, 1, 0);
         link.start(0, 'b', 10.0, 1, 1);
         assert_eq!(run(&mut link), [('a', 2.0), ('b', 2.0)]);
@@ -170,14 +152,14 @@ mod tests {
 
     #[test]
     fn one_job_may_stand_for_several() {
-        let mut link = Shared::new(10.0);
+        let mut link = SharedResource::new(10.0);
         link.start(0, 'a', 10.0, 3, 0);
         assert_eq!(run(&mut link), [('a', 3.0)]);
     }
 
     #[test]
-    fn who_comes_later_slows_the_others_down() {
-        let mut link = Shared::new(10.0);
+    fn a_later_job_slows_the_others_down() {
+        let mut link = SharedResource::new(10.0);
         link.start(0, 'a', 10.0, 1, 0);
         link.start(time(0.5), 'b', 10.0, 1, 1);
         // a has 5 left at 0.5 s and shares from then on; b goes on alone.
@@ -186,7 +168,7 @@ mod tests {
 
     #[test]
     fn idle_time_does_not_count() {
-        let mut link = Shared::new(10.0);
+        let mut link = SharedResource::new(10.0);
         link.start(0, 'a', 10.0, 1, 0);
         assert_eq!(run(&mut link), [('a', 1.0)]);
         link.start(time(5.0), 'b', 10.0, 1, 1);

@@ -12,19 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// So many bytes that are not what their hash says.
+/// Returns this many bytes with a wrong hash.
 fn lie(len: usize) -> Vec<u8> {
     let block = vec![7; len];
     let hash = *blake3::hash(b"something else").as_bytes();
     [frame(FrameKind::Data, &block), frame(FrameKind::End, &hash)].concat()
 }
 
-/// A chain of four, whose third is a liar; its child's bar is short. Gives how often it was asked.
+/// A chain of four nodes. The third one sends corrupt blocks, and its child bars it for a short time. Returns the counter of its requests.
 async fn chain(bar: Duration) -> (Cabled, Arc<AtomicU32>, impl Drop) {
     chain_with(bar, 1 << 20).await
 }
 
-/// As [`chain`], with lies of so many bytes.
+/// Like [`chain`], with corrupt blocks of this length.
 async fn chain_with(bar: Duration, len: usize) -> (Cabled, Arc<AtomicU32>, impl Drop) {
     struct Ended(quinn::Endpoint, tokio::task::JoinHandle<()>);
     impl Drop for Ended {
@@ -45,23 +45,26 @@ async fn chain_with(bar: Duration, len: usize) -> (Cabled, Arc<AtomicU32>, impl 
         cabled.start_node(rank, |_| {});
     }
     cabled.tree.connected(1).await;
-    cabled.start_node(3, |config| config.patience.bar = bar);
+    cabled.start_node(3, |config| config.failover.corrupt_bar = bar);
     cabled.home(3).await;
     (cabled, asked, Ended(endpoint, task))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_block_is_taken_back_and_comes_from_elsewhere() {
-    let (cabled, asked, _liar) = chain(Duration::from_secs(60)).await;
+    let (cabled, asked, _corrupt_peer) = chain(Duration::from_secs(60)).await;
     let files = cabled.tree.parent(3);
     let begun = Instant::now();
     let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
-    // What was passed on before the end was seen to be wrong is void.
+    // The bytes that were released before the hash was seen to be wrong are taken back.
     assert_eq!(within(10, right(parts)).await, Ok(1));
     println!("right after {:?}", begun.elapsed());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     let counters = cabled.tree.node(3).counters();
-    assert_eq!((counters.wrong_blocks, counters.blocks_verified), (1, 1));
+    assert_eq!(
+        (counters.wrong_blocks.get(), counters.blocks_verified.get()),
+        (1, 1)
+    );
     assert_ne!(cabled.above(3)[0], Some(2));
     // It is left alone for a while.
     cabled.moved(3, 1).await;
@@ -72,7 +75,7 @@ async fn a_wrong_block_is_taken_back_and_comes_from_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_range_comes_from_elsewhere() {
-    let (cabled, asked, _liar) = chain_with(Duration::from_secs(60), 4096).await;
+    let (cabled, asked, _corrupt_peer) = chain_with(Duration::from_secs(60), 4096).await;
     let request = RangeRequest {
         path: path("file"),
         version: Version::from_data([7; 16]),
@@ -85,13 +88,16 @@ async fn a_wrong_range_comes_from_elsewhere() {
     assert_eq!(found.unwrap().bytes, content(8192, 4096));
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     let counters = cabled.tree.node(3).counters();
-    assert_eq!((counters.wrong_blocks, counters.blocks_verified), (1, 1));
+    assert_eq!(
+        (counters.wrong_blocks.get(), counters.blocks_verified.get()),
+        (1, 1)
+    );
     assert_ne!(cabled.above(3)[0], Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_keeps_lying_is_dropped_for_good() {
-    let (cabled, asked, _liar) = chain(Duration::from_millis(100)).await;
+async fn a_parent_that_stays_corrupt_is_barred_for_good() {
+    let (cabled, asked, _corrupt_peer) = chain(Duration::from_millis(100)).await;
     let files = cabled.tree.parent(3);
     for lies in 1..=3 {
         within(20, async {
@@ -104,7 +110,7 @@ async fn one_that_keeps_lying_is_dropped_for_good() {
         .await;
     }
     cabled.moved(3, 1).await;
-    // Gives node 3 time for a return to the liar, which would be wrong.
+    // Leaves node 3 time to return to the corrupt peer, which it must not do.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let parts = files.read(whole("file", BLOCK_BYTES)).await.unwrap();
     assert_eq!(right(parts).await, Ok(0));
@@ -113,7 +119,7 @@ async fn one_that_keeps_lying_is_dropped_for_good() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_only_source_that_lies_is_never_believed() {
+async fn an_only_corrupt_source_is_never_trusted() {
     let mut cabled = Cabled::plan(2, 2, vec![0]);
     cabled.tree.timeout = Duration::from_secs(2);
     let (endpoint, task) = fake_parent(&cabled.tree.secret, cabled.tree.address(0), true, || {
@@ -134,9 +140,9 @@ async fn an_only_source_that_lies_is_never_believed() {
         }
     })
     .await;
-    // Three times, and nobody else to ask.
+    // Three requests, and no other ancestor.
     assert_eq!(failure, Some(FailureKind::Unavailable));
-    assert_eq!(cabled.tree.node(1).counters().wrong_blocks, 3);
+    assert_eq!(cabled.tree.node(1).counters().wrong_blocks.get(), 3);
     until(SOON, "node 1 is stranded", || {
         matches!(cabled.tree.status(1), LinkStatus::Stranded { .. })
     })

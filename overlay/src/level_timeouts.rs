@@ -1,4 +1,4 @@
-//! How long each level of a tree waits for the level above it.
+//! Request timeouts by level: how long each level of a tree waits for the level above it.
 //!
 //! A reader waits for at most `request_timeout`. It learns the reason of a failure only if the level that
 //! knows the reason answers before the level below gives up. So storage has the shortest timeout, and each
@@ -16,20 +16,20 @@ const LOWEST_SHARE: f64 = 0.75;
 /// bundle before.
 const LOWEST_MARGIN: Duration = Duration::from_millis(1500);
 
-/// How long a root waits for storage if readers wait for `whole`.
+/// Returns how long a root waits for storage if readers wait for `whole`.
 #[must_use]
 pub fn of_storage(whole: Duration) -> Duration {
     let (least, most) = STORAGE_SHARE;
-    let patience = whole
+    let timeout = whole
         .saturating_sub(STORAGE_MARGIN)
         .min(whole.mul_f64(most));
-    patience.max(whole.mul_f64(least))
+    timeout.max(whole.mul_f64(least))
 }
 
-/// How long a node `depth` edges below its root waits for the node above it, in a tree with `deepest`
+/// Returns how long a node `depth` edges below its root waits for the node above it, in a tree with `deepest`
 /// levels below the root.
 #[must_use]
-pub fn of_question(whole: Duration, depth: usize, deepest: usize) -> Duration {
+pub fn of_request(whole: Duration, depth: usize, deepest: usize) -> Duration {
     let storage = of_storage(whole);
     let lowest = whole.saturating_sub(LOWEST_MARGIN);
     let lowest = lowest.max(whole.mul_f64(LOWEST_SHARE)).max(storage);
@@ -38,9 +38,9 @@ pub fn of_question(whole: Duration, depth: usize, deepest: usize) -> Duration {
     storage + (lowest - storage) / deepest * depth
 }
 
-/// Levels below the root in a tree of `nodes` nodes with up to `arity` children each.
+/// The number of levels below the root in a tree of `nodes` nodes with up to `arity` children each.
 #[must_use]
-pub fn deepest(nodes: usize, arity: usize) -> usize {
+pub fn depth_of_tree(nodes: usize, arity: usize) -> usize {
     let (mut covered, mut level, mut depth) = (1_usize, 1_usize, 0);
     while covered < nodes {
         level = level.saturating_mul(arity.max(1));
@@ -55,16 +55,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_level_answers_before_the_one_below_it_gives_up() {
+    fn each_level_answers_before_the_level_below_gives_up() {
         for seconds in [1, 2, 3, 5, 10, 30, 120] {
             let whole = Duration::from_secs(seconds);
             for deepest in 1..12 {
                 let mut above = of_storage(whole);
                 assert!(above >= whole / 2, "{above:?} of {whole:?}");
                 for depth in 1..=deepest {
-                    let patience = of_question(whole, depth, deepest);
-                    assert!(patience > above, "{depth} of {deepest}, {whole:?}");
-                    above = patience;
+                    let timeout = of_request(whole, depth, deepest);
+                    assert!(timeout > above, "{depth} of {deepest}, {whole:?}");
+                    above = timeout;
                 }
                 let left = whole.saturating_sub(above) + Duration::from_millis(1);
                 assert!(
@@ -74,16 +74,16 @@ mod tests {
             }
         }
         assert_eq!(of_storage(Duration::from_secs(30)), Duration::from_secs(24));
-        let guest = of_question(Duration::from_secs(30), 9, 3);
-        assert_eq!(guest, of_question(Duration::from_secs(30), 3, 3));
+        let guest = of_request(Duration::from_secs(30), 9, 3);
+        assert_eq!(guest, of_request(Duration::from_secs(30), 3, 3));
     }
 
     #[test]
-    fn a_tree_is_as_deep_as_its_arity_makes_it() {
+    fn depth_follows_from_nodes_and_arity() {
         let depths = [(1, 2), (2, 2), (3, 2), (4, 2), (7, 2), (8, 2), (4, 1)];
         let found: Vec<usize> = depths
             .iter()
-            .map(|(n, arity)| deepest(*n, *arity))
+            .map(|(n, arity)| depth_of_tree(*n, *arity))
             .collect();
         assert_eq!(found, [0, 1, 1, 2, 2, 3, 3]);
     }

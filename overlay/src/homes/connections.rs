@@ -1,0 +1,282 @@
+//! The connections to homes: made on demand, bounded in number, closed when idle.
+//!
+//! Each home has at most one connection attempt in progress, which all its requests wait for. A home that
+//! cannot be reached is left alone for [`BACK_OFF`]: requests fail at once, so that readers turn elsewhere,
+//! and one attempt in the background finds out when the home is back.
+
+use super::{Home, Homes};
+use crate::model::{Failure, FailureKind};
+use crate::peer::{DialError, Dialer, Peer, explain};
+use crate::transport::stream::StreamError;
+use crate::wire::WireError;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, sleep, timeout};
+
+/// How long a home that could not be reached gets no request.
+const BACK_OFF: Duration = Duration::from_secs(1);
+/// How long a home that sent wrong bytes gets no request.
+const CORRUPT_BACK_OFF: Duration = Duration::from_secs(60);
+/// Limits the attempts to connect to a home. Shorter than for an ancestor, because readers can go elsewhere.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before a home that has refused is tried again, within [`CONNECT_TIMEOUT`]. It may only have too many
+/// handshakes at a time.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Attempts to get a connection that lasts, before a request fails.
+const ATTEMPTS_MAX: usize = 3;
+
+/// The state of one home.
+enum Slot {
+    /// An attempt is in progress. The channel closes when it ends.
+    Connecting(watch::Receiver<()>),
+    Connected {
+        peer: Arc<Peer>,
+        used: Instant,
+    },
+    /// Gets no request.
+    Down {
+        until: Instant,
+        reason: Arc<str>,
+        /// A background attempt is in progress.
+        retrying: bool,
+    },
+}
+
+#[derive(Default)]
+pub(super) struct Connections {
+    /// Makes connections; `None` before this node has started, if it is alone, and after it has stopped.
+    dialer: Option<Arc<Dialer>>,
+    /// By rank.
+    slots: HashMap<usize, Slot>,
+}
+
+/// The outcome of a look-up.
+enum Lookup {
+    Connected(Home),
+    /// Wait until this channel closes, then look again.
+    Wait(watch::Receiver<()>),
+}
+
+impl Homes {
+    /// Allows connections.
+    pub(crate) fn open(&self, dialer: Arc<Dialer>) {
+        self.0.connections.lock().dialer = Some(dialer);
+    }
+
+    /// Closes all connections for good.
+    pub(crate) fn stop(&self) {
+        // The statement ends the lock's guard before the connections are dropped, which closes them.
+        let stopped = std::mem::take(&mut *self.0.connections.lock());
+        drop(stopped);
+    }
+
+    /// The number of homes to which this node is connected.
+    #[must_use]
+    pub fn connected(&self) -> usize {
+        let connections = self.0.connections.lock();
+        let connected = |slot: &&Slot| matches!(slot, Slot::Connected { .. });
+        connections.slots.values().filter(connected).count()
+    }
+
+    /// Closes idle connections. Runs until it is dropped.
+    pub(crate) async fn sweep(self) {
+        let idle = self.0.bounds.idle;
+        let mut ticks = interval((idle / 4).max(Duration::from_millis(10)));
+        loop {
+            let now = ticks.tick().await;
+            let slots = &mut self.0.connections.lock().slots;
+            slots.retain(|_rank, slot| match slot {
+                Slot::Connected { peer, used } => {
+                    // A long answer may keep an old connection busy.
+                    !peer.is_idle() || now.saturating_duration_since(*used) < idle
+                }
+                Slot::Connecting(_) | Slot::Down { .. } => true,
+            });
+        }
+    }
+
+    /// Returns a connection to the home at `rank`.
+    pub(super) async fn connection(&self, rank: usize) -> Result<Home, Failure> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.look_up(rank)? {
+                Lookup::Connected(home) => return Ok(home),
+                // Closed at the end of the attempt, whatever its outcome.
+                Lookup::Wait(mut attempt) => while attempt.changed().await.is_ok() {},
+            }
+        }
+        let reason = format!("the connection to member {rank} does not last");
+        Err(unavailable(&reason))
+    }
+
+    fn look_up(&self, rank: usize) -> Result<Lookup, Failure> {
+        let now = Instant::now();
+        let connections_max = self.0.bounds.connections_max;
+        let mut connections = self.0.connections.lock();
+        let Some(dialer) = connections.dialer.clone() else {
+            return Err(unavailable("this node is not connected to others"));
+        };
+        match connections.slots.get_mut(&rank) {
+            Some(Slot::Connected { peer, used }) if peer.connection.close_reason().is_none() => {
+                *used = now;
+                let peer = Arc::clone(peer);
+                return Ok(Lookup::Connected(Home { peer, dialer }));
+            }
+            Some(Slot::Connecting(attempt)) => return Ok(Lookup::Wait(attempt.clone())),
+            // Fails at once, and at most one attempt in the background looks whether the home is back.
+            Some(Slot::Down {
+                until,
+                reason,
+                retrying,
+            }) => {
+                let failure = unavailable(reason);
+                let due = !*retrying && now >= *until;
+                if due && connections.make_room(connections_max) {
+                    if let Some(Slot::Down { retrying, .. }) = connections.slots.get_mut(&rank) {
+                        *retrying = true;
+                    }
+                    drop(self.connect(dialer, rank));
+                }
+                return Err(failure);
+            }
+            // No connection, or one that has ended.
+            Some(Slot::Connected { .. }) | None => drop(connections.slots.remove(&rank)),
+        }
+        if !connections.make_room(connections_max) {
+            return Err(unavailable("all connections to homes are in use"));
+        }
+        let attempt = self.connect(dialer, rank);
+        let slot = Slot::Connecting(attempt.clone());
+        connections.slots.insert(rank, slot);
+        Ok(Lookup::Wait(attempt))
+    }
+
+    /// Connects to `rank` in the background, so that no reader that gives up ends the attempt for the others.
+    /// The task ends by itself within [`CONNECT_TIMEOUT`].
+    fn connect(&self, dialer: Arc<Dialer>, rank: usize) -> watch::Receiver<()> {
+        let (done, attempt) = watch::channel(());
+        let homes = self.clone();
+        tokio::spawn(async move {
+            let outcome = dial_until_timeout(&dialer, rank).await;
+            let now = Instant::now();
+            let slot = match outcome {
+                Ok(peer) => Slot::Connected { peer, used: now },
+                Err(error) => {
+                    let reason = error.to_string();
+                    tracing::warn!(rank, reason, "no connection to a home of items");
+                    Slot::Down {
+                        until: now + BACK_OFF,
+                        reason: reason.into(),
+                        retrying: false,
+                    }
+                }
+            };
+            let mut connections = homes.0.connections.lock();
+            // After `stop` no connection is kept.
+            if connections.dialer.is_some() {
+                connections.slots.insert(rank, slot);
+            }
+            drop(connections);
+            // Only now may those who wait look again.
+            drop(done);
+        });
+        attempt
+    }
+
+    /// Removes the connection of `home`.
+    pub(super) fn forget(&self, home: &Home) {
+        let mut connections = self.0.connections.lock();
+        if connections.is_current(home) {
+            connections.slots.remove(&home.peer.rank);
+        }
+    }
+
+    /// Handles an answer of `home` that ended with `error`. Returns the failure for the reader.
+    pub(super) fn failed(&self, home: &Home, error: &StreamError) -> Failure {
+        let label = &home.peer.label;
+        let (kind, back_off) = match error {
+            StreamError::Lost(_) => {
+                home.peer.abandon();
+                (FailureKind::Unavailable, Some(BACK_OFF))
+            }
+            // The connection is alive: only this answer failed.
+            StreamError::Silent(_) | StreamError::Cancelled => (FailureKind::Unavailable, None),
+            StreamError::Wire(WireError::WrongHash) => {
+                home.dialer.counters.wrong_blocks.increment();
+                tracing::warn!(home = %label, "an item's hash is wrong");
+                (FailureKind::Corrupt, Some(CORRUPT_BACK_OFF))
+            }
+            StreamError::Truncated | StreamError::Wire(_) => {
+                tracing::warn!(home = %label, %error, "a home broke the protocol");
+                (FailureKind::Corrupt, None)
+            }
+        };
+        let reason = match error {
+            StreamError::Lost(error) => explain(home.peer.connection.remote_address(), error),
+            error => error.to_string(),
+        };
+        let reason = format!("home {label}: {reason}");
+        let mut connections = self.0.connections.lock();
+        if let Some(back_off) = back_off.filter(|_| connections.is_current(home)) {
+            let down = Slot::Down {
+                until: Instant::now() + back_off,
+                reason: reason.as_str().into(),
+                retrying: false,
+            };
+            connections.slots.insert(home.peer.rank, down);
+        }
+        Failure::new(kind, reason)
+    }
+}
+
+impl Connections {
+    /// Makes room for one more connection, and closes the longest idle one if there are `connections_max`.
+    /// Returns `false` if all of them are in use.
+    fn make_room(&mut self, connections_max: usize) -> bool {
+        let counted = self.slots.values().filter(|slot| match slot {
+            Slot::Connecting(_) | Slot::Connected { .. } => true,
+            Slot::Down { retrying, .. } => *retrying,
+        });
+        if counted.count() < connections_max {
+            return true;
+        }
+        let idle = self.slots.iter().filter_map(|(rank, slot)| match slot {
+            Slot::Connected { peer, used } if peer.is_idle() => Some((*used, *rank)),
+            _ => None,
+        });
+        let oldest = idle.min();
+        oldest.is_some_and(|(_used, rank)| self.slots.remove(&rank).is_some())
+    }
+
+    /// Whether the connection of `home` is the one in use.
+    fn is_current(&self, home: &Home) -> bool {
+        let id = home.peer.connection.stable_id();
+        matches!(
+            self.slots.get(&home.peer.rank),
+            Some(Slot::Connected { peer, .. }) if peer.connection.stable_id() == id
+        )
+    }
+}
+
+/// Connects to the home at `rank`, and tries again until [`CONNECT_TIMEOUT`].
+async fn dial_until_timeout(dialer: &Dialer, rank: usize) -> Result<Arc<Peer>, DialError> {
+    let mut last_error = None;
+    let dialing = async {
+        loop {
+            match dialer.dial_home(rank).await {
+                Ok(peer) => return peer,
+                Err(error) => last_error = Some(error),
+            }
+            sleep(RETRY_PAUSE).await;
+        }
+    };
+    match timeout(CONNECT_TIMEOUT, dialing).await {
+        Ok(peer) => Ok(peer),
+        Err(_elapsed) => Err(last_error.unwrap_or_else(|| dialer.no_answer(rank))),
+    }
+}
+
+fn unavailable(reason: &str) -> Failure {
+    Failure::new(FailureKind::Unavailable, reason)
+}

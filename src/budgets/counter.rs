@@ -1,0 +1,96 @@
+//! Counting of datasets, as the budget agent uses it.
+
+use crate::index::IndexError;
+use crate::model::{Counting, DatasetDecision};
+use copperfs_overlay::{Failure, ItemPath};
+use futures_util::future::BoxFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The content of a dataset, according to a count or an index.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Counted {
+    /// The number of items: files, and the stripes of larger files.
+    pub items: u64,
+    /// Bytes of these items.
+    pub bytes: u64,
+    /// Bytes in each slot.
+    pub slots: Vec<u64>,
+    /// Identifies the source of the count, such as an index's time and length, so that a change of it
+    /// can be detected.
+    pub source: u64,
+}
+
+/// The progress of a count. Updates are relaxed because it is only displayed.
+#[derive(Debug, Default)]
+pub struct CountProgress {
+    /// Directories listed so far.
+    pub directories: AtomicU64,
+    /// Items found so far.
+    pub items: AtomicU64,
+    /// Bytes of these items.
+    pub bytes: AtomicU64,
+}
+
+impl CountProgress {
+    pub(super) fn of(&self, dataset: &str) -> Counting {
+        Counting {
+            dataset: dataset.to_owned(),
+            directories: self.directories.load(Relaxed),
+            items: self.items.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+        }
+    }
+}
+
+/// Why a dataset cannot be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    /// A directory cannot be listed.
+    #[error("{path} cannot be counted: {failure}. Is it there, and is storage in order?")]
+    Listing {
+        /// The directory, or a file in it.
+        path: ItemPath,
+        /// The failure of storage.
+        failure: Failure,
+    },
+    /// Its index cannot be used.
+    #[error("its index cannot be used: {0}")]
+    Index(#[from] IndexError),
+    /// Its index covers another tree.
+    #[error(
+        "its index {index} was made of {of}, which does not hold {path}: make one with copperfs index"
+    )]
+    OtherTree {
+        /// The name of the index.
+        index: String,
+        /// The URI of the tree that the index covers.
+        of: String,
+        /// The path of the dataset.
+        path: ItemPath,
+    },
+    /// A directory is not in the index.
+    #[error("{path} is not in its index {index}: make the index anew with copperfs index")]
+    NotIndexed {
+        /// The name of the index.
+        index: String,
+        /// The directory.
+        path: ItemPath,
+    },
+}
+
+/// Counts datasets, on the allocator's node.
+pub trait Counter: Send + Sync + 'static {
+    /// Counts `dataset`. May be dropped at any time.
+    ///
+    /// # Errors
+    /// See [`CountError`].
+    fn count(
+        &self,
+        dataset: &DatasetDecision,
+        progress: Arc<CountProgress>,
+    ) -> BoxFuture<'static, Result<Counted, CountError>>;
+
+    /// Returns whether a count of `dataset` that was made from `source` is outdated.
+    fn is_outdated(&self, dataset: &DatasetDecision, source: u64) -> BoxFuture<'static, bool>;
+}
