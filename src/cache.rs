@@ -1,11 +1,11 @@
-//! A bounded cache: byte-weighted, counted, with a choice of eviction policy.
+//! A bounded cache: weighted in bytes, with counters and a choice of eviction policies.
 //!
-//! Purpose: hold the three kinds of things a node keeps (file data, attributes, listings), each in a
-//! [`Cache`] of its own with its own bound, as in Copper (section IV), which lacks the bounds and the
-//! eviction. It does no I/O and knows nothing of files: keys and values are the caller's.
+//! Purpose: a node has one [`Cache`] each for file data, attributes and listings, as in Copper (section IV),
+//! which has neither bounds nor eviction. It does no I/O and knows nothing of files: the caller defines keys and
+//! values.
 //!
-//! Invariant: the weights of what is held never exceed the capacity; something heavier than the
-//! capacity is not admitted at all, and the caller goes on with the value it has in hand.
+//! Invariant: the total weight of the entries never exceeds the capacity. A value that is heavier than the
+//! capacity is not admitted; its caller can still use it.
 
 mod order;
 mod s3fifo;
@@ -15,11 +15,10 @@ use dashmap::mapref::entry::Entry;
 use order::Order;
 use parking_lot::Mutex;
 use s3fifo::Victim;
-use std::fmt;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// How a full cache chooses what to drop.
+/// How a full cache selects the entry to evict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EvictionPolicy {
     /// S3-FIFO (Yang et al., SOSP 2023): three FIFO queues. Resists scans; a hit takes no lock.
@@ -29,29 +28,30 @@ pub enum EvictionPolicy {
     Lru,
 }
 
-/// What a cache counts. `hits` and `misses` are of [`Cache::get`] and [`Cache::count_miss`].
+/// The counters of a cache. Only [`Cache::get`], [`Cache::count_hit`] and [`Cache::count_miss`] change `hits` and
+/// `misses`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheStats {
-    /// Entries held.
+    /// Current entries.
     pub entries: u64,
     /// Sum of their weights in bytes.
     pub bytes: u64,
-    /// Questions answered from here.
+    /// Look-ups that were answered from the cache.
     pub hits: u64,
-    /// Questions that had to go elsewhere.
+    /// Look-ups that were not.
     pub misses: u64,
-    /// Entries dropped for lack of room (not those removed by `clear`).
+    /// Entries evicted because the cache was full (not those removed by `clear`).
     pub evictions: u64,
 }
 
-/// Hits remembered per entry: S3-FIFO needs no more than two bits.
+/// The maximum hit count of an entry: S3-FIFO needs no more than two bits.
 const HITS_MAX: u8 = 3;
 
 struct Slot<V> {
     value: V,
     weight: u64,
-    /// Tells this insertion from an earlier one under the same key, whose place in the eviction order
-    /// may still be there.
+    /// Distinguishes this insertion from an earlier one under the same key, which may still be in the eviction
+    /// order.
     id: u64,
     hits: AtomicU8,
 }
@@ -70,19 +70,6 @@ pub struct Cache<K, V> {
     hits: AtomicU64,
     misses: AtomicU64,
     evictions: AtomicU64,
-}
-
-impl<K, V> fmt::Debug for Cache<K, V>
-where
-    K: Eq + Hash,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache")
-            .field("entries", &self.slots.len())
-            .field("bytes", &self.bytes)
-            .field("capacity_bytes", &self.capacity_bytes)
-            .finish_non_exhaustive()
-    }
 }
 
 impl<K, V> Cache<K, V>
@@ -106,19 +93,15 @@ where
         }
     }
 
-    /// The value under `key`, counted as a hit if there is one. A miss is not counted here, because
-    /// one question may look in several places: see [`Cache::count_miss`].
+    /// The value under `key`, counted as a hit if there is one. A miss is not counted here, because one request may
+    /// involve several look-ups: see [`Cache::count_miss`].
     pub fn get(&self, key: &K) -> Option<V> {
-        let value = self.peek_and_touch(key)?;
-        self.hits.fetch_add(1, Ordering::Relaxed);
-        Some(value)
-    }
-
-    fn peek_and_touch(&self, key: &K) -> Option<V> {
         if self.policy == EvictionPolicy::Lru {
             self.order.lock().touch(key);
         }
         let slot = self.slots.get(key)?;
+        self.count_hit();
+        // Not atomic as a whole: the count is an estimate, and may miss a concurrent hit.
         let hits = slot.hits.load(Ordering::Relaxed);
         if hits < HITS_MAX {
             slot.hits.store(hits + 1, Ordering::Relaxed);
@@ -136,24 +119,24 @@ where
         self.slots.contains_key(key)
     }
 
-    /// Counts a question that this cache could have answered and did.
+    /// Counts a look-up that could have been answered from this cache as a hit.
     pub fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a question that this cache could not answer.
+    /// Counts a miss.
     pub fn count_miss(&self) {
         self.misses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Holds `value` of `weight` bytes under `key`, in place of what was there; drops others until it
-    /// fits. Returns whether it was admitted: a value heavier than the whole cache is not.
+    /// Inserts `value` of `weight` bytes under `key`, replacing the current value, and evicts others until it fits.
+    /// Returns whether it was admitted: a value heavier than the whole cache is not.
     pub fn insert(&self, key: K, value: V, weight: u64) -> bool {
         self.insert_evicting(key, value, weight, |_, _| {})
     }
 
-    /// As [`Cache::insert`]; `evicted` is given what is dropped, while the order is locked: it must not
-    /// use this cache.
+    /// Like [`Cache::insert`]. Calls `evicted` with each evicted entry while the order is locked, so it must not use
+    /// this cache.
     pub fn insert_evicting(
         &self,
         key: K,
@@ -189,8 +172,7 @@ where
         true
     }
 
-    /// Drops entries until those that are left weigh at most `bytes`; `evicted` as in
-    /// [`Cache::insert_evicting`].
+    /// Evicts entries until the others weigh at most `bytes`. `evicted` is used as in [`Cache::insert_evicting`].
     pub fn shrink_to(&self, bytes: u64, evicted: impl FnMut(K, V)) {
         self.evict_to(&mut self.order.lock(), bytes, evicted);
     }
@@ -213,12 +195,12 @@ where
         }
     }
 
-    /// Drops what is under `key`.
+    /// Removes the value under `key`.
     pub fn remove(&self, key: &K) {
         drop(self.take(key));
     }
 
-    /// Takes out what is under `key`.
+    /// Removes and returns the value under `key`.
     pub fn take(&self, key: &K) -> Option<V> {
         let _order = self.order.lock();
         let (_, old) = self.slots.remove(key)?;
@@ -226,7 +208,7 @@ where
         Some(old.value)
     }
 
-    /// Changes the value under `key` in place; its weight stays.
+    /// Changes the value under `key` in place; its weight stays the same.
     pub fn update(&self, key: &K, change: impl FnOnce(&mut V)) {
         if let Some(mut slot) = self.slots.get_mut(key) {
             change(&mut slot.value);
@@ -241,13 +223,13 @@ where
         }
     }
 
-    /// The first entry, in no order, of which `pick` makes something, without counting or touching it:
-    /// looks at all of them. `pick` must not use this cache.
+    /// The first result of `pick` for any entry, in no order, without counting or touching them. Examines all entries
+    /// if `pick` returns `None`. It must not use this cache.
     pub fn search<R>(&self, mut pick: impl FnMut(&K, &V) -> Option<R>) -> Option<R> {
         (self.slots.iter()).find_map(|slot| pick(slot.key(), &slot.value))
     }
 
-    /// Drops every entry for which `condemned` is true.
+    /// Removes every entry for which `condemned` returns true.
     pub fn remove_where(&self, mut condemned: impl FnMut(&K, &V) -> bool) {
         let _order = self.order.lock();
         self.slots.retain(|key, slot| {
@@ -259,13 +241,13 @@ where
         });
     }
 
-    /// The bound in bytes.
+    /// The capacity in bytes.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// The counters as they stand.
+    /// The current counters.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         CacheStats {

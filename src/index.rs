@@ -1,15 +1,16 @@
 //! Indexes: a tree's names and attributes, optionally its files' contents, in one file.
 //!
-//! Purpose: `copperfs index` walks a tree once ([`walk`]) and writes what it found as a compact file
-//! ([`write`](mod@write)); a mount with `--index` answers for that tree's names from the file ([`serve`]) and asks
-//! storage for bytes only. `docs/index-format.md` specifies the file, [`format`](mod@format) is its codec.
+//! Purpose: `copperfs index` walks a tree once ([`walk`]) and writes the result to a compact file
+//! ([`write`](mod@write)). A mount with `--index` takes the names of that tree from the file ([`serve`]), and
+//! requests only bytes from storage. `docs/index-format.md` specifies the file, [`format`](mod@format) is its
+//! codec.
 //!
-//! What it does not do: it reads no data but to hash it, and keeps no more of an index in memory than a
-//! few decoded blocks ([`read`]).
+//! What it does not do: it reads no data except for hashes, and keeps no more of an index in memory than a few
+//! decoded blocks ([`read`]).
 //!
-//! Invariants: what is written is the origin's own truth; what is excluded and how links are shown is
-//! decided where it is served. Nothing in a file can panic here or take more memory than the bounds
-//! say. A torn or foreign file is refused with what to do about it.
+//! Invariants: an index has the origin's own names and links; exclusions and the form of links are decided
+//! where it is served. No content of a file causes a panic or takes more memory than the bounds allow. A torn
+//! or foreign file is refused, with a remedy.
 
 pub mod format;
 pub mod partial;
@@ -20,31 +21,31 @@ pub mod write;
 
 pub use format::{FormatError, Totals};
 pub use read::{Bytestore, Index, LocalFile};
-pub use serve::{Indexed, IndexedFiles, Rules};
+pub use serve::{IndexedFiles, IndexedPrefix};
 
 use copperfs_overlay::{Failure, ItemPath};
 use std::io;
 use std::path::PathBuf;
 
-/// Why an index cannot be made or used. Says what failed, why, and what to try.
+/// Why an index cannot be made or used. The message has the action, the cause and a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
-    /// The bytes are not those of a whole index of this version.
+    /// The file is not a complete index of this version.
     #[error("{name}: {source}")]
     Format {
         /// The file.
         name: String,
-        /// What is wrong with it.
+        /// The cause.
         source: FormatError,
     },
     /// A local file cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was to be done.
+        /// The attempted action.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The index could not be read through the tree.
@@ -52,7 +53,7 @@ pub enum IndexError {
     Read {
         /// The file.
         name: String,
-        /// What happened.
+        /// The cause.
         failure: Failure,
     },
     /// A file of this name exists, and may not be replaced.
@@ -61,13 +62,13 @@ pub enum IndexError {
         .0.display()
     )]
     Exists(PathBuf),
-    /// An index was begun here before.
+    /// An unfinished index exists at this path.
     #[error(
         "{} is left of an index that was not finished: go on with --resume, or remove it to begin anew",
         .0.display()
     )]
     Begun(PathBuf),
-    /// What is to be resumed was begun otherwise.
+    /// The unfinished index has other parameters.
     #[error(
         "{} was begun for {was}, not for {wanted}: give the same URI and --hash, or remove it to begin anew",
         path.display()
@@ -75,12 +76,12 @@ pub enum IndexError {
     Other {
         /// The partial file.
         path: PathBuf,
-        /// What it was begun for.
+        /// Its parameters.
         was: String,
-        /// What is asked for now.
+        /// The requested parameters.
         wanted: String,
     },
-    /// Another process writes it.
+    /// Another process is writing it.
     #[error("{} is being written by another copperfs index", .0.display())]
     Busy(PathBuf),
     /// The top of the tree cannot be listed.
@@ -88,20 +89,20 @@ pub enum IndexError {
     Top {
         /// The tree.
         uri: String,
-        /// Why not.
+        /// The cause.
         failure: Failure,
     },
-    /// Too many directories fail.
+    /// Too many directories cannot be listed.
     #[error(
         "more than {max} directories could not be listed, the last one because: {last}. What is done is kept; go on with --resume when the cause is gone"
     )]
     TooManyFailures {
-        /// How many are borne.
+        /// The maximum number of failures.
         max: usize,
         /// The last failure.
         last: Failure,
     },
-    /// A part of the walk died.
+    /// A task of the walk panicked.
     #[error("a part of the walk died: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -112,19 +113,19 @@ mod tests;
 /// A prefix whose names come from an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IndexSpec {
-    /// Where it answers.
+    /// The prefix.
     pub prefix: ItemPath,
     /// Its file.
     pub file: IndexFile,
-    /// What is served at the prefix, and should have been indexed.
+    /// The URI that is served at the prefix, and should have been indexed.
     pub uri: String,
 }
 
-/// Where an index is.
+/// The location of an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum IndexFile {
-    /// A file of the roots' hosts.
+    /// A file on the hosts of the roots.
     Local(PathBuf),
-    /// A file of the namespace: every node reads it through the tree.
+    /// A file of the namespace. Every node reads it through the tree.
     Tree(ItemPath),
 }

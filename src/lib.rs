@@ -24,6 +24,7 @@ mod nearest;
 pub mod node;
 pub mod num;
 pub mod origin;
+mod pread;
 pub mod prefetch;
 pub mod process;
 pub mod profile;

@@ -1,10 +1,10 @@
-//! Inodes: the numbers by which the kernel knows what it has looked up.
+//! Inodes: the numbers by which the kernel identifies looked-up files.
 //!
 //! Purpose: give every version of every file its own number, count the kernel's references, find what must
 //! be invalidated when a part of the namespace is cleared, and select inodes that the kernel should drop
 //! when they exceed their memory bound. In memory only, no I/O.
 //!
-//! Invariants: a number belongs to one path and one content of it, and is never given to another while the
+//! Invariants: a number belongs to one path and one content of it, and never to another one while the
 //! kernel may hold it; a directory keeps its number while its entries come and go. Numbers are hashes of
 //! the path and of the data part of the version, so that they are the same on every node and after a
 //! restart. If only the status of a file changed, it keeps its number under its new version, provided that
@@ -12,9 +12,9 @@
 //! Otherwise the new version gets another number.
 //!
 //! Bound: an inode lives as long as the kernel holds it, so the table cannot drop one. Above the bound
-//! every new inode makes two more inodes due to be dropped; the kernel is told the oldest ones
-//! ([`InodeTable::condemned`]). Inodes in use stay, and come up again later. Above the bound and an eighth
-//! of it, listings carry no attributes ([`InodeTable::is_full`]), and look-ups wait briefly
+//! every new inode makes two more inodes due to be dropped, and the kernel is requested to drop the oldest ones
+//! ([`InodeTable::condemned`]). Inodes in use stay, and are selected again later. Above the bound and an eighth
+//! of it, listings have no attributes ([`InodeTable::is_full`]), and look-ups wait briefly
 //! ([`InodeTable::room`]).
 
 mod order;
@@ -36,32 +36,32 @@ use tokio::sync::Notify;
 /// The number of the mount's root directory.
 pub const ROOT: u64 = 1;
 
-/// Numbers below this one are never made from a hash.
+/// Lower numbers are never made from a hash.
 const FIRST_HASHED: u64 = 1 << 16;
 
-/// The minimum number of due inodes before the kernel is told, because that costs a system call.
+/// The minimum number of due inodes before the kernel is notified, because that costs a system call.
 const DUE_MIN: u64 = 64;
 
 /// The maximum number of due inodes. It keeps the number from growing while all inodes are in use.
 const DUE_MAX: u64 = 1 << 14;
 
-/// Queue entries examined for each inode to be picked; recently used inodes are skipped.
-const LOOKS: usize = 4;
+/// Queue entries examined for each picked inode; recently used inodes are skipped.
+const EXAMINED_PER_PICK: usize = 4;
 
 /// How long a look-up waits for room. This is longer than the kernel takes to drop some inodes. If it
 /// cannot drop any because all are in use, this limits the rate at which the table grows past its bound.
-const ROOM_WAIT: Duration = Duration::from_millis(20);
+const ROOM_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// One version of one file, as the kernel knows it.
+/// One version of one file that the kernel has looked up.
 #[derive(Debug)]
 pub struct Inode {
     /// Its number.
     pub number: u64,
     /// Its attributes.
     pub attributes: Attributes,
-    /// Where its bytes are.
+    /// Identifies its bytes.
     pub file: FileRef,
-    /// How far its readers are.
+    /// The positions of its readers.
     pub ahead: ReadAhead,
     /// Tracks the bytes of this inode that readers and the kernel hold; [`InodeTable::get_to_read`] returns
     /// an inode whose `given` records new ones.
@@ -69,8 +69,8 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// Whether, as far as the origin's records tell, only the status of this file changed if it has these
-    /// `attributes` now.
+    /// Whether only the status of this file changed if it has these `attributes` now, according to the origin's
+    /// records.
     #[must_use]
     pub fn may_become(&self, attributes: &Attributes) -> bool {
         may_become(&self.attributes, attributes)
@@ -111,17 +111,8 @@ pub struct InodeTable {
     room: Notify,
 }
 
-impl std::fmt::Debug for InodeTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InodeTable")
-            .field("stats", &self.stats())
-            .field("bytes_max", &self.bytes_max)
-            .finish_non_exhaustive()
-    }
-}
-
 impl InodeTable {
-    /// A table that always holds the root directory, and may take `bytes_max`.
+    /// A table that always has the root directory, with a bound of `bytes_max`.
     #[must_use]
     pub fn new(root: Attributes, bytes_max: u64) -> Self {
         let table = Self {
@@ -150,7 +141,7 @@ impl InodeTable {
         Some(slot.inode())
     }
 
-    /// Like [`InodeTable::get`], for a READ: state that several READs of a file share is kept.
+    /// Like [`InodeTable::get`], for a READ: keeps the state that several READs of a file share.
     #[must_use]
     pub fn get_to_read(&self, number: u64) -> Option<Arc<Inode>> {
         {
@@ -226,30 +217,30 @@ impl InodeTable {
                 Entry::Vacant(entry) => {
                     let mut slot = Slot::new(number, parent, name, attributes);
                     slot.life = self.lives.fetch_add(1, Ordering::Relaxed);
-                    let (turn, cost) = ((number, slot.life), slot.cost());
+                    let (queue_entry, cost) = ((number, slot.life), slot.cost());
                     let directory = slot.is_directory().then(|| slot.path());
                     drop(entry.insert(Box::new(slot)));
                     if let Some(directory) = directory {
                         self.directories.insert(directory, number);
                     }
-                    self.came(turn, cost);
+                    self.added(queue_entry, cost);
                     return number;
                 }
             }
         }
     }
 
-    fn came(&self, turn: order::Turn, cost: u64) {
+    /// Charges a new inode, and queues it for pruning.
+    fn added(&self, entry: order::QueueEntry, cost: u64) {
         let bytes = self.bytes.fetch_add(cost, Ordering::Relaxed) + cost;
         if bytes > self.bytes_max && self.due.load(Ordering::Relaxed) < DUE_MAX {
             self.due.fetch_add(2, Ordering::Relaxed);
         }
-        let alive = |turn| self.is_alive(turn);
-        self.order.push(turn, self.slots.len(), alive);
-    }
-
-    fn is_alive(&self, (number, life): order::Turn) -> bool {
-        (self.slots.get(&number)).is_some_and(|slot| slot.life == life)
+        let is_alive = |(number, life)| {
+            let slot = self.slots.get(&number);
+            slot.is_some_and(|slot| slot.life == life)
+        };
+        self.order.push(entry, self.slots.len(), is_alive);
     }
 
     /// Whether enough inodes are due for [`InodeTable::condemned`].
@@ -269,21 +260,22 @@ impl InodeTable {
         }
         self.due.fetch_sub(count, Ordering::Relaxed);
         let count = crate::num::to_usize(count);
-        self.order.pick(count, LOOKS * count, |(number, life)| {
-            let mut slot = self.slots.get_mut(&number)?;
-            if slot.life != life {
-                return None;
-            }
-            if slot.was_touched() {
-                return Some(false);
-            }
-            slot.condemned = true;
-            Some(true)
-        })
+        self.order
+            .pick(count, EXAMINED_PER_PICK * count, |(number, life)| {
+                let mut slot = self.slots.get_mut(&number)?;
+                if slot.life != life {
+                    return None;
+                }
+                if slot.was_touched() {
+                    return Some(false);
+                }
+                slot.condemned = true;
+                Some(true)
+            })
     }
 
-    /// The parent directory and the name of `number`, if it is a file. For kernels that can only invalidate
-    /// names: an invalidated directory would be lost to processes that work in it.
+    /// The parent directory and the name of `number`, if it is a file. For kernels that can only invalidate names:
+    /// processes would lose their working directory if it were invalidated.
     #[must_use]
     pub fn file_entry(&self, number: u64) -> Option<(u64, Bytes)> {
         let slot = self.slots.get(&number)?;
@@ -293,8 +285,8 @@ impl InodeTable {
         Some((self.number_at(&parent)?, name))
     }
 
-    /// Whether inodes take more than their bound and an eighth of it, so that the kernel should get no
-    /// inodes that it did not ask for.
+    /// Whether inodes exceed their bound by more than an eighth of it, so that the kernel should get no inodes that
+    /// it did not request.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.full_bytes()
@@ -304,7 +296,7 @@ impl InodeTable {
         self.bytes_max + self.bytes_max / 8
     }
 
-    /// Waits up to `ROOM_WAIT` until the table is not full.
+    /// Waits up to `ROOM_TIMEOUT` until the table is not full.
     pub async fn room(&self) {
         let waiting = async {
             let mut told = std::pin::pin!(self.room.notified());
@@ -317,14 +309,14 @@ impl InodeTable {
                 told.set(self.room.notified());
             }
         };
-        let waited = tokio::time::timeout(ROOM_WAIT, waiting).await;
+        let waited = tokio::time::timeout(ROOM_TIMEOUT, waiting).await;
         if waited.is_err() {
             tracing::trace!("the inodes in use exceed their memory bound");
         }
     }
 
-    /// The kernel was told to drop what it holds of the inode: its pages may be pushed again, and a
-    /// directory's attributes are out of date.
+    /// Called after the kernel was notified to drop the inode's pages and entries: its pages may be pushed again, and
+    /// a directory's attributes are outdated.
     pub fn invalidated(&self, number: u64) {
         self.change(number, |slot| {
             slot.pushed = false;
@@ -333,12 +325,12 @@ impl InodeTable {
         });
     }
 
-    /// The kernel reads `edition` of directory `number` from its beginning.
+    /// Called when the kernel reads `edition` of directory `number` from its beginning.
     pub fn listed(&self, number: u64, edition: Edition) {
         self.change(number, |slot| slot.set_listed(Some(edition)));
     }
 
-    /// Which listing of directory `number` the kernel may have cached.
+    /// The listing of directory `number` that the kernel may have cached.
     #[must_use]
     pub fn listed_edition(&self, number: u64) -> Option<Edition> {
         self.slots.get(&number)?.listed()
@@ -381,7 +373,7 @@ impl InodeTable {
         })
     }
 
-    /// The kernel drops `count` references on `number`. Returns whether they were the last.
+    /// Drops `count` references of the kernel on `number`. Returns whether they were the last.
     pub fn forget(&self, number: u64, count: u64) -> bool {
         if number == ROOT {
             return false;
@@ -415,8 +407,8 @@ impl InodeTable {
         true
     }
 
-    /// Whether the bytes of `number` may be pushed now: once, until the kernel forgets the inode or
-    /// its pages are invalidated. Counts as pushed from then on.
+    /// Whether the bytes of `number` may be pushed now: once, until the kernel forgets the inode or its pages are
+    /// invalidated. Records the push.
     pub fn claim_push(&self, number: u64) -> bool {
         self.slots
             .get_mut(&number)
@@ -429,13 +421,13 @@ impl InodeTable {
         self.directories.get(path).map(|number| *number)
     }
 
-    /// The parent directory and the name of `number`; `None` for the root.
+    /// The parent directory and the name of `number`. Returns `None` for the root.
     #[must_use]
     pub fn entry(&self, number: u64) -> Option<(ItemPath, Bytes)> {
         self.slots.get(&number)?.entry()
     }
 
-    /// The numbers of everything that the kernel holds at `path` and below, old versions included.
+    /// The numbers of all inodes at `path` and below, including old versions.
     #[must_use]
     pub fn below(&self, path: &ItemPath) -> Vec<u64> {
         let split = path.split();
@@ -479,8 +471,8 @@ impl InodeTable {
         Some(self.charged(&mut slot, change))
     }
 
-    /// Applies `change`, and updates the charge by the difference in the slot's cost. The lock of the
-    /// slot's shard is held.
+    /// Applies `change`, and updates the charge by the difference in the slot's cost. The caller holds the lock of the
+    /// slot's shard.
     fn charged<R>(&self, slot: &mut Slot, change: impl FnOnce(&mut Slot) -> R) -> R {
         let before = slot.cost();
         let result = change(slot);

@@ -26,7 +26,7 @@ use crate::config::Settings;
 use crate::control::ControlServer;
 use crate::index::IndexError;
 use crate::origin::{
-    HangingBound, Once, OriginCounters, OriginError, OriginOptions, Origins, Retries,
+    CoalescedStorage, HangingBound, OriginCounters, OriginError, OriginOptions, Origins, Retries,
 };
 use crate::read::ReadPath;
 use crate::store::{Store, StoreError};
@@ -315,9 +315,9 @@ async fn open_origins(settings: &Settings) -> Result<Option<Arc<Origins>>, NodeE
 }
 
 /// Storage for the tree; concurrent reads of a block are merged into one.
-fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<Once> {
+fn read_once(settings: &Settings, origins: Option<Arc<Origins>>) -> Option<CoalescedStorage> {
     let patience = origin_options(settings).hang_timeout;
-    origins.map(|origins| Once::new(origins, patience))
+    origins.map(|origins| CoalescedStorage::new(origins, patience))
 }
 
 /// The origins of a node that is no root, for the datasets whose homes read storage themselves. They are not

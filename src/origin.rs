@@ -1,58 +1,53 @@
 //! Storage that a root node reads: POSIX directories and object stores.
 //!
-//! Purpose: one trait, [`Origin`], for every kind of storage, and [`Origins`], which stands several of
-//! them side by side under path prefixes and answers for all of them as
-//! [`copperfs_overlay::Files`].
+//! Purpose: one trait, [`Origin`], for every kind of storage, and [`Origins`], which serves several of
+//! them side by side under path prefixes as one [`copperfs_overlay::Files`]. [`CoalescedStorage`] wraps the
+//! origins, so that the node reads no block again that it still caches.
 //!
-//! [`Once`] wraps the origins, so that the node reads nothing again that it still caches.
-//!
-//! What it does not do: it caches nothing and retries no more than one request to one store; that is
-//! the read path's.
+//! What it does not do: it caches nothing, and its only retries are those of a single request to an object
+//! store. Everything else is up to the read path.
 //!
 //! Invariants
-//! - Bytes of two versions never mix: each piece of a [`ByteStream`] was verified, after it was read,
-//!   to be of the version asked for, or the stream ends with `Stale`. Data is never short and never
-//!   padded.
-//! - Nothing outside the origin's root is reached, whatever a path or a link says, and no excluded path.
-//! - What the origin answers never panics; every failure names the origin, the path, the cause and what
-//!   to try, and no credential.
+//! - Bytes of two versions never mix: each piece of a [`ByteStream`] was verified, after it was read, to be
+//!   of the requested version, or the stream ends with `Stale`. Data is never short and never padded.
+//! - No path and no link leads out of the origin's root or to an excluded path.
+//! - No answer of storage causes a panic. Every failure names the origin, the path, the cause and a remedy,
+//!   and no credential.
 
 mod bundle;
+mod claims;
+mod coalesced;
 mod counters;
 mod error;
 mod exclusion;
 mod failure;
 mod hanging_bound;
+mod mount_watch;
 mod object;
-mod once;
 mod options;
 mod posix;
 mod router;
-mod sightings;
-mod turns;
-mod under_way;
+mod settling;
 
-pub use counters::{OriginCounters, OriginSnapshot};
+pub use claims::{BlockClaim, ClaimFile, ClaimedStream, FileClaim, claim_any};
+pub use coalesced::{BlockCache, CoalescedStorage, Storage};
+pub use counters::{OriginCounters, StorePressure};
 pub use error::OriginError;
 pub use error::redacted;
-pub use failure::{failure_of_errno, failure_of_status};
 pub use hanging_bound::HangingBound;
 pub use object::{ObjectOrigin, ObjectTraits, VersionSource};
-pub use once::{Kept, Once, Storage};
 pub use options::{ObjectAttributes, OriginOptions, OriginSpec, Retries, SymlinkPolicy};
 pub use posix::{HangingCalls, PosixOrigin};
 pub use router::{Finding, NamespaceRules, Origins, Outcome};
-pub use turns::{Alone, Turn, TurnStream, Turns};
-pub use under_way::Held;
 
 use bytes::Bytes;
 use copperfs_overlay::{
-    Attributes, BundleRequest, ContentHash, Cursor, Failure, FilesystemUsage, ItemPath, Listing,
-    Version, XattrList,
+    Attributes, BundleRequest, ContentHash, Cursor, Failure, FailureKind, FileKind,
+    FilesystemUsage, ItemPath, Listing, Timestamp, Version, XattrList,
 };
+use failure::Cause;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 /// A run of bytes of one version of one file.
@@ -60,35 +55,35 @@ use std::time::SystemTime;
 pub struct ByteRange {
     /// The file, relative to the origin.
     pub path: ItemPath,
-    /// The version wanted.
+    /// The requested version.
     pub version: Version,
     /// Size of that version in bytes.
     pub size: u64,
-    /// First byte wanted.
+    /// The first requested byte.
     pub offset: u64,
-    /// Number of bytes wanted; `offset + length` is at most `size`.
+    /// The number of requested bytes; `offset + length` is at most `size`.
     pub length: u64,
 }
 
-/// Exactly the bytes of a [`ByteRange`] in order, in pieces of any size; after an error nothing more
-/// comes. Dropping the stream ends the read.
+/// Exactly the bytes of a [`ByteRange`] in order, in pieces of any size. The stream ends after an error.
+/// Dropping it ends the read.
 pub type ByteStream = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// Whole blocks in order, the last of a file shorter, each with its hash. Dropping the stream ends the
-/// read.
+/// Whole blocks in order, each with its hash. The last block of a file may be shorter. Dropping the stream
+/// ends the read.
 pub type HashedStream = BoxStream<'static, Result<(Bytes, ContentHash), Failure>>;
 
 /// One answer per name, in the order of the names.
 pub type StatAnswers = Vec<Result<Attributes, Failure>>;
 
 /// Storage below one root. Paths are relative to that root. All calls may be cancelled by dropping the
-/// future; a system call already under way ends on its own thread, and its result is dropped.
+/// future; a system call that is already running ends on its own thread, and its result is dropped.
 pub trait Origin: Send + Sync + 'static {
     /// The entries of directory `dir` from `cursor`, at most `limit` of them.
     ///
     /// # Errors
-    /// `NotFound`, `NotADirectory`; `PermissionDenied` when names may only be looked up one by one;
-    /// `Stale` for a cursor of a directory that has been replaced; faults.
+    /// `NotFound`, `NotADirectory`; `PermissionDenied` if names may only be looked up one by one;
+    /// `Stale` for a cursor of a directory that was replaced; faults.
     fn list(
         &self,
         dir: ItemPath,
@@ -109,12 +104,12 @@ pub trait Origin: Send + Sync + 'static {
     /// Opens the file, once, and streams the range.
     ///
     /// # Errors
-    /// `Stale` when the file is of another version or gone, also in mid-stream; `IsADirectory`;
+    /// `Stale` if the file is of another version or gone, also in mid-stream; `IsADirectory`;
     /// `Unsupported` for special files and links; faults.
     fn open(&self, range: ByteRange) -> BoxFuture<'static, Result<ByteStream, Failure>>;
 
-    /// The blocks of a range that begins with one, each with its hash; `None` where they come no faster
-    /// than by [`Origin::open`] and hashing what it streams.
+    /// The blocks of a range that begins at a block, each with its hash. Returns `None` if hashing the
+    /// stream of [`Origin::open`] is as fast.
     ///
     /// # Errors
     /// As [`Origin::open`].
@@ -130,16 +125,16 @@ pub trait Origin: Send + Sync + 'static {
         None
     }
 
-    /// The whole content of small files of one directory, in the order in which their reads complete. Files
-    /// of another version, files that cannot be read, and files whose turn is not free are left out.
-    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
-        bundle::one_by_one(self, request, &turns)
+    /// The whole content of small files of one directory, in the order in which their reads complete. Each
+    /// file is read only if `claim` grants it.
+    fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream {
+        bundle::one_by_one(self, request, claim)
     }
 
     /// All extended attributes of `path`.
     ///
     /// # Errors
-    /// `Unsupported` where there are none; faults.
+    /// `Unsupported` if the storage has none; faults.
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>>;
 
     /// Usage of the filesystem that holds `path`.
@@ -155,4 +150,53 @@ fn now_ns() -> i128 {
         Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
         Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
     }
+}
+
+/// The path of `name` in directory `parent`; the empty name is the directory itself. A name that no file can
+/// have is reported as missing, or as too long.
+fn child_of(parent: &ItemPath, name: &[u8]) -> Result<ItemPath, Cause> {
+    if name.is_empty() {
+        return Ok(parent.clone());
+    }
+    parent.join(name).map_err(|invalid| {
+        let kind = if name.len() > ItemPath::NAME_BYTES_MAX {
+            FailureKind::NameTooLong
+        } else {
+            FailureKind::NotFound
+        };
+        Cause::new(kind, invalid.to_string())
+    })
+}
+
+/// Attributes of a directory that no storage has. Constant, so that it never seems to change.
+pub(crate) fn placeholder_directory() -> Attributes {
+    let epoch = Timestamp {
+        seconds: 0,
+        nanoseconds: 0,
+    };
+    Attributes {
+        kind: FileKind::Directory,
+        mode: 0o555,
+        uid: 0,
+        gid: 0,
+        // 1 for directories too: "unknown" to find, which would otherwise skip subdirectories.
+        links: 1,
+        device: 0,
+        size: 0,
+        blocks: 0,
+        block_size: 4096,
+        atime: epoch,
+        mtime: epoch,
+        ctime: epoch,
+        version: Version::from_data([0; 16]),
+        link_target: None,
+        content: None,
+    }
+}
+
+/// The first half of a hash.
+fn truncated(hasher: &blake3::Hasher) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    short
 }

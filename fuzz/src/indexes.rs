@@ -14,7 +14,7 @@ use copperfs_overlay::Version;
 pub mod format;
 
 use format::{
-    BlockPlace, DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder, HEADER_BYTES,
+    BlockLocation, DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder, HEADER_BYTES,
     Header, Tail, Totals, checksum, unpack,
 };
 
@@ -91,7 +91,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     }
     let tail = Tail {
         uri: "s3://bucket/set".into(),
-        entries: vec![BlockPlace {
+        entries: vec![BlockLocation {
             offset: HEADER_BYTES as u64,
             stored: 9,
             raw: 9,

@@ -1,11 +1,11 @@
-//! The eviction order behind a [`super::Cache`]: which key goes next. Pure.
+//! The eviction order of a [`super::Cache`]: selects the next key. Pure.
 
 use super::EvictionPolicy;
 use super::s3fifo::{S3Fifo, Victim};
 use lru::LruCache;
 use std::hash::Hash;
 
-/// One of the policies.
+/// The state of one policy.
 pub(super) enum Order<K> {
     S3Fifo(S3Fifo<K>),
     Lru(LruCache<K, u64>),
@@ -19,7 +19,7 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
-    /// A new entry, perhaps in place of one under the same key.
+    /// Adds an entry, which may replace one under the same key.
     pub(super) fn insert(&mut self, key: K, id: u64, weight: u64) {
         match self {
             Self::S3Fifo(order) => order.insert(key, id, weight),
@@ -29,15 +29,15 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
-    /// A hit, for the policies that move entries on a hit.
+    /// Records a hit, for policies that move entries on a hit.
     pub(super) fn touch(&mut self, key: &K) {
         if let Self::Lru(order) = self {
             order.promote(key);
         }
     }
 
-    /// The next to go. `take_hits` gives the hits since it was last asked and sets them to zero, or
-    /// `None` when that entry is no longer held.
+    /// Removes the next key to evict. `take_hits` returns and resets the hits of an entry, or returns `None` if the
+    /// entry is no longer in the cache.
     pub(super) fn evict(
         &mut self,
         mut take_hits: impl FnMut(&K, u64) -> Option<u8>,
@@ -53,7 +53,7 @@ impl<K: Eq + Hash + Clone> Order<K> {
         }
     }
 
-    /// Forgets places of entries that are no longer held, once they outnumber those that are.
+    /// Removes outdated entries once they outnumber the current ones.
     pub(super) fn compact(&mut self, held: usize, mut is_held: impl FnMut(&K, u64) -> bool) {
         let bound = held.saturating_mul(2).saturating_add(64);
         match self {

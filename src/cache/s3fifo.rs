@@ -1,9 +1,9 @@
 //! S3-FIFO (Yang, Zhang, Qiu, Yue, Vigfusson: "FIFO queues are all you need for cache eviction",
 //! SOSP 2023, algorithm 1), with weights in bytes. Pure.
 //!
-//! A new entry goes to the *small* queue, a tenth of the capacity. What was not hit there again leaves
-//! early and is remembered in a *ghost* queue of hashes; what was, or what comes back while the ghost
-//! still knows it, goes to the *main* queue, from which it leaves only after a round without a hit.
+//! A new entry goes to the *small* queue, a tenth of the capacity. If it gets no further hits there, it is evicted
+//! early and remembered in a *ghost* queue of hashes. Otherwise, or if it is inserted again while it is in the
+//! ghost queue, it goes to the *main* queue, from which it is evicted only after a round without a hit.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -11,31 +11,36 @@ use std::hash::{BuildHasher, Hash};
 
 /// The small queue's share of the capacity: one tenth, as in the paper.
 const SMALL_SHARE: u64 = 10;
-/// More hits than this in the small queue earn a place in the main queue.
+/// An entry of the small queue with more hits than this moves to the main queue.
 const PROMOTE_ABOVE: u8 = 1;
 
-/// A key to drop, as it was inserted with `id`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A key to evict, with the `id` of its insertion.
 pub(super) struct Victim<K> {
     pub(super) key: K,
     pub(super) id: u64,
 }
 
-struct Place<K> {
+struct QueueEntry<K> {
     key: K,
     id: u64,
     weight: u64,
-    /// Hits still credited: S3-FIFO's two-bit counter, kept here between rounds of the main queue.
+    /// Remaining hits: the two-bit counter of S3-FIFO, decremented in each round of the main queue.
     credit: u8,
 }
 
+impl<K> From<QueueEntry<K>> for Victim<K> {
+    fn from(QueueEntry { key, id, .. }: QueueEntry<K>) -> Self {
+        Self { key, id }
+    }
+}
+
 pub(super) struct S3Fifo<K> {
-    small: VecDeque<Place<K>>,
+    small: VecDeque<QueueEntry<K>>,
     small_bytes: u64,
     small_bytes_max: u64,
-    main: VecDeque<Place<K>>,
+    main: VecDeque<QueueEntry<K>>,
     ghost: VecDeque<u64>,
-    /// How often each hash stands in `ghost`.
+    /// The number of occurrences of each hash in `ghost`.
     ghost_members: HashMap<u64, u32>,
     hasher: RandomState,
 }
@@ -58,18 +63,18 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
     }
 
     pub(super) fn insert(&mut self, key: K, id: u64, weight: u64) {
-        let known = self.ghost_members.contains_key(&self.hasher.hash_one(&key));
-        let place = Place {
+        let was_evicted = self.ghost_members.contains_key(&self.hasher.hash_one(&key));
+        let entry = QueueEntry {
             key,
             id,
             weight,
             credit: 0,
         };
-        if known {
-            self.main.push_back(place);
+        if was_evicted {
+            self.main.push_back(entry);
         } else {
             self.small_bytes += weight;
-            self.small.push_back(place);
+            self.small.push_back(entry);
         }
     }
 
@@ -79,49 +84,38 @@ impl<K: Eq + Hash + Clone> S3Fifo<K> {
     ) -> Option<Victim<K>> {
         loop {
             let from_small = self.small_bytes > self.small_bytes_max || self.main.is_empty();
-            if from_small && let Some(place) = self.pop_small() {
-                match take_hits(&place.key, place.id) {
+            if from_small && let Some(entry) = self.small.pop_front() {
+                self.small_bytes -= entry.weight;
+                match take_hits(&entry.key, entry.id) {
                     None => {}
-                    Some(hits) if hits > PROMOTE_ABOVE => self.main.push_back(place),
+                    Some(hits) if hits > PROMOTE_ABOVE => self.main.push_back(entry),
                     Some(_) => {
-                        self.remember(&place.key);
-                        return Some(Victim {
-                            key: place.key,
-                            id: place.id,
-                        });
+                        self.remember(&entry.key);
+                        return Some(entry.into());
                     }
                 }
                 continue;
             }
-            let mut place = self.main.pop_front()?;
-            let Some(hits) = take_hits(&place.key, place.id) else {
+            let mut entry = self.main.pop_front()?;
+            let Some(hits) = take_hits(&entry.key, entry.id) else {
                 continue;
             };
-            let credit = place.credit.saturating_add(hits).min(super::HITS_MAX);
+            let credit = entry.credit.saturating_add(hits).min(super::HITS_MAX);
             if credit == 0 {
-                return Some(Victim {
-                    key: place.key,
-                    id: place.id,
-                });
+                return Some(entry.into());
             }
-            place.credit = credit - 1;
-            self.main.push_back(place);
+            entry.credit = credit - 1;
+            self.main.push_back(entry);
         }
     }
 
     pub(super) fn retain(&mut self, mut is_held: impl FnMut(&K, u64) -> bool) {
-        self.small.retain(|place| is_held(&place.key, place.id));
-        self.main.retain(|place| is_held(&place.key, place.id));
-        self.small_bytes = self.small.iter().map(|place| place.weight).sum();
+        self.small.retain(|entry| is_held(&entry.key, entry.id));
+        self.main.retain(|entry| is_held(&entry.key, entry.id));
+        self.small_bytes = self.small.iter().map(|entry| entry.weight).sum();
     }
 
-    fn pop_small(&mut self) -> Option<Place<K>> {
-        let place = self.small.pop_front()?;
-        self.small_bytes -= place.weight;
-        Some(place)
-    }
-
-    /// The ghost queue holds as many keys as the main queue, as in the paper.
+    /// Adds a key to the ghost queue, which has as many keys as the main queue, as in the paper.
     fn remember(&mut self, key: &K) {
         let hash = self.hasher.hash_one(key);
         self.ghost.push_back(hash);

@@ -19,7 +19,7 @@ fn holds_no_more_than_its_capacity() {
 }
 
 #[test]
-fn what_is_heavier_than_the_cache_is_not_admitted_and_replaces_what_was_there() {
+fn a_value_heavier_than_the_cache_is_not_admitted_and_removes_the_old_one() {
     for policy in policies() {
         let cache = Cache::new(policy, 10);
         assert!(cache.insert("a", 1, 10));
@@ -30,7 +30,7 @@ fn what_is_heavier_than_the_cache_is_not_admitted_and_replaces_what_was_there() 
 }
 
 #[test]
-fn a_scan_does_not_drive_out_what_is_used_again_and_again() {
+fn a_scan_does_not_evict_frequently_used_entries() {
     let cache = Cache::new(EvictionPolicy::S3Fifo, 1000);
     for _ in 0..3 {
         for hot in 0..50_u32 {
@@ -80,8 +80,7 @@ fn filling_and_clearing_for_ever_keeps_the_order_small() {
 }
 
 proptest! {
-    /// Whatever is inserted, looked up and removed: the byte count is exact and bounded, and a value
-    /// that is found is the one inserted last.
+    /// After any operations, the byte count is exact and bounded, and a look-up returns the last inserted value.
     #[test]
     fn agrees_with_a_plain_map(
         lru in any::<bool>(),

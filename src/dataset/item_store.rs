@@ -53,7 +53,7 @@ impl ItemStore {
             capacity: Size::Bytes(u64::MAX),
             reserve_percent,
             policy: EvictionPolicy::S3Fifo,
-            patience: StoreOptions::PATIENCE,
+            disk_timeout: StoreOptions::DISK_TIMEOUT,
         })
         .await?;
         let mut items = Vec::new();
@@ -138,7 +138,7 @@ impl ItemStore {
     pub(super) fn rests(&self) -> bool {
         match self {
             Self::Memory(_) => false,
-            Self::Disk(store) => store.rests(),
+            Self::Disk(store) => store.is_paused(),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The bytes of an index: `docs/index-format.md` is the specification. Pure: bytes in, values out.
+//! The codec of an index; `docs/index-format.md` is the specification. Pure: converts bytes to values.
 //!
-//! A header of fixed size, blocks of entries, blocks of directory records, a tail. The header finds the
-//! tail, the tail every block; a directory's record says where its entries are. Everything has a
-//! checksum, and every length is checked before memory is taken for it.
+//! A header of fixed size, blocks of entries, blocks of directory records, a tail. The header has the position
+//! of the tail, and the tail those of the blocks; a directory's record has the position of its entries.
+//! Everything has a checksum, and every length is checked before memory is allocated for it.
 
-// By path, so that fuzz/ can take this module in as it is.
+// With paths, so that fuzz/ can include this module without changes.
 #[path = "format/codec.rs"]
 mod codec;
 #[path = "format/layout.rs"]
@@ -15,31 +15,31 @@ mod primitive;
 mod tests;
 
 pub use codec::{DirectoryDecoder, DirectoryEncoder, EntryDecoder, EntryEncoder};
-pub use layout::{BlockPlace, DirectoryRecord, HEADER_BYTES, Header, Place, Tail, Totals};
+pub use layout::{BlockLocation, DirectoryRecord, EntryRange, HEADER_BYTES, Header, Tail, Totals};
 
-/// What every index begins with.
+/// The first bytes of every index.
 pub const MAGIC: [u8; 8] = *b"CPFSIDX\n";
 /// The version of the format that is written and read.
 pub const FORMAT: u32 = 2;
-/// A block is closed once it holds so many bytes: what one look-up reads and unpacks.
+/// A block is closed at this size, because a look-up reads and unpacks a whole block.
 pub const BLOCK_RAW_TARGET: usize = 64 << 10;
-/// As [`BLOCK_RAW_TARGET`], of directory records: a look-up goes through them one by one.
+/// Like [`BLOCK_RAW_TARGET`], for blocks of directory records: a look-up decodes them one by one.
 pub const DIRECTORIES_RAW_TARGET: usize = 16 << 10;
-/// Most bytes of a block when unpacked: the target and the largest entry or record.
+/// The maximum size of an unpacked block: the target and the largest entry or record.
 pub const BLOCK_RAW_MAX: usize = BLOCK_RAW_TARGET + ENTRY_BYTES_MAX;
-/// Most bytes of one entry or record: a name or path, a link's target, attributes.
+/// The maximum size of one entry or record: a name or path, a link's target, attributes.
 pub const ENTRY_BYTES_MAX: usize = 4096 + 4096 + 512;
-/// Most bytes of a tail when unpacked: some hundred million entries.
+/// The maximum size of an unpacked tail: some hundred million entries.
 pub const TAIL_RAW_MAX: usize = 64 << 20;
-/// Most bytes of a link's target.
+/// The maximum size of a link's target.
 pub const TARGET_BYTES_MAX: usize = 4096;
-/// Most bytes of the URI that an index tells.
+/// The maximum size of the URI in an index.
 pub const URI_BYTES_MAX: usize = 4096;
 
-/// Why bytes are not an index, or not a whole one.
+/// Why bytes are not a complete index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// It begins otherwise.
+    /// The first bytes differ.
     #[error("it is not an index; make one with copperfs index URI -o FILE")]
     NotAnIndex,
     /// Another version of copperfs made it.
@@ -47,15 +47,15 @@ pub enum FormatError {
         "it has format {0}, and this copperfs reads format {FORMAT}; make it anew with copperfs index"
     )]
     Version(u32),
-    /// It is shorter or longer than it says.
+    /// It is shorter or longer than its header says.
     #[error("it has {found} of its {expected} bytes: a copy that was cut off? Copy it again")]
     Torn {
-        /// As it says.
+        /// The length in its header.
         expected: u64,
-        /// As it is.
+        /// Its actual length.
         found: u64,
     },
-    /// Something in it cannot be true.
+    /// Its content is invalid.
     #[error("it is damaged ({0}); copy it again, or make it anew with copperfs index")]
     Damaged(&'static str),
 }
@@ -71,7 +71,7 @@ pub fn checksum(bytes: &[u8]) -> Checksum {
     short
 }
 
-/// `raw` as it is stored: packed where that shrinks it.
+/// `raw` in its stored form: compressed if that makes it shorter.
 #[must_use]
 pub fn pack(raw: &[u8]) -> Vec<u8> {
     let packed = lz4_flex::block::compress(raw);
@@ -82,10 +82,10 @@ pub fn pack(raw: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The `raw_len` bytes that are stored as `stored`.
+/// Decodes the stored form of `raw_len` bytes.
 ///
 /// # Errors
-/// `Damaged`: another checksum, or not that many bytes.
+/// `Damaged` if the checksum or the length differs.
 pub fn unpack(stored: &[u8], raw_len: usize, sum: &Checksum) -> Result<Vec<u8>, FormatError> {
     if checksum(stored) != *sum {
         return Err(FormatError::Damaged("a block's checksum"));

@@ -1,14 +1,14 @@
-//! An index in the making: a log of the directories listed so far, beside the file that is wanted.
+//! An unfinished index: a log of the directories listed so far, beside the target.
 //!
-//! The log is the walk's queue as well: directories are taken from its records in order, and their
-//! listings are appended in the same order. So whoever resumes knows what is left from the number of
-//! records, and no walk holds its queue in memory. A record that was cut off is dropped. At the end the
-//! records are sorted by path, in runs of bounded memory.
+//! The log is also the queue of the walk: directories are taken from its records in order, and their listings
+//! are appended in the same order. So the number of records determines which directories are left after an
+//! interruption, and no walk holds its queue in memory. A truncated record is dropped. At the end the records
+//! are sorted by path, in runs of bounded memory.
 
 use super::IndexError;
 use super::format::{
-    DirectoryDecoder, DirectoryEncoder, DirectoryRecord, EntryDecoder, EntryEncoder, FormatError,
-    Place, checksum,
+    DirectoryDecoder, DirectoryEncoder, DirectoryRecord, EntryDecoder, EntryEncoder, EntryRange,
+    FormatError, checksum,
 };
 use super::write::{beside, io_error};
 use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath};
@@ -26,8 +26,8 @@ pub use sort::Sorted;
 const MAGIC: &[u8] = b"CPFSPRT1";
 /// Bytes before a record: its length and its checksum.
 const FRAME_BYTES: usize = 4 + 16;
-/// Directories that failed are remembered up to this number; a walk with more is given up, since
-/// something is wrong with all of them.
+/// The maximum number of directories that cannot be listed. A walk with more of them is given up, because they
+/// probably have a common cause.
 pub const FAILURES_MAX: usize = 10_000;
 
 /// See the module.
@@ -35,21 +35,21 @@ pub const FAILURES_MAX: usize = 10_000;
 pub struct Partial {
     file: File,
     path: PathBuf,
-    /// Bytes of whole records.
+    /// Bytes of complete records.
     len: u64,
     first: u64,
-    /// Directories whose listing was appended, failed or not.
+    /// Directories whose listing was appended, including failed ones.
     pub done: u64,
-    /// Those that could not be listed, by path.
+    /// Directories that could not be listed, by path.
     pub failed: BTreeMap<ItemPath, Attributes>,
 }
 
-/// A directory as the log has it.
+/// A record of the log: a directory and its entries.
 #[derive(Debug)]
 pub struct Record {
-    /// Where, and its attributes; its place says no more than whether it was listed.
+    /// Its path and attributes; the presence of a place means that it was listed.
     pub directory: DirectoryRecord,
-    /// Another attempt at a directory that had failed.
+    /// Whether it is a retry of a directory that had failed.
     pub again: bool,
     payload: Vec<u8>,
     entries_at: usize,
@@ -67,7 +67,7 @@ impl Record {
         })
     }
 
-    /// The directories in it.
+    /// The directories among its entries.
     ///
     /// # Errors
     /// The log is damaged.
@@ -86,11 +86,11 @@ impl Record {
 }
 
 impl Partial {
-    /// The log for `target`, which may be there already if `resume`.
+    /// Opens the log for `target`, or creates it. It may exist only if `resume`.
     ///
     /// # Errors
-    /// It is there and not to be resumed, or the other way round made for something else; another
-    /// process has it; it cannot be written.
+    /// It exists and must not be resumed, or it was begun with other parameters; another process has it; it cannot
+    /// be written.
     pub fn open(target: &Path, uri: &str, hash: bool, resume: bool) -> Result<Self, IndexError> {
         let path = beside(target, ".partial");
         let failed = |source| io_error("open", &path, source);
@@ -133,13 +133,13 @@ impl Partial {
         Ok(this)
     }
 
-    /// Where the first record is.
+    /// The position of the first record.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Reads what is there.
+    /// Reads the existing records.
     fn catch_up(&mut self) -> Result<(), IndexError> {
         while let Some((record, next)) = self.record_at(self.len)? {
             self.note(&record.directory, record.again)?;
@@ -159,7 +159,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Appends a directory with its entries in the order of their names; `None`: it failed.
+    /// Appends a directory with its entries in the order of their names. `None`: it could not be listed.
     ///
     /// # Errors
     /// The log cannot be written.
@@ -173,7 +173,7 @@ impl Partial {
         let directory = DirectoryRecord {
             path,
             attributes,
-            place: entries.map(|_| Place::EMPTY),
+            place: entries.map(|_| EntryRange::EMPTY),
         };
         let mut payload = vec![u8::from(again)];
         DirectoryEncoder::default().push(&mut payload, &directory);
@@ -185,7 +185,7 @@ impl Partial {
         self.note(&directory, again)
     }
 
-    /// The record at `offset` and where the next one begins; `None` at the end.
+    /// The record at `offset`, and the position of the next one. Returns `None` at the end.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -198,7 +198,7 @@ impl Partial {
         let (again, rest) = payload
             .split_first()
             .ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
-        // One record, and then entries: the decoder is not asked for more.
+        // The payload is one directory record, followed by entries.
         let mut decoder = DirectoryDecoder::new(rest);
         let directory = decoder.record().map_err(wrong)?;
         let directory = directory.ok_or_else(|| wrong(FormatError::Damaged("an empty record")))?;
@@ -212,7 +212,7 @@ impl Partial {
         Ok(Some((record, next)))
     }
 
-    /// The payload of the whole frame at `offset`.
+    /// The payload of the complete frame at `offset`. Returns `None` at the end, and for a truncated frame.
     fn frame_at(&self, offset: u64) -> Result<Option<Vec<u8>>, IndexError> {
         let mut frame = [0; FRAME_BYTES];
         if !self.fill(&mut frame, offset)? {
@@ -254,7 +254,7 @@ impl Partial {
         self.file.flush().map_err(|error| self.io("write", error))
     }
 
-    /// Removes the log: the index is made.
+    /// Removes the log, after the index is complete.
     pub fn remove(self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "this stays behind");

@@ -1,9 +1,9 @@
-//! Reading an index, wherever its bytes are, with a few decoded blocks in memory.
+//! Reads an index from any store of bytes, with a few decoded blocks in memory.
 
 use super::IndexError;
 use super::format::{
-    BlockPlace, DirectoryDecoder, DirectoryRecord, EntryDecoder, FormatError, HEADER_BYTES, Header,
-    Place, Tail, Totals, unpack,
+    BlockLocation, DirectoryDecoder, DirectoryRecord, EntryDecoder, EntryRange, FormatError,
+    HEADER_BYTES, Header, Tail, Totals, unpack,
 };
 use super::write::io_error;
 use bytes::Bytes;
@@ -17,21 +17,16 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Decoded blocks that are kept: less than 10 MiB.
+/// The number of cached decoded blocks: less than 10 MiB.
 const BLOCKS_KEPT: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
-/// Where the bytes of an index are.
+/// A store with the bytes of an index.
 pub trait Bytestore: Send + Sync + 'static {
-    /// What people call it.
+    /// Its name in messages.
     fn name(&self) -> String;
 
-    /// How long it is.
-    fn len(&self) -> u64;
-
-    /// Whether it has no bytes.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    /// Its length in bytes.
+    fn size(&self) -> u64;
 
     /// Exactly `len` bytes from `offset`.
     ///
@@ -40,8 +35,7 @@ pub trait Bytestore: Send + Sync + 'static {
     fn read(&self, offset: u64, len: usize) -> BoxFuture<'_, Result<Bytes, IndexError>>;
 }
 
-/// A file of this host.
-#[derive(Debug)]
+/// A file on this host.
 pub struct LocalFile {
     file: Arc<File>,
     path: PathBuf,
@@ -73,7 +67,7 @@ impl Bytestore for LocalFile {
         self.path.display().to_string()
     }
 
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 
@@ -91,35 +85,26 @@ impl Bytestore for LocalFile {
     }
 }
 
-/// An index that was opened.
+/// An open index.
 pub struct Index {
     store: Arc<dyn Bytestore>,
     header: Header,
     tail: Tail,
-    /// Guards decoded blocks by their place in the file; held for a look-up, never across an await.
+    /// Decoded blocks by their position in the file. Locked for a look-up, never across an await.
     blocks: Mutex<LruCache<u64, Arc<Vec<u8>>>>,
-}
-
-impl std::fmt::Debug for Index {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Index")
-            .field("name", &self.store.name())
-            .field("totals", &self.header.totals)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Index {
     /// Opens the index in `store`: reads its header and its tail.
     ///
     /// # Errors
-    /// It cannot be read, or is not a whole index of this version.
+    /// It cannot be read, or is not a complete index of this version.
     pub async fn open(store: Arc<dyn Bytestore>) -> Result<Self, IndexError> {
         let wrong = |source| IndexError::Format {
             name: store.name(),
             source,
         };
-        let len = store.len();
+        let len = store.size();
         let head = usize::try_from(len).unwrap_or(usize::MAX).min(HEADER_BYTES);
         let header = Header::decode(&store.read(0, head).await?, len).map_err(wrong)?;
         let stored = store
@@ -134,19 +119,19 @@ impl Index {
         })
     }
 
-    /// What people call it.
+    /// Its name in messages.
     #[must_use]
     pub fn name(&self) -> String {
         self.store.name()
     }
 
-    /// How much it tells of.
+    /// The number of items.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.header.totals
     }
 
-    /// Whether it tells files' contents.
+    /// Whether it has hashes of files' contents.
     #[must_use]
     pub fn is_hashed(&self) -> bool {
         self.header.hashed
@@ -158,13 +143,13 @@ impl Index {
         self.header.made_at
     }
 
-    /// Its own length in bytes.
+    /// Its length in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.header.file_bytes
     }
 
-    /// What was indexed, without credentials.
+    /// The indexed URI, without credentials.
     #[must_use]
     pub fn uri(&self) -> &str {
         &self.tail.uri
@@ -176,7 +161,7 @@ impl Index {
         self.header.top
     }
 
-    /// What it tells of directory `path`, relative to its top.
+    /// The record of directory `path`, relative to its top.
     ///
     /// # Errors
     /// It cannot be read, or is damaged.
@@ -196,14 +181,14 @@ impl Index {
         Ok(None)
     }
 
-    /// Entries of the directory at `place` in the order of their names, at most `limit` of them: those
-    /// behind the name `after`, or from the first. Also whether more follow.
+    /// Entries of the directory at `place` in the order of their names, at most `limit` of them: those after the
+    /// name `after`, or from the first one. Also returns whether more follow.
     ///
     /// # Errors
     /// It cannot be read, or is damaged.
     pub async fn entries(
         &self,
-        place: &Place,
+        place: &EntryRange,
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<(Vec<Entry>, bool), IndexError> {
@@ -237,7 +222,7 @@ impl Index {
     ///
     /// # Errors
     /// It cannot be read, or is damaged.
-    pub async fn find(&self, place: &Place, name: &[u8]) -> Result<Option<Entry>, IndexError> {
+    pub async fn find(&self, place: &EntryRange, name: &[u8]) -> Result<Option<Entry>, IndexError> {
         if place.entries == 0 {
             return Ok(None);
         }
@@ -253,8 +238,8 @@ impl Index {
         Ok(None)
     }
 
-    /// The last block of the directory at `place` that does not begin behind `name`.
-    async fn block_with(&self, place: &Place, name: &[u8]) -> Result<u32, IndexError> {
+    /// The last block of the directory at `place` whose first name is not after `name`.
+    async fn block_with(&self, place: &EntryRange, name: &[u8]) -> Result<u32, IndexError> {
         let (mut low, mut high) = (place.first_block, place.last_block);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -273,7 +258,7 @@ impl Index {
     /// The part of entry block `number` that belongs to the directory at `place`.
     fn run<'a>(
         &self,
-        place: &Place,
+        place: &EntryRange,
         number: u32,
         raw: &'a [u8],
     ) -> Result<EntryDecoder<'a>, IndexError> {
@@ -299,7 +284,7 @@ impl Index {
         }
     }
 
-    async fn block(&self, block: BlockPlace) -> Result<Arc<Vec<u8>>, IndexError> {
+    async fn block(&self, block: BlockLocation) -> Result<Arc<Vec<u8>>, IndexError> {
         let known = self.blocks.lock().get(&block.offset).map(Arc::clone);
         if let Some(known) = known {
             return Ok(known);

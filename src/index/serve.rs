@@ -1,13 +1,13 @@
-//! Serving the names of a prefix from its index.
+//! Serves the names of a prefix from its index.
 //!
-//! [`IndexedFiles`] stands in front of a node's source. Names and attributes below the prefix come from
-//! the index, with no message; bytes, extended attributes and everything else are asked for as ever, so
-//! a file that is no longer the one that was indexed answers `Stale`. What an index cannot tell (a
-//! directory that could not be listed, one that leads to another origin's prefix) is asked for as well.
+//! [`IndexedFiles`] is in front of a node's source. Names and attributes below the prefix come from the index,
+//! without a message. Bytes, extended attributes and everything else are requested from the source, so a file
+//! that has changed since it was indexed fails with `Stale`. So are directories that could not be listed for
+//! the index, and those that lead to the prefix of another origin.
 //!
-//! An index is what it is until its prefix is cleared: then its file is opened again.
+//! An index does not change until its prefix is cleared. Then its file is opened again.
 
-use super::format::{DirectoryRecord, Place};
+use super::format::{DirectoryRecord, EntryRange};
 use super::read::{Bytestore, Index};
 use super::{IndexError, LocalFile};
 use crate::origin::NamespaceRules;
@@ -28,17 +28,14 @@ mod tree_file;
 
 pub use tree_file::TreeFile;
 
-/// Files that have changed since they were indexed are logged up to this number; then it is clear.
-const CHANGED_LOGGED: u64 = 20;
-/// What a cursor of an index begins with; the last name of its page follows.
+/// The maximum number of log lines about files that have changed since they were indexed.
+const CHANGED_LOGGED_MAX: u64 = 20;
+/// The first byte of a cursor; the last name of its page follows.
 const CURSOR: u8 = b'i';
 
-/// What every indexed prefix of a node has in common.
-pub type Rules = NamespaceRules;
-
-/// Where an index's file is.
-#[derive(Clone, Debug)]
-pub enum IndexPlace {
+/// The location of an index's file.
+#[derive(Clone)]
+pub enum IndexLocation {
     /// On this host.
     Local(PathBuf),
     /// In the namespace.
@@ -46,59 +43,57 @@ pub enum IndexPlace {
 }
 
 /// One prefix and its index.
-#[derive(Debug)]
-pub struct Indexed {
+pub struct IndexedPrefix {
     prefix: ItemPath,
-    place: IndexPlace,
-    rules: Arc<Rules>,
-    /// Guards which index answers; held for a copy.
-    state: RwLock<State>,
-    /// One opens it at a time.
+    place: IndexLocation,
+    rules: Arc<NamespaceRules>,
+    /// The index that answers. Locked for a copy.
+    state: RwLock<IndexState>,
+    /// Held while the index is opened again.
     opening: tokio::sync::Mutex<()>,
     changed: AtomicU64,
 }
 
-#[derive(Clone, Debug)]
-enum State {
-    /// Not opened yet: everything is asked for as if there were none.
+#[derive(Clone)]
+enum IndexState {
+    /// Not opened yet: everything is requested from the source.
     Closed,
-    Open(Arc<Opened>),
-    /// Cleared: to be opened again by whoever asks next.
+    Open(Arc<OpenIndex>),
+    /// Cleared: the next request opens it again.
     Outdated,
 }
 
-#[derive(Debug)]
-struct Opened {
+struct OpenIndex {
     index: Index,
-    /// The index's own file, if it lies below the prefix: nothing could name it when it was made.
+    /// The index's own file, if it is below the prefix. It did not exist when the index was made.
     own: Option<Entry>,
 }
 
-impl Indexed {
-    /// The index at `place` is to answer for `prefix`, once it is opened.
+impl IndexedPrefix {
+    /// The index at `place` for `prefix`. It answers after it is opened.
     #[must_use]
-    pub fn new(prefix: ItemPath, place: IndexPlace, rules: Arc<Rules>) -> Self {
+    pub fn new(prefix: ItemPath, place: IndexLocation, rules: Arc<NamespaceRules>) -> Self {
         Self {
             prefix,
             place,
             rules,
-            state: RwLock::new(State::Closed),
+            state: RwLock::new(IndexState::Closed),
             opening: tokio::sync::Mutex::new(()),
             changed: AtomicU64::new(0),
         }
     }
 
-    /// Where it answers.
+    /// The prefix.
     #[must_use]
     pub fn prefix(&self) -> &ItemPath {
         &self.prefix
     }
 
-    /// Opens the index; from then on it answers. `expected` is the URI that the prefix is served from:
-    /// an index of another one is borne, with a warning.
+    /// Opens the index; from then on it answers. `expected` is the URI that the prefix is served from: the index of
+    /// another URI causes a warning.
     ///
     /// # Errors
-    /// It cannot be read, or is not a whole index of this version.
+    /// It cannot be read, or is not a complete index of this version.
     pub async fn open(&self, expected: &str) -> Result<(), IndexError> {
         let opened = self.opened().await?;
         let index = &opened.index;
@@ -119,60 +114,55 @@ impl Indexed {
             files = totals.files,
             "names come from an index"
         );
-        self.set(State::Open(Arc::new(opened)));
+        *self.state.write() = IndexState::Open(Arc::new(opened));
         Ok(())
     }
 
-    async fn opened(&self) -> Result<Opened, IndexError> {
+    async fn opened(&self) -> Result<OpenIndex, IndexError> {
         let (store, own): (Arc<dyn Bytestore>, _) = match &self.place {
-            IndexPlace::Local(path) => (Arc::new(LocalFile::open(path)?), None),
-            IndexPlace::Tree(file) => {
+            IndexLocation::Local(path) => (Arc::new(LocalFile::open(path)?), None),
+            IndexLocation::Tree(file) => {
                 let (store, entry) = file.open().await?;
                 let own = file.path().is_within(&self.prefix);
                 (Arc::new(store), own.then_some(entry))
             }
         };
         let index = Index::open(store).await?;
-        Ok(Opened { index, own })
+        Ok(OpenIndex { index, own })
     }
 
-    fn set(&self, state: State) {
-        *self.state.write() = state;
-    }
-
-    fn state(&self) -> State {
-        let state = self.state.read();
-        state.clone()
+    fn state(&self) -> IndexState {
+        self.state.read().clone()
     }
 
     fn forget(&self, path: &ItemPath) {
         let touched = path.is_within(&self.prefix) || self.prefix.is_within(path);
-        if touched && matches!(self.state(), State::Open(_)) {
-            self.set(State::Outdated);
+        if touched && matches!(self.state(), IndexState::Open(_)) {
+            *self.state.write() = IndexState::Outdated;
         }
     }
 
-    /// The index as it answers now.
-    async fn current(&self) -> Result<Option<Arc<Opened>>, Failure> {
+    /// The current index. Opens it again if it is outdated.
+    async fn current(&self) -> Result<Option<Arc<OpenIndex>>, Failure> {
         match self.state() {
-            State::Closed => return Ok(None),
-            State::Open(opened) => return Ok(Some(opened)),
-            State::Outdated => {}
+            IndexState::Closed => return Ok(None),
+            IndexState::Open(opened) => return Ok(Some(opened)),
+            IndexState::Outdated => {}
         }
         let _one = self.opening.lock().await;
-        if let State::Open(opened) = self.state() {
+        if let IndexState::Open(opened) = self.state() {
             return Ok(Some(opened));
         }
-        let opened = Arc::new(self.opened().await.map_err(|error| fault(&error))?);
-        self.set(State::Open(Arc::clone(&opened)));
+        let opened = Arc::new(self.opened().await.map_err(unreadable)?);
+        *self.state.write() = IndexState::Open(Arc::clone(&opened));
         Ok(Some(opened))
     }
 
-    /// What `path` is below the prefix, if the index may answer for it: not where it leads to another
+    /// `path` relative to the prefix, if the index may answer for it. Returns `None` for a path that leads to another
     /// origin.
     fn below(&self, path: &ItemPath) -> Option<ItemPath> {
         let below = path.strip_prefix(&self.prefix)?;
-        if let IndexPlace::Tree(file) = &self.place
+        if let IndexLocation::Tree(file) = &self.place
             && file.path() == path
         {
             return None;
@@ -186,7 +176,7 @@ impl Indexed {
         (!elsewhere).then_some(below)
     }
 
-    /// Shows an entry of `directory` as the namespace does; `None`: not at all.
+    /// Converts an entry of `directory` to the form in which the namespace shows it. Returns `None` if it is hidden.
     fn shown(&self, directory: &ItemPath, mut entry: Entry) -> Option<Entry> {
         let path = directory.join(&entry.name).ok()?;
         if self.rules.hides(&path) {
@@ -198,21 +188,22 @@ impl Indexed {
         Some(entry)
     }
 
-    /// What becomes of a read that failed: a file that is not what was indexed says so.
-    fn explained(&self, path: &ItemPath, failure: Failure) -> Failure {
+    /// The failure of a read below the prefix, which may mean that the file has changed since it was indexed.
+    fn read_failure(&self, path: &ItemPath, failure: Failure) -> Failure {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return failure;
         }
         let detail = format!("{path}: it changed since it was indexed; make the index anew");
         let before = self.changed.fetch_add(1, Ordering::Relaxed);
-        if before < CHANGED_LOGGED {
+        if before < CHANGED_LOGGED_MAX {
             tracing::warn!(%path, cause = %failure, "changed since it was indexed; make the index anew");
         }
         Failure::new(FailureKind::Stale, detail)
     }
 }
 
-fn fault(error: &IndexError) -> Failure {
+#[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
+fn unreadable(error: IndexError) -> Failure {
     Failure::new(FailureKind::Io, error.to_string())
 }
 
@@ -221,29 +212,21 @@ fn fault(error: &IndexError) -> Failure {
 pub struct IndexedFiles {
     inner: Arc<dyn Files>,
     /// Longest prefix first.
-    indexes: Arc<[Arc<Indexed>]>,
+    indexes: Arc<[Arc<IndexedPrefix>]>,
 }
 
-impl std::fmt::Debug for IndexedFiles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IndexedFiles")
-            .field("indexes", &self.indexes)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What an index says of a directory.
-struct Known {
-    indexed: Arc<Indexed>,
-    opened: Arc<Opened>,
+/// A directory with an index that answers for it.
+struct IndexedDirectory {
+    indexed: Arc<IndexedPrefix>,
+    opened: Arc<OpenIndex>,
     record: DirectoryRecord,
-    place: Place,
+    place: EntryRange,
 }
 
 impl IndexedFiles {
-    /// `inner`, with `indexes` in front of it.
+    /// Puts `indexes` in front of `inner`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Files>, indexes: &[Arc<Indexed>]) -> Self {
+    pub fn new(inner: Arc<dyn Files>, indexes: &[Arc<IndexedPrefix>]) -> Self {
         let mut indexes = indexes.to_vec();
         indexes.sort_by_key(|indexed| std::cmp::Reverse(indexed.prefix.as_bytes().len()));
         Self {
@@ -252,14 +235,14 @@ impl IndexedFiles {
         }
     }
 
-    fn of(&self, path: &ItemPath) -> Option<(&Arc<Indexed>, ItemPath)> {
-        let within = |indexed: &&Arc<Indexed>| path.is_within(&indexed.prefix);
+    fn of(&self, path: &ItemPath) -> Option<(&Arc<IndexedPrefix>, ItemPath)> {
+        let within = |indexed: &&Arc<IndexedPrefix>| path.is_within(&indexed.prefix);
         let indexed = self.indexes.iter().find(within)?;
         Some((indexed, indexed.below(path)?))
     }
 
-    /// `None`: it says nothing, and somebody else is to be asked.
-    async fn known(&self, path: &ItemPath) -> Result<Option<Known>, Failure> {
+    /// The index of directory `path`. Returns `None` if the source must answer instead.
+    async fn directory(&self, path: &ItemPath) -> Result<Option<IndexedDirectory>, Failure> {
         let Some((indexed, below)) = self.of(path) else {
             return Ok(None);
         };
@@ -269,24 +252,23 @@ impl IndexedFiles {
         if indexed.rules.hides(path) {
             return Err(Failure::not_found(path));
         }
-        let asked = |error: IndexError| fault(&error);
         let index = &opened.index;
-        if let Some(record) = index.directory(&below).await.map_err(asked)? {
-            return Ok(record.place.map(|place| Known {
+        if let Some(record) = index.directory(&below).await.map_err(unreadable)? {
+            return Ok(record.place.map(|place| IndexedDirectory {
                 indexed: Arc::clone(indexed),
                 opened: Arc::clone(&opened),
                 record,
                 place,
             }));
         }
-        // Not a directory that was indexed: is it in one that was?
+        // The directory is not in the index. The nearest parent in the index decides whether it exists.
         let mut child = below;
         while let Some((parent, name)) = child.split() {
-            if let Some(record) = index.directory(&parent).await.map_err(asked)? {
+            if let Some(record) = index.directory(&parent).await.map_err(unreadable)? {
                 let Some(place) = record.place else {
                     return Ok(None);
                 };
-                let entry = index.find(&place, name).await.map_err(asked)?;
+                let entry = index.find(&place, name).await.map_err(unreadable)?;
                 return match entry.map(|entry| entry.kind) {
                     Some(FileKind::Directory) => Ok(None),
                     Some(_) => {
@@ -301,19 +283,19 @@ impl IndexedFiles {
         Ok(None)
     }
 
-    /// Directory `path` as its index has it; `None`: somebody else is to be asked.
+    /// The listing of directory `path` from its index. Returns `None` if the source must answer instead.
     async fn listing(
         &self,
         path: &ItemPath,
         cursor: Option<&Cursor>,
         limit: usize,
     ) -> Result<Option<Listing>, Failure> {
-        let Some(Known {
+        let Some(IndexedDirectory {
             indexed,
             opened,
             record,
             place,
-        }) = self.known(path).await?
+        }) = self.directory(path).await?
         else {
             return Ok(None);
         };
@@ -327,8 +309,11 @@ impl IndexedFiles {
                 }
             },
         };
-        let found = opened.index.entries(&place, after, limit.max(1)).await;
-        let (mut entries, more) = found.map_err(|error| fault(&error))?;
+        let (mut entries, more) = opened
+            .index
+            .entries(&place, after, limit.max(1))
+            .await
+            .map_err(unreadable)?;
         let last = entries.last().map(|entry| entry.name.clone());
         let next = last.filter(|_| more).map(|last| {
             let cursor = [&[CURSOR], &last[..]].concat();
@@ -359,7 +344,7 @@ impl IndexedFiles {
         name: Bytes,
         denied: Version,
     ) -> Result<Leased<Attributes>, Failure> {
-        if self.known(&parent).await?.is_none() {
+        if self.directory(&parent).await?.is_none() {
             return self.inner.stat_again(parent, name, denied).await;
         }
         let now = self
@@ -385,12 +370,12 @@ impl IndexedFiles {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> Result<Leased<StatAnswers>, Failure> {
-        let Some(Known {
+        let Some(IndexedDirectory {
             indexed,
             opened,
             record,
             place,
-        }) = self.known(&parent).await?
+        }) = self.directory(&parent).await?
         else {
             return self.inner.stat(parent, names).await;
         };
@@ -401,8 +386,7 @@ impl IndexedFiles {
                 answers.push(Some(Ok(record.attributes.clone())));
                 continue;
             }
-            let found = opened.index.find(&place, name).await;
-            let found = found.map_err(|error| fault(&error))?;
+            let found = opened.index.find(&place, name).await.map_err(unreadable)?;
             let own = || {
                 opened
                     .own_in(&indexed, &parent)
@@ -440,10 +424,10 @@ impl IndexedFiles {
     }
 }
 
-impl Opened {
+impl OpenIndex {
     /// The index's own file, if it is in directory `path`.
-    fn own_in(&self, indexed: &Indexed, path: &ItemPath) -> Option<&Entry> {
-        let IndexPlace::Tree(file) = &indexed.place else {
+    fn own_in(&self, indexed: &IndexedPrefix, path: &ItemPath) -> Option<&Entry> {
+        let IndexLocation::Tree(file) = &indexed.place else {
             return None;
         };
         let (parent, _) = file.path().split()?;
@@ -514,12 +498,12 @@ impl Files for IndexedFiles {
         async move {
             match reading.await {
                 Ok(parts) => {
-                    let explained = move |part: Result<_, _>| {
-                        part.map_err(|failure| indexed.explained(&path, failure))
+                    let read_failure = move |part: Result<_, _>| {
+                        part.map_err(|failure| indexed.read_failure(&path, failure))
                     };
-                    Ok(parts.map(explained).boxed())
+                    Ok(parts.map(read_failure).boxed())
                 }
-                Err(failure) => Err(indexed.explained(&path, failure)),
+                Err(failure) => Err(indexed.read_failure(&path, failure)),
             }
         }
         .boxed()
@@ -536,7 +520,7 @@ impl Files for IndexedFiles {
         let reading = self.inner.read_range(request);
         async move {
             let answer = reading.await;
-            answer.map_err(|failure| indexed.explained(&path, failure))
+            answer.map_err(|failure| indexed.read_failure(&path, failure))
         }
         .boxed()
     }

@@ -1,11 +1,11 @@
 //! Indexes of real directories: made, read, resumed and served.
 
 use super::partial::{Partial, Sorted};
-use super::serve::IndexPlace;
+use super::serve::IndexLocation;
 use super::walk::{WalkOptions, Walker, write_index};
 use super::write::Existing;
 use super::*;
-use crate::origin::{OriginOptions, OriginSpec, Origins, SymlinkPolicy};
+use crate::origin::{NamespaceRules, OriginOptions, OriginSpec, Origins, SymlinkPolicy};
 use crate::testing::path;
 use bytes::Bytes;
 use copperfs_overlay::{
@@ -39,7 +39,7 @@ fn options(symlinks: SymlinkPolicy) -> OriginOptions {
     }
 }
 
-/// Storage that counts what it is asked for, and lists no more directories than it has permits for.
+/// Storage that counts its requests, and lists no more directories than it has permits.
 #[derive(Clone)]
 struct Storage(Arc<Counted>);
 

@@ -1,17 +1,18 @@
-//! Walking a tree, many directories at a time, into an index.
+//! Walks a tree, with several concurrent listings, and writes an index of it.
 //!
-//! The queue is the log of what is done ([`Partial`]): a directory's record names the directories in
-//! it. Listings come in any order and are appended in the queue's, so that a walk that was killed goes
-//! on where it was. Memory holds no more than the listings under way.
+//! The queue is the log of the finished directories ([`Partial`]): a directory's record names the directories in
+//! it. Listings arrive in any order and are appended in the order of the queue, so that an interrupted walk can
+//! be resumed. Memory holds only the listings in progress.
 
 use super::IndexError;
 use super::format::Totals;
 use super::partial::{FAILURES_MAX, Partial, Sorted};
 use super::write::{Existing, IndexWriter, io_error};
+use crate::origin::placeholder_directory;
 use bytes::Bytes;
 use copperfs_overlay::{
     Attributes, BLOCK_BYTES, BlockPart, ContentHash, Entry, Failure, FailureKind, FileKind, Files,
-    ItemPath, LISTING_ENTRIES_MAX, ReadRequest, Timestamp, Version,
+    ItemPath, LISTING_ENTRIES_MAX, ReadRequest, Version,
 };
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesOrdered};
@@ -23,26 +24,26 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Directories under way for each request that may be: those that are done wait for a slow one before
-/// them, so that the log stays in order.
-const AHEAD: usize = 4;
-/// The maximum number of further looks at files that are too young.
-const SETTLING_LOOKS: usize = 3;
+/// Directories in progress per concurrent request. Finished ones wait for a slow one before them, so that the log
+/// stays in order.
+const DIRECTORIES_PER_REQUEST: usize = 4;
+/// The maximum number of further requests about files that are too young.
+const SETTLING_ATTEMPTS: usize = 3;
 /// Added to the granularity of the files' times.
 const SETTLING_MARGIN: Duration = Duration::from_millis(10);
-/// Names whose attributes are asked for in one request.
+/// The maximum number of names in one request for attributes.
 const STAT_NAMES: usize = 1024;
 
-/// How to walk.
+/// The options of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct WalkOptions {
-    /// Requests to the origin at a time.
+    /// The maximum number of concurrent requests to the origin.
     pub concurrency: usize,
-    /// Whether every file is read and its content's hash kept.
+    /// Whether every file is read, and the hash of its content recorded.
     pub hash: bool,
 }
 
-/// How far a walk is. Relaxed: for people.
+/// The progress of a walk. Relaxed, because it is only shown.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Directories listed.
@@ -55,31 +56,24 @@ pub struct Progress {
     pub failed: AtomicU64,
 }
 
-/// Why a directory is left out.
+/// A directory that is left out.
 #[derive(Clone, Debug)]
 pub struct LeftOut {
-    /// Which one, relative to the top.
+    /// Its path, relative to the top.
     pub path: ItemPath,
-    /// Why.
+    /// The cause.
     pub failure: Failure,
 }
 
 /// A walk over one tree.
+#[derive(Clone)]
 pub struct Walker {
     files: Arc<dyn Files>,
     options: WalkOptions,
     permits: Arc<Semaphore>,
     progress: Arc<Progress>,
-    /// Names of the index itself, where it lies in the tree.
+    /// The paths of the index itself, if it is in the tree.
     own: Arc<[ItemPath]>,
-}
-
-impl std::fmt::Debug for Walker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Walker")
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
 }
 
 struct Task {
@@ -94,7 +88,7 @@ struct Walked {
 }
 
 impl Walker {
-    /// A walk of all that `files` has, but for `own`.
+    /// A walk of everything in `files` except `own`.
     #[must_use]
     pub fn new(
         files: Arc<dyn Files>,
@@ -111,21 +105,21 @@ impl Walker {
         }
     }
 
-    /// Lists what is not in `log` yet. Gives what failed. May be dropped at any time: what is in the
-    /// log stays.
+    /// Lists the directories that are not in `log` yet. Returns those that failed. Dropping the future interrupts the
+    /// walk: all records in the log stay valid.
     ///
     /// # Errors
-    /// The top cannot be listed; too much fails; the log cannot be written.
+    /// The top cannot be listed; too many directories fail; the log cannot be written.
     pub async fn walk(&self, uri: &str, log: &mut Partial) -> Result<Vec<LeftOut>, IndexError> {
         let mut queue = Queue::new(log);
         self.progress.directories.store(log.done, Ordering::Relaxed);
         let mut running: FuturesOrdered<JoinHandle<Walked>> = FuturesOrdered::new();
         let mut failures = Vec::new();
         loop {
-            while running.len() < self.options.concurrency.max(1) * AHEAD
+            while running.len() < self.options.concurrency.max(1) * DIRECTORIES_PER_REQUEST
                 && let Some(task) = queue.next(log)?
             {
-                running.push_back(tokio::spawn(self.one(task)));
+                running.push_back(tokio::spawn(self.list_task(task)));
             }
             let Some(walked) = running.next().await else {
                 return Ok(failures);
@@ -143,10 +137,10 @@ impl Walker {
                     return Err(IndexError::Top { uri, failure });
                 }
                 Err(failure) => {
-                    let attributes = task.attributes.unwrap_or_else(nobody_knows);
+                    let attributes = task.attributes.unwrap_or_else(placeholder_directory);
                     log.append(task.path.clone(), attributes, None, task.again)?;
                     self.progress.failed.fetch_add(1, Ordering::Relaxed);
-                    // What went away while it was walked is no fault.
+                    // Directories that were removed during the walk are no failures.
                     let gone = [FailureKind::NotFound, FailureKind::NotADirectory];
                     if gone.contains(&failure.kind) {
                         continue;
@@ -164,15 +158,9 @@ impl Walker {
         }
     }
 
-    /// Lists one directory, wherever it runs.
-    fn one(&self, task: Task) -> impl Future<Output = Walked> + Send + 'static {
-        let this = Self {
-            files: Arc::clone(&self.files),
-            options: self.options,
-            permits: Arc::clone(&self.permits),
-            progress: Arc::clone(&self.progress),
-            own: Arc::clone(&self.own),
-        };
+    /// Lists one directory. The future does not borrow the walker.
+    fn list_task(&self, task: Task) -> impl Future<Output = Walked> + Send + 'static {
+        let this = self.clone();
         async move {
             let listed = this.list(&task.path).await;
             Walked { task, listed }
@@ -202,7 +190,9 @@ impl Walker {
         }
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         entries.dedup_by(|a, b| a.name == b.name);
-        self.complete(path, &mut entries).await?;
+        // The attributes that did not come with the listing.
+        self.stat(path, &mut entries, |entry| entry.attributes.is_none())
+            .await?;
         self.settle(path, &mut entries).await?;
         if self.options.hash {
             self.hash(path, &mut entries).await;
@@ -210,33 +200,27 @@ impl Walker {
         Ok((directory, entries))
     }
 
-    /// Asks for the attributes that did not come along; what vanished is dropped.
-    async fn complete(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
-        self.ask(path, entries, |entry| entry.attributes.is_none())
-            .await
-    }
-
-    /// Looks again at files that are too young for their times to show every later change. Files that
-    /// change during all these looks are left without attributes.
+    /// Examines files again that are too young for their times to show every later change. Files that keep changing
+    /// are left without attributes.
     async fn settle(&self, path: &ItemPath, entries: &mut Vec<Entry>) -> Result<(), Failure> {
         let unsettled = |entry: &Entry| {
             let known = entry.attributes.as_ref();
             known.is_some_and(|known| !known.version.is_settled())
         };
-        for _ in 0..SETTLING_LOOKS {
+        for _ in 0..SETTLING_ATTEMPTS {
             let young = entries.iter().filter(|entry| unsettled(entry));
             let known = young.filter_map(|entry| entry.attributes.as_ref());
             let Some(granularity) = known.map(Attributes::granularity).max() else {
                 return Ok(());
             };
             tokio::time::sleep(granularity + SETTLING_MARGIN).await;
-            self.ask(path, entries, unsettled).await?;
+            self.stat(path, entries, unsettled).await?;
         }
         Ok(())
     }
 
     /// Requests the attributes of the entries for which `lacking` holds. Entries that vanished are removed.
-    async fn ask(
+    async fn stat(
         &self,
         path: &ItemPath,
         entries: &mut Vec<Entry>,
@@ -270,7 +254,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Fills in the contents of files. One that cannot be read, or changes while it is, goes without.
+    /// Computes the hashes of files. A file that cannot be read, or changes meanwhile, has none.
     async fn hash(&self, path: &ItemPath, entries: &mut [Entry]) {
         let mut files = Vec::new();
         for (at, entry) in entries.iter().enumerate() {
@@ -318,7 +302,7 @@ impl Walker {
             };
             let mut parts = self.files.read(request).await?;
             while let Some(part) = parts.next().await {
-                // Storage takes nothing back.
+                // Storage never restarts a block.
                 if let BlockPart::Bytes(bytes) = part? {
                     hasher.update(&bytes);
                     let bytes = bytes.len() as u64;
@@ -330,12 +314,12 @@ impl Walker {
     }
 }
 
-/// What is to be listed next.
+/// The directories that are to be listed next.
 struct Queue {
     tasks: VecDeque<Task>,
-    /// The record whose directories come next.
+    /// The position of the record whose directories follow.
     at: u64,
-    /// Directories of records that are listed already.
+    /// The number of those directories that are listed already.
     skip: u64,
 }
 
@@ -385,10 +369,10 @@ impl Queue {
     }
 }
 
-/// Writes the index of all that is in `log` to `target`.
+/// Writes the index of all records in `log` to `target`.
 ///
 /// # Errors
-/// The log cannot be read, the index not be written.
+/// The log cannot be read, or the index cannot be written.
 pub fn write_index(
     log: &Partial,
     target: &Path,
@@ -409,30 +393,5 @@ pub fn write_index(
             let entries = directory.place.map(|_| record.entries());
             writer.directory(directory.path, directory.attributes, entries)?;
         }
-    }
-}
-
-/// Of a directory that could be neither listed nor looked at.
-fn nobody_knows() -> Attributes {
-    let time = Timestamp {
-        seconds: 0,
-        nanoseconds: 0,
-    };
-    Attributes {
-        kind: FileKind::Directory,
-        mode: 0o555,
-        uid: 0,
-        gid: 0,
-        links: 1,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        block_size: 4096,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        version: Version::from_data([0; 16]),
-        link_target: None,
-        content: None,
     }
 }

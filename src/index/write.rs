@@ -1,10 +1,10 @@
-//! Writing an index: directories in the order of their paths, to a file beside the one that is wanted,
-//! which takes its place when all of it is there.
+//! Writes an index: directories in the order of their paths, to a temporary file beside the target, which is
+//! renamed when it is complete.
 
 use super::IndexError;
 use super::format::{
-    BLOCK_RAW_TARGET, BlockPlace, DIRECTORIES_RAW_TARGET, DirectoryEncoder, DirectoryRecord,
-    EntryEncoder, HEADER_BYTES, Header, Place, Tail, Totals, checksum, pack,
+    BLOCK_RAW_TARGET, BlockLocation, DIRECTORIES_RAW_TARGET, DirectoryEncoder, DirectoryRecord,
+    EntryEncoder, EntryRange, HEADER_BYTES, Header, Tail, Totals, checksum, pack,
 };
 use copperfs_overlay::{Attributes, Entry, FileKind, ItemPath, Version};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -60,7 +60,7 @@ impl Existing {
 pub struct IndexWriter {
     existing: Existing,
     file: BufWriter<File>,
-    /// Where it is written, and where it belongs.
+    /// The temporary file, and the target.
     path: PathBuf,
     target: PathBuf,
     offset: u64,
@@ -69,17 +69,17 @@ pub struct IndexWriter {
     entry_encoder: EntryEncoder,
     directories: Vec<u8>,
     directory_encoder: DirectoryEncoder,
-    /// The first path of the block of directories that is being filled.
+    /// The first path of the current block of directories.
     first: Option<ItemPath>,
     totals: Totals,
     top: Version,
 }
 
 impl IndexWriter {
-    /// An index of `uri` that is to become the file `target`.
+    /// Begins an index of `uri` for the file `target`.
     ///
     /// # Errors
-    /// A file of this name exists and must be kept, or the temporary file cannot be created.
+    /// The target exists and must be kept, or the temporary file cannot be created.
     pub fn create(target: &Path, uri: &str, existing: Existing) -> Result<Self, IndexError> {
         existing.check(target)?;
         let path = beside(target, ".new");
@@ -106,11 +106,11 @@ impl IndexWriter {
         Ok(this)
     }
 
-    /// Adds directory `path`, which comes after the one before, with its entries in the order of their
-    /// names; `None`: it could not be listed.
+    /// Adds directory `path`, which must follow the previous one, with its entries in the order of their names.
+    /// `None`: it could not be listed.
     ///
     /// # Errors
-    /// What an entry fails with; the file cannot be written.
+    /// Those of the entries; the file cannot be written.
     pub fn directory(
         &mut self,
         path: ItemPath,
@@ -144,8 +144,8 @@ impl IndexWriter {
     fn run(
         &mut self,
         entries: impl Iterator<Item = Result<Entry, IndexError>>,
-    ) -> Result<Place, IndexError> {
-        let mut place = Place::EMPTY;
+    ) -> Result<EntryRange, IndexError> {
+        let mut place = EntryRange::EMPTY;
         for entry in entries {
             let entry = entry?;
             if self.entries.len() >= BLOCK_RAW_TARGET {
@@ -198,9 +198,9 @@ impl IndexWriter {
         Ok(())
     }
 
-    fn block(&mut self, raw: &[u8]) -> Result<BlockPlace, IndexError> {
+    fn block(&mut self, raw: &[u8]) -> Result<BlockLocation, IndexError> {
         let stored = pack(raw);
-        let block = BlockPlace {
+        let block = BlockLocation {
             offset: self.offset,
             stored: narrow(stored.len()),
             raw: narrow(raw.len()),
@@ -216,10 +216,10 @@ impl IndexWriter {
         written.map_err(|source| io_error("write", &self.path, source))
     }
 
-    /// Completes the index and puts it in its place. `made_at` is in seconds since 1970.
+    /// Completes the index and renames it to its target. `made_at` is in seconds since 1970.
     ///
     /// # Errors
-    /// The file cannot be written or renamed, or a file that must be kept has appeared at its path.
+    /// The file cannot be written or renamed, or a file that must be kept has appeared at the target.
     pub fn finish(mut self, hashed: bool, made_at: i64) -> Result<Totals, IndexError> {
         self.close_entries()?;
         self.close_directories()?;
@@ -275,7 +275,7 @@ pub(super) fn io_error(action: &'static str, path: &Path, source: io::Error) -> 
     }
 }
 
-/// Lengths and counts here are far below this bound.
+/// Lengths and counts here are far below the maximum.
 fn narrow(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

@@ -1,37 +1,41 @@
-//! The order in which inodes are dropped: oldest first.
+//! The order in which the kernel is requested to drop inodes: oldest first.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// Stale entries that are tolerated, in addition to one per inode.
+/// Tolerated stale entries, in addition to one per inode.
 const STALE_MAX: usize = 1024;
 
-/// An entry for one inode: its number, and which slot of that number it means.
-pub(super) type Turn = (u64, u32);
+/// A queue entry: the number of an inode, and the `life` of its slot.
+pub(super) type QueueEntry = (u64, u32);
 
 /// A queue of inodes. The entry of a forgotten inode stays in the queue; the number of entries is at most
 /// twice that of the inodes plus [`STALE_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Order {
     /// Locked before a shard of the table's map, never after.
-    turns: Mutex<VecDeque<Turn>>,
+    entries: Mutex<VecDeque<QueueEntry>>,
 }
 
 impl Order {
-    /// Appends an inode. `alive` tells whether an entry's inode still exists, and `inodes` is their number.
-    pub(super) fn push(&self, turn: Turn, inodes: usize, alive: impl Fn(Turn) -> bool) {
-        let mut turns = self.turns.lock();
-        turns.push_back(turn);
-        // Checking up to two old entries for each new one shrinks the queue, at a small cost to each
-        // look-up.
+    /// Appends an inode. `alive` returns whether an entry's inode still exists, and `inodes` is their number.
+    pub(super) fn push(
+        &self,
+        entry: QueueEntry,
+        inodes: usize,
+        alive: impl Fn(QueueEntry) -> bool,
+    ) {
+        let mut entries = self.entries.lock();
+        entries.push_back(entry);
+        // Two old entries are checked for each new one. That shrinks the queue, at a small cost to each look-up.
         for _ in 0..2 {
-            if turns.len() <= 2 * inodes + STALE_MAX {
+            if entries.len() <= 2 * inodes + STALE_MAX {
                 break;
             }
-            if let Some(turn) = turns.pop_front()
-                && alive(turn)
+            if let Some(entry) = entries.pop_front()
+                && alive(entry)
             {
-                turns.push_back(turn);
+                entries.push_back(entry);
             }
         }
     }
@@ -43,34 +47,34 @@ impl Order {
         &self,
         count: usize,
         looks: usize,
-        pick: impl Fn(Turn) -> Option<bool>,
+        pick: impl Fn(QueueEntry) -> Option<bool>,
     ) -> Vec<u64> {
-        let mut turns = self.turns.lock();
+        let mut entries = self.entries.lock();
         let mut picked = Vec::with_capacity(count);
-        for _ in 0..looks.min(turns.len()) {
+        for _ in 0..looks.min(entries.len()) {
             if picked.len() == count {
                 break;
             }
-            let Some(turn) = turns.pop_front() else {
+            let Some(entry) = entries.pop_front() else {
                 break;
             };
-            let Some(taken) = pick(turn) else {
+            let Some(taken) = pick(entry) else {
                 continue;
             };
-            turns.push_back(turn);
+            entries.push_back(entry);
             if taken {
-                picked.push(turn.0);
+                picked.push(entry.0);
             }
         }
         // Release memory after the queue was long.
-        if turns.capacity() > 4 * (turns.len() + STALE_MAX) {
-            turns.shrink_to_fit();
+        if entries.capacity() > 4 * (entries.len() + STALE_MAX) {
+            entries.shrink_to_fit();
         }
         picked
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.turns.lock().len()
+        self.entries.lock().len()
     }
 }

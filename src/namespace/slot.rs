@@ -1,8 +1,8 @@
 //! An inode as the table stores it. It is small, because there is one for each name that the kernel holds.
 //!
-//! Invariants: only a directory's slot holds its whole path, which the names in it share. Fields that few
-//! inodes need ([`Rare`]) are behind one pointer. [`Slot::cost`] covers all memory of the slot, so that the
-//! sum of costs bounds the memory of the table.
+//! Invariants: only a directory's slot has its whole path, which the names in it share. Fields that few inodes
+//! need ([`Rare`]) are in a separate allocation. [`Slot::cost`] covers all memory of the slot, so that the sum of
+//! costs bounds the memory of the table.
 
 use super::{Inode, may_become};
 use crate::read::{Edition, FileRef, Meter, ReadAhead, Returned, ReturnedParts};
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 const SLOT_BYTES: u64 = 344;
 /// Memory of the rare fields.
 const RARE_BYTES: u64 = 160;
-/// Memory of an inode that is kept whole, with the positions of its readers.
+/// Memory of an inode that several READs share, with the positions of its readers.
 const KEPT_BYTES: u64 = 768;
 /// The allocator's overhead for a name.
 const NAME_BYTES: u64 = 16;
@@ -29,10 +29,10 @@ const DIRECTORY_BYTES: u64 = 64;
 const ONE_READ_BYTES: u64 = 128 << 10;
 
 /// The path of an inode.
-enum Place {
-    /// A directory: its path, shared with the names in it.
+enum SlotPath {
+    /// The path of a directory, shared with the names in it.
     Directory(ItemPath),
-    /// Anything else: the path of its directory, and its name there.
+    /// The path of any other inode's directory, and its name there.
     Entry(ItemPath, Box<[u8]>),
 }
 
@@ -64,10 +64,10 @@ impl Rare {
     }
 }
 
-/// See the module.
+/// An inode in the table. See the module.
 pub(super) struct Slot {
     number: u64,
-    place: Place,
+    path: SlotPath,
     version: Version,
     size: u64,
     blocks: u64,
@@ -79,17 +79,17 @@ pub(super) struct Slot {
     mode: u16,
     kind: FileKind,
     rare: Option<Box<Rare>>,
-    /// For a file that was read: the record of bytes returned to readers. It counts its memory itself.
+    /// For a file that was read: the record of returned bytes. It charges its memory itself.
     given: OnceLock<Returned>,
-    /// Look-ups that the kernel has not forgotten yet.
+    /// References of the kernel: look-ups that it has not forgotten yet.
     pub(super) references: u64,
     /// Distinguishes this slot from an earlier one with the same number.
     pub(super) life: u32,
-    /// Its bytes were pushed into the page cache since the kernel learned of it.
+    /// Its bytes were pushed into the page cache since the kernel looked it up.
     pub(super) pushed: bool,
     /// For a directory that was cleared: its attributes have to be requested again.
     pub(super) outdated: bool,
-    /// The kernel was asked to drop it.
+    /// The kernel was requested to drop it.
     pub(super) condemned: bool,
     /// It was used since pruning last examined it.
     touched: AtomicBool,
@@ -99,7 +99,7 @@ impl Slot {
     pub(super) fn new(number: u64, parent: &ItemPath, name: &[u8], attributes: Attributes) -> Self {
         let mut slot = Self {
             number,
-            place: Place::of(parent, name, attributes.kind),
+            path: SlotPath::of(parent, name, attributes.kind),
             version: attributes.version,
             size: 0,
             blocks: 0,
@@ -269,23 +269,23 @@ impl Slot {
         self.rare(|rare| rare.listed = edition);
     }
 
-    /// Its path. Allocates one, except for a directory.
+    /// Its path. Allocates memory, except for a directory.
     pub(super) fn path(&self) -> ItemPath {
-        match &self.place {
-            Place::Directory(path) => path.clone(),
+        match &self.path {
+            SlotPath::Directory(path) => path.clone(),
             // The slot was created from a path that this join produced, so it cannot fail.
-            Place::Entry(parent, name) => parent.join(name).unwrap_or_else(|_| parent.clone()),
+            SlotPath::Entry(parent, name) => parent.join(name).unwrap_or_else(|_| parent.clone()),
         }
     }
 
-    /// The parent directory and its name there; `None` for the root.
+    /// The parent directory and its name there. Returns `None` for the root.
     pub(super) fn entry(&self) -> Option<(ItemPath, Bytes)> {
-        match &self.place {
-            Place::Directory(path) => {
+        match &self.path {
+            SlotPath::Directory(path) => {
                 let (parent, name) = path.split()?;
                 Some((parent, Bytes::copy_from_slice(name)))
             }
-            Place::Entry(parent, name) => Some((parent.clone(), Bytes::copy_from_slice(name))),
+            SlotPath::Entry(parent, name) => Some((parent.clone(), Bytes::copy_from_slice(name))),
         }
     }
 
@@ -296,20 +296,20 @@ impl Slot {
 
     /// Whether it is an inode of `name` in `parent`.
     pub(super) fn is_at(&self, parent: &ItemPath, name: &[u8]) -> bool {
-        match &self.place {
-            Place::Entry(own_parent, own_name) => **own_name == *name && own_parent == parent,
-            Place::Directory(path) => match path.split() {
+        match &self.path {
+            SlotPath::Entry(own_parent, own_name) => **own_name == *name && own_parent == parent,
+            SlotPath::Directory(path) => match path.split() {
                 Some((own_parent, own_name)) => own_name == name && own_parent == *parent,
                 None => parent.is_root() && name.is_empty(),
             },
         }
     }
 
-    /// Whether it is at `top` or below; `split` is [`ItemPath::split`] of `top`.
+    /// Whether it is at `top` or below; `split` is the result of [`ItemPath::split`] for `top`.
     pub(super) fn is_within(&self, top: &ItemPath, split: Option<&(ItemPath, &[u8])>) -> bool {
-        match &self.place {
-            Place::Directory(path) => path.is_within(top),
-            Place::Entry(parent, name) => {
+        match &self.path {
+            SlotPath::Directory(path) => path.is_within(top),
+            SlotPath::Entry(parent, name) => {
                 parent.is_within(top)
                     || split.is_some_and(|(above, last)| parent == above && **name == **last)
             }
@@ -328,12 +328,12 @@ impl Slot {
 
     /// The memory that it takes, in bytes; an upper estimate.
     pub(super) fn cost(&self) -> u64 {
-        let place = match &self.place {
-            Place::Directory(path) => DIRECTORY_BYTES + path.as_bytes().len() as u64,
-            Place::Entry(_, name) => name.len() as u64,
+        let path = match &self.path {
+            SlotPath::Directory(path) => DIRECTORY_BYTES + path.as_bytes().len() as u64,
+            SlotPath::Entry(_, name) => name.len() as u64,
         };
         let rare = self.rare.as_deref().map_or(0, Rare::cost);
-        SLOT_BYTES + NAME_BYTES + place + rare
+        SLOT_BYTES + NAME_BYTES + path + rare
     }
 
     fn rare(&mut self, change: impl FnOnce(&mut Rare)) {
@@ -343,7 +343,7 @@ impl Slot {
     }
 }
 
-impl Place {
+impl SlotPath {
     fn of(parent: &ItemPath, name: &[u8], kind: FileKind) -> Self {
         if kind == FileKind::Directory {
             let path = if name.is_empty() {

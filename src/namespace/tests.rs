@@ -89,7 +89,7 @@ fn a_cleared_directory_takes_new_attributes_of_its_own_version_only() {
 }
 
 #[test]
-fn what_lies_below_is_by_components_not_by_letters() {
+fn paths_below_are_matched_by_components() {
     let table = table();
     learn(&table, "mnt3/a", file(1, 5));
     learn(&table, "mnt3x", file(1, 5));
@@ -176,7 +176,7 @@ fn one_that_was_asked_for_lately_goes_later() {
 }
 
 #[test]
-fn an_inode_is_what_it_was_learned_as() {
+fn an_inode_has_its_learned_attributes() {
     let table = table();
     let device = Attributes {
         kind: FileKind::CharDevice,
@@ -264,7 +264,7 @@ fn a_status_change_of_an_unread_file_leaves_its_number() {
 }
 
 #[test]
-fn renewed_attributes_leave_what_was_given_out() {
+fn renewed_attributes_do_not_change_returned_inodes() {
     let table = table();
     let number = learn(&table, "f", changed(1, 1));
     let old = table.get_to_read(number).unwrap();
@@ -281,7 +281,7 @@ fn renewed_attributes_leave_what_was_given_out() {
 }
 
 #[test]
-fn a_compared_file_moves_on_with_what_was_given_out() {
+fn a_compared_file_moves_on_with_its_returned_bytes() {
     let table = table();
     let number = learn(&table, "f", changed(1, 1));
     let old = table.get_to_read(number).unwrap();

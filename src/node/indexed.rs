@@ -1,9 +1,9 @@
 //! The indexes of a node.
 
 use crate::config::{IndexFile, Settings};
-use crate::index::serve::{IndexPlace, TreeFile};
-use crate::index::{IndexError, Indexed, IndexedFiles, Rules};
-use crate::origin::{OriginOptions, redacted};
+use crate::index::serve::{IndexLocation, TreeFile};
+use crate::index::{IndexError, IndexedFiles, IndexedPrefix};
+use crate::origin::{NamespaceRules, OriginOptions, redacted};
 use crate::read::ReadPath;
 use copperfs_overlay::{Files, Upstream};
 use std::sync::{Arc, OnceLock};
@@ -12,26 +12,26 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone)]
 pub(super) struct Indexes {
     /// Each with the URI of the origin that serves its prefix.
-    all: Vec<(Arc<Indexed>, String)>,
+    all: Vec<(Arc<IndexedPrefix>, String)>,
     read: Arc<OnceLock<ReadPath>>,
 }
 
 impl Indexes {
     /// The configured indexes. Only roots open an index in a file of the host; they answer for the other nodes.
     pub(super) fn new(settings: &Settings, options: &OriginOptions, upstream: &Upstream) -> Self {
-        let rules = Arc::new(Rules::new(&settings.origins, options));
+        let rules = Arc::new(NamespaceRules::new(&settings.origins, options));
         let read = Arc::new(OnceLock::new());
         let mut all = Vec::with_capacity(settings.indexes.len());
         for spec in &settings.indexes {
             let place = match &spec.file {
                 IndexFile::Local(_) if !settings.is_root() => continue,
-                IndexFile::Local(path) => IndexPlace::Local(path.clone()),
+                IndexFile::Local(path) => IndexLocation::Local(path.clone()),
                 IndexFile::Tree(path) => {
                     let source = Arc::new(upstream.at(0));
-                    IndexPlace::Tree(TreeFile::new(path.clone(), source, Arc::clone(&read)))
+                    IndexLocation::Tree(TreeFile::new(path.clone(), source, Arc::clone(&read)))
                 }
             };
-            let indexed = Indexed::new(spec.prefix.clone(), place, Arc::clone(&rules));
+            let indexed = IndexedPrefix::new(spec.prefix.clone(), place, Arc::clone(&rules));
             all.push((Arc::new(indexed), redacted(&spec.uri)));
         }
         Self { all, read }

@@ -5,9 +5,9 @@ use super::backing::Backings;
 use super::indexed::Indexes;
 use crate::config::{OpenMode, Settings};
 use crate::dataset::HomeStorage;
-use crate::origin::{HangingBound, Kept, Once};
+use crate::origin::{BlockCache, CoalescedStorage, HangingBound};
 use crate::read::{FileRef, ReadOptions, ReadPath, ResidentData};
-use crate::store::{Store, StoreOptions, Stored};
+use crate::store::{Store, StoreLayer, StoreOptions};
 use bytes::Bytes;
 use copperfs_overlay::{ContentHash, Files, RangeRequest, ReadRequest, Upstream};
 use copperfs_policy::amounts::{Size, share};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The sources of this node's read paths.
 pub(super) struct Below<'a> {
     /// Storage, where this node reaches it itself.
-    pub(super) storage: Option<&'a Once>,
+    pub(super) storage: Option<&'a CoalescedStorage>,
     /// The store on the disk.
     pub(super) store: Option<&'a Store>,
     /// The other nodes.
@@ -36,7 +36,7 @@ pub(super) async fn open_store(settings: &Settings) -> Result<Option<Store>, Nod
         capacity: shared_part(settings, disk.size),
         reserve_percent: disk.reserve_percent,
         policy: settings.cache.policy,
-        patience: StoreOptions::PATIENCE,
+        disk_timeout: StoreOptions::DISK_TIMEOUT,
     };
     let opening = tokio::task::spawn_blocking(move || Store::open(&options));
     Ok(Some(opening.await.map_err(NodeError::Task)??))
@@ -113,7 +113,7 @@ pub(super) fn views(
     let sources = (0..positions).map(|attempt| {
         let upstream: Arc<dyn Files> = Arc::new(below.upstream.at(attempt));
         let source: Arc<dyn Files> = match below.store {
-            Some(store) => Arc::new(Stored::new(store.clone(), upstream)),
+            Some(store) => Arc::new(StoreLayer::new(store.clone(), upstream)),
             None => upstream,
         };
         below.indexes.before(source)
@@ -150,7 +150,7 @@ pub(super) fn views(
         runtime,
     );
     if let (Some(storage), Some(view)) = (below.storage, views.first()) {
-        storage.connect(Arc::new(KeptHere(view.data().resident())));
+        storage.set_cache(Arc::new(KeptHere(view.data().resident())));
     }
     views
 }
@@ -158,7 +158,7 @@ pub(super) fn views(
 /// The node's cached data, for the reader of its storage.
 struct KeptHere(ResidentData);
 
-impl Kept for KeptHere {
+impl BlockCache for KeptHere {
     fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {
         let path = request.path.clone();
         let file = FileRef::new(path, request.version, request.size, request.content);

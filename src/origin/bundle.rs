@@ -1,15 +1,14 @@
-//! Bundles from storage that knows no better way than to read file by file.
+//! Bundles from storage that can only read file by file.
 
-use super::{ByteRange, ByteStream, Origin, Turn, TurnStream, Turns};
+use super::{ByteRange, ByteStream, ClaimFile, ClaimedStream, FileClaim, Origin};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{BundleItem, BundleRequest, ContentHash, Failure, FailureKind};
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use std::sync::Arc;
 
 /// Files read at the same time for one request.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 
@@ -17,22 +16,18 @@ type Opening = BoxFuture<'static, Result<ByteStream, Failure>>;
 pub(super) fn one_by_one<O: Origin + ?Sized>(
     origin: &O,
     request: BundleRequest,
-    turns: &Arc<dyn Turns>,
-) -> TurnStream {
-    let mut opens: Vec<(usize, u64, Opening)> = Vec::new();
-    for (index, range) in ranges(request) {
-        opens.push((index, range.size, origin.open(range)));
-    }
-    let turns = Arc::clone(turns);
+    claim: ClaimFile,
+) -> ClaimedStream {
+    // Collected, because the stream must not borrow the origin.
+    let opens: Vec<(usize, u64, Opening)> = ranges(request)
+        .map(|(index, range)| (index, range.size, origin.open(range)))
+        .collect();
     stream::iter(opens)
         .map(move |(index, size, open)| {
-            let turns = Arc::clone(&turns);
-            async move {
-                let turn = turns.begin(index)?;
-                item(index, open, size, turn).await
-            }
+            let claim = Arc::clone(&claim);
+            async move { item(index, open, size, claim(index)?).await }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENCY)
         .filter_map(std::future::ready)
         .boxed()
 }
@@ -55,15 +50,15 @@ pub(super) fn ranges(request: BundleRequest) -> impl Iterator<Item = (usize, Byt
         })
 }
 
-/// Reads file `index` of a bundle in `turn`. Returns `None` if it cannot be read; the bundle leaves it out.
+/// Reads file `index` of a bundle. Returns `None` if it cannot be read; the bundle leaves it out.
 pub(super) async fn item(
     index: usize,
     open: Opening,
     size: u64,
-    turn: Turn,
-) -> Option<(BundleItem, Turn)> {
+    claim: FileClaim,
+) -> Option<(BundleItem, FileClaim)> {
     match whole(open, size).await {
-        Ok(bytes) => Some((item_of(index, bytes), turn)),
+        Ok(bytes) => Some((item_of(index, bytes), claim)),
         Err(failure) => {
             tracing::debug!(%failure, "left out of a bundle");
             None
@@ -79,12 +74,13 @@ pub(super) fn item_of(index: usize, bytes: Bytes) -> BundleItem {
     }
 }
 
-/// All of a small file; anything but `size` bytes is a fault.
+/// Reads a small file. Any other number of bytes than `size` is a fault.
 async fn whole(open: Opening, size: u64) -> Result<Bytes, Failure> {
     let mut pieces = open.await?;
     let mut bytes = BytesMut::new();
     while let Some(piece) = pieces.next().await {
         bytes.extend_from_slice(&piece?);
+        // Checked in each round, so that an endless stream is not collected in memory.
         if bytes.len() as u64 > size {
             break;
         }

@@ -5,25 +5,40 @@ use copperfs_overlay::{Failure, FailureKind};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Counters, each monotonic. Relaxed: they are read for people, not for decisions.
-#[derive(Debug, Default)]
+/// Counters and latencies of all origins of a node.
+#[derive(Default)]
 pub struct OriginCounters {
-    opens: Counter,
-    read_bytes: Counter,
-    listings: Counter,
-    stats: Counter,
-    errors: Counter,
+    /// Reads begun: one per request, however many blocks it covers.
+    pub opens: Counter,
+    /// Bytes of content read from storage.
+    pub read_bytes: Counter,
+    /// Listed directories. Only the first page of a large one counts.
+    pub listings: Counter,
+    /// Names whose attributes were requested one by one, without those that came with a listing.
+    pub stats: Counter,
+    /// Answers that are faults (refused, unavailable, corrupt, I/O); "not found" and "stale" are not.
+    pub errors: Counter,
     /// Times to the beginning of an answer, by [`OPERATIONS`].
     latencies: [Histogram; OPERATIONS.len()],
-    /// Limits log lines about faults. The lock is held briefly.
-    complaints: Mutex<Complaints>,
+    /// Limits the log lines about faults. Locked briefly.
+    fault_log: Mutex<FaultLog>,
 }
 
-/// Questions to storage whose latency is measured.
+/// How the object stores of a node cope with its requests.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct StorePressure {
+    /// Attempts that the stores refused for want of room (503, 429, time-outs) so far. Most were repeated and
+    /// answered.
+    pub throttled: u64,
+    /// The current limit of concurrent requests, of all stores together.
+    pub concurrency: u64,
+}
+
+/// Requests to storage whose latency is measured.
 const OPERATIONS: [&str; 4] = ["list", "stat", "read", "read_range"];
 
-/// A question to storage whose latency is measured: an index of [`OPERATIONS`].
-#[derive(Debug, Clone, Copy)]
+/// A request to storage whose latency is measured: an index into [`OPERATIONS`].
+#[derive(Clone, Copy)]
 pub(super) enum Operation {
     List,
     Stat,
@@ -31,36 +46,14 @@ pub(super) enum Operation {
     ReadRange,
 }
 
-/// The minimum interval between two log lines about faults; the faults in between are counted.
-const BETWEEN_COMPLAINTS: Duration = Duration::from_secs(1);
+/// The minimum interval between two log lines about faults. The faults in between are counted.
+const FAULT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Default)]
-struct Complaints {
+#[derive(Default)]
+struct FaultLog {
     last: Option<Instant>,
     /// Faults since the last log line.
-    untold: u64,
-}
-
-/// The counters at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub struct OriginSnapshot {
-    /// Reads begun: one per `ReadRequest`, however many blocks it asks for.
-    pub opens: u64,
-    /// Bytes of content that came from storage.
-    pub read_bytes: u64,
-    /// Directories listed; the further pages of a large one are not counted again.
-    pub listings: u64,
-    /// Names whose attributes were asked for one by one (not those that came along with a listing).
-    pub stats: u64,
-    /// Answers that are faults (refused, unavailable, corrupt, I/O); "not found" and "stale" are not.
-    pub errors: u64,
-    /// Attempts that object stores refused for want of room (503, 429, time-outs); most were repeated
-    /// and answered.
-    pub throttled: u64,
-    /// Requests that object stores may be sent at a time, as things stand; all stores together.
-    pub concurrency: u64,
-    /// Calls into POSIX storage that hang now, in all origins together.
-    pub hanging: u64,
+    suppressed: u64,
 }
 
 impl OriginCounters {
@@ -86,22 +79,7 @@ impl OriginCounters {
         origin.counter("errors", Unit::Count, help, &self.errors);
     }
 
-    /// The counters now; without what the stores themselves count.
-    #[must_use]
-    pub fn snapshot(&self) -> OriginSnapshot {
-        OriginSnapshot {
-            opens: self.opens.get(),
-            read_bytes: self.read_bytes.get(),
-            listings: self.listings.get(),
-            stats: self.stats.get(),
-            errors: self.errors.get(),
-            throttled: 0,
-            concurrency: 0,
-            hanging: 0,
-        }
-    }
-
-    /// Awaits `answer`, and measures the time if it is no failure.
+    /// Awaits `answer`, and records its latency unless it is a failure.
     pub(super) async fn timed<T, E>(
         &self,
         operation: Operation,
@@ -113,59 +91,37 @@ impl OriginCounters {
         Ok(answer)
     }
 
-    pub(super) fn opened(&self) {
-        self.opens.increment();
-    }
-
-    pub(super) fn read(&self, bytes: usize) {
-        self.read_bytes.add_len(bytes);
-    }
-
-    pub(super) fn listed(&self) {
-        self.listings.increment();
-    }
-
-    pub(super) fn stated(&self, names: usize) {
-        self.stats.add_len(names);
-    }
-
-    /// Logs the fault on this root, because the caller that waits may be on another node.
-    fn complain(&self, failure: &Failure) {
-        if failure.kind == FailureKind::PermissionDenied {
-            // These concern single users, and a program that searches directories causes many.
-            return;
-        }
-        let now = Instant::now();
-        let mut complaints = self.complaints.lock();
-        let recent = |last: Instant| now.duration_since(last) < BETWEEN_COMPLAINTS;
-        if complaints.last.is_some_and(recent) {
-            complaints.untold += 1;
-            return;
-        }
-        complaints.last = Some(now);
-        let more = std::mem::take(&mut complaints.untold);
-        drop(complaints);
-        tracing::warn!(kind = ?failure.kind, %failure, more, "storage fails");
-    }
-
     /// Counts `failure` if it is a fault and not an answer.
     pub(super) fn failed(&self, failure: &Failure) {
-        let fault = match failure.kind {
-            FailureKind::PermissionDenied
-            | FailureKind::Unavailable
-            | FailureKind::Corrupt
-            | FailureKind::Io => true,
+        match failure.kind {
+            FailureKind::Unavailable | FailureKind::Corrupt | FailureKind::Io => {
+                self.errors.increment();
+                self.log_fault(failure);
+            }
+            // Not logged: these concern single users, and a program that searches directories causes many.
+            FailureKind::PermissionDenied => self.errors.increment(),
             FailureKind::NotFound
             | FailureKind::NotADirectory
             | FailureKind::IsADirectory
             | FailureKind::Stale
             | FailureKind::SymlinkLoop
             | FailureKind::NameTooLong
-            | FailureKind::Unsupported => false,
-        };
-        if fault {
-            self.errors.increment();
-            self.complain(failure);
+            | FailureKind::Unsupported => {}
         }
+    }
+
+    /// Logs the fault on this root, because the caller that waits may be on another node.
+    fn log_fault(&self, failure: &Failure) {
+        let now = Instant::now();
+        let mut log = self.fault_log.lock();
+        let is_recent = |last: Instant| now.duration_since(last) < FAULT_LOG_INTERVAL;
+        if log.last.is_some_and(is_recent) {
+            log.suppressed += 1;
+            return;
+        }
+        log.last = Some(now);
+        let more = std::mem::take(&mut log.suppressed);
+        drop(log);
+        tracing::warn!(kind = ?failure.kind, %failure, more, "storage fails");
     }
 }

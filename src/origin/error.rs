@@ -1,9 +1,9 @@
-//! Why an origin cannot be opened, in words for the person who named it.
+//! The errors of opening an origin, for the user that configured it.
 
 use copperfs_overlay::Failure;
 use std::io;
 
-/// An origin that cannot be served. Each says what failed, why, and what to try.
+/// Why an origin cannot be served. The message has the cause and a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OriginError {
     /// The URI cannot be understood.
@@ -13,20 +13,20 @@ pub enum OriginError {
     Uri {
         /// The URI, without credentials.
         uri: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
-    /// The directory is missing, unreadable or none.
+    /// The path is missing, unreadable or no directory.
     #[error("origin {uri}: cannot open the directory: {source}; {hint}")]
     Directory {
         /// The URI.
         uri: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
-        /// What to try.
+        /// The remedy.
         hint: &'static str,
     },
-    /// Two origins under one prefix.
+    /// Two origins have the same prefix.
     #[error(
         "two origins are to be served under {prefix}: {first} and {second}; give each a prefix of its own"
     )]
@@ -38,10 +38,10 @@ pub enum OriginError {
         /// The other.
         second: String,
     },
-    /// No origin at all.
+    /// No origin is configured.
     #[error("no origin is named; add --origin /data=file:///data (or an s3:// URI)")]
     None,
-    /// An option that the store does not know.
+    /// The store does not know an option.
     #[error(
         "origin {uri}: unknown option {key:?}; options are those of the object_store crate, such as region, endpoint, allow_http, skip_signature"
     )]
@@ -51,30 +51,30 @@ pub enum OriginError {
         /// The key.
         key: String,
     },
-    /// The store's client cannot be made.
+    /// The store's client cannot be built.
     #[error("origin {uri}: {reason}; check the origin's options and its environment variables")]
     Store {
         /// The URI, without credentials.
         uri: String,
-        /// What the client said.
+        /// The error of the client.
         reason: String,
     },
-    /// The store does not answer as it should. The failure names it.
+    /// The store does not answer, or refuses. The failure names it.
     #[error("{}", .0.detail)]
     Unreachable(Failure),
-    /// The kernel lacks what safe path resolution needs.
+    /// The kernel lacks a feature that safe path resolution needs.
     #[error("this kernel cannot confine paths to an origin ({call}: {source}); {hint}")]
     Kernel {
-        /// What failed.
+        /// The failed call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
-        /// What to try.
+        /// The remedy.
         hint: &'static str,
     },
 }
 
-/// `uri` without user information, query and fragment: each may hold a credential.
+/// `uri` without user information, query and fragment, because each may contain a credential.
 #[must_use]
 pub fn redacted(uri: &str) -> String {
     let end = uri.find(['?', '#']).unwrap_or(uri.len());
@@ -96,7 +96,7 @@ mod tests {
     use super::redacted;
 
     #[test]
-    fn redaction_keeps_what_names_the_origin() {
+    fn redaction_keeps_the_name_of_the_origin() {
         for (uri, shown) in [
             ("s3://bucket/a", "s3://bucket/a"),
             ("https://user:secret@host/a?sig=x#y", "https://host/a"),

@@ -1,37 +1,33 @@
-//! Paths that an origin does not serve, copperfs mounts among them.
+//! Paths that an origin does not serve, including the mount points of copperfs.
 //!
 //! A copperfs mount below an origin would lead back to this daemon. Such mounts come and go while the
-//! daemon runs, so `/proc/self/mountinfo` is read again whenever the kernel says that it changed (one
-//! `poll` a question). A mount point hidden from this process cannot be reached by it either.
+//! daemon runs, so the mount table is read again whenever it has changed. This process cannot reach a mount
+//! point that the table does not show.
 
-use copperfs_fuse::mountinfo;
+use super::mount_watch::MountWatch;
+use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_overlay::ItemPath;
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// The paths, relative to one origin, that it does not serve.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Exclusion {
     fixed: Vec<ItemPath>,
-    mounts: Option<CopperMounts>,
+    mounts: Option<CopperfsMounts>,
 }
 
 /// Mount points of copperfs below the host directory `root`, relative to it.
-#[derive(Debug)]
-struct CopperMounts {
+struct CopperfsMounts {
     root: ItemPath,
-    /// Guards the open mountinfo and what was last read from it; held for one poll, or one read.
+    /// Locked for one poll, or one read of the mount table.
     table: Mutex<Table>,
 }
 
-#[derive(Debug)]
 struct Table {
-    file: File,
+    watch: MountWatch,
     points: Arc<[ItemPath]>,
 }
 
@@ -40,8 +36,14 @@ impl Exclusion {
     pub(crate) fn below(root: &Path, fixed: Vec<ItemPath>) -> Self {
         let mounts = ItemPath::parse(root.as_os_str().as_bytes())
             .ok()
-            .zip(File::open("/proc/self/mountinfo").ok())
-            .map(|(root, file)| CopperMounts::new(root, file));
+            .zip(MountWatch::open().ok())
+            .map(|(root, watch)| CopperfsMounts {
+                table: Mutex::new(Table {
+                    points: copperfs_mounts(&root).unwrap_or_default(),
+                    watch,
+                }),
+                root,
+            });
         Self { fixed, mounts }
     }
 
@@ -53,31 +55,29 @@ impl Exclusion {
         }
     }
 
-    /// The exclusion as it stands now, for one request.
-    pub(crate) fn now(&self) -> Hidden<'_> {
-        Hidden {
+    /// The current excluded paths, for one request.
+    pub(crate) fn snapshot(&self) -> ExcludedPaths<'_> {
+        ExcludedPaths {
             fixed: &self.fixed,
-            points: self.mounts.as_ref().map(CopperMounts::points),
+            points: self.mounts.as_ref().map(CopperfsMounts::points),
         }
     }
 }
 
-/// A view of an [`Exclusion`] at one moment.
-#[derive(Debug)]
-pub(crate) struct Hidden<'a> {
+/// The paths of an [`Exclusion`] at one moment.
+pub(crate) struct ExcludedPaths<'a> {
     fixed: &'a [ItemPath],
     points: Option<Arc<[ItemPath]>>,
 }
 
-impl Hidden<'_> {
-    /// Whether nothing at all is hidden.
+impl ExcludedPaths<'_> {
     pub(crate) fn is_empty(&self) -> bool {
         self.all().next().is_none()
     }
 
-    /// Whether `path` is an excluded path or lies below one. `/mnt3x` is not below `/mnt3`.
+    /// Whether `path` is an excluded path or is below one. `/mnt3x` is not below `/mnt3`.
     pub(crate) fn covers(&self, path: &ItemPath) -> bool {
-        self.all().any(|hidden| path.is_within(hidden))
+        self.all().any(|excluded| path.is_within(excluded))
     }
 
     fn all(&self) -> impl Iterator<Item = &ItemPath> {
@@ -87,58 +87,32 @@ impl Hidden<'_> {
     }
 }
 
-impl CopperMounts {
-    fn new(root: ItemPath, file: File) -> Self {
-        let mut table = Table {
-            file,
-            points: Arc::from([]),
-        };
-        table.read(&root);
-        Self {
-            root,
-            table: Mutex::new(table),
-        }
-    }
-
+impl CopperfsMounts {
     fn points(&self) -> Arc<[ItemPath]> {
         let mut table = self.table.lock();
-        let mut changed = [PollFd::new(&table.file, PollFlags::PRI)];
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // A poll that fails tells nothing: read again, to be safe.
-        if poll(&mut changed, Some(&timeout)).map_or(true, |count| count > 0) {
-            table.read(&self.root);
+        if table.watch.has_changed()
+            && let Some(points) = copperfs_mounts(&self.root)
+        {
+            table.points = points;
         }
         Arc::clone(&table.points)
     }
 }
 
-impl Table {
-    fn read(&mut self, root: &ItemPath) {
-        let mut text = Vec::new();
-        let read = self
-            .file
-            .seek(SeekFrom::Start(0))
-            .and_then(|_| self.file.read_to_end(&mut text));
-        match read {
-            Ok(_) => {
-                self.points = copper_mount_points(&text)
-                    .filter_map(|point| point.strip_prefix(root))
-                    .filter(|point| !point.is_root())
-                    .collect();
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the mount table; copperfs mounts may be served");
-            }
-        }
-    }
+/// The mount points of copperfs below `root`, relative to it. Returns `None` if the mount table cannot be
+/// read.
+fn copperfs_mounts(root: &ItemPath) -> Option<Arc<[ItemPath]>> {
+    let mounts = mountinfo::read().inspect_err(|error| {
+        tracing::warn!(%error, "cannot read the mount table; copperfs mounts may be served");
+    });
+    let points = copperfs_mount_points(mounts.ok()?)
+        .filter_map(|point| point.strip_prefix(root))
+        .filter(|point| !point.is_root());
+    Some(points.collect())
 }
 
-/// Mount points of copperfs filesystems in the text of a mountinfo file.
-fn copper_mount_points(text: &[u8]) -> impl Iterator<Item = ItemPath> {
-    mountinfo::parse(text)
+fn copperfs_mount_points(mounts: Vec<MountEntry>) -> impl Iterator<Item = ItemPath> {
+    mounts
         .into_iter()
         .filter(|mount| mount.fstype == mountinfo::COPPERFS_FSTYPE)
         .filter_map(|mount| ItemPath::parse(mount.mountpoint.as_os_str().as_bytes()).ok())
@@ -152,12 +126,12 @@ mod tests {
     #[test]
     fn a_name_that_begins_alike_is_not_excluded() {
         let exclusion = Exclusion::of(vec![path("mnt3")]);
-        let hidden = exclusion.now();
-        assert!(hidden.covers(&path("mnt3")));
-        assert!(hidden.covers(&path("mnt3/a")));
-        assert!(!hidden.covers(&path("mnt3x")));
-        assert!(!hidden.covers(&path("mnt")));
-        assert!(!hidden.covers(&path("")));
+        let excluded = exclusion.snapshot();
+        assert!(excluded.covers(&path("mnt3")));
+        assert!(excluded.covers(&path("mnt3/a")));
+        assert!(!excluded.covers(&path("mnt3x")));
+        assert!(!excluded.covers(&path("mnt")));
+        assert!(!excluded.covers(&path("")));
     }
 
     #[test]
@@ -167,15 +141,15 @@ mod tests {
             91 22 0:51 / /copper ro - fuse.copperfs node3 ro,user_id=0\n\
             92 22 0:52 / /other ro - fuse.sshfs host: ro\n\
             93 22 0:53 broken\n";
-        let points: Vec<ItemPath> = copper_mount_points(text).collect();
+        let points: Vec<ItemPath> = copperfs_mount_points(mountinfo::parse(text)).collect();
         assert_eq!(points, [path("mnt/with space\\x"), path("copper")]);
     }
 
     #[test]
-    fn the_own_mount_table_reads() {
+    fn the_mount_table_of_this_process_is_readable() {
         let exclusion = Exclusion::below(Path::new("/"), vec![path("proc")]);
-        assert!(exclusion.now().covers(&path("proc/self")));
-        assert!(!exclusion.now().covers(&path("usr")));
-        assert!(!exclusion.now().is_empty());
+        assert!(exclusion.snapshot().covers(&path("proc/self")));
+        assert!(!exclusion.snapshot().covers(&path("usr")));
+        assert!(!exclusion.snapshot().is_empty());
     }
 }

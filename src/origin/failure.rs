@@ -1,20 +1,21 @@
-//! Every decision from an errno or an HTTP status to a [`FailureKind`], in two tables.
+//! Maps errnos and HTTP statuses to failures. Two tables hold every decision.
 //!
-//! The kind says what the asker can do; the hint what the person can. Whatever the tables do not name
-//! is `Io`.
+//! The kind of a failure tells the caller how to react, and its hint tells the user. An errno or status that
+//! is missing from the tables is `Io` without a hint.
 
 use copperfs_overlay::{Failure, FailureKind};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::time::Duration;
 
-/// What an errno means: kind, and what to try (empty: nothing to add).
+/// The kind and the hint of each known errno. A hint may be empty.
 const ERRNO: &[(Errno, FailureKind, &str)] = &[
-    // An answer, and cacheable.
+    // An answer rather than a fault, and cacheable.
     (Errno::NOENT, FailureKind::NotFound, ""),
     (Errno::NOTDIR, FailureKind::NotADirectory, ""),
     (Errno::ISDIR, FailureKind::IsADirectory, ""),
-    // The daemon's user is refused; another user is not what a retry brings.
+    // The daemon's user is refused. A retry does not help.
     (
         Errno::ACCESS,
         FailureKind::PermissionDenied,
@@ -25,27 +26,27 @@ const ERRNO: &[(Errno, FailureKind, &str)] = &[
         FailureKind::PermissionDenied,
         "a security policy refuses the daemon's user",
     ),
-    // A component became a link since the kernel resolved the path, or links lead nowhere.
+    // A component became a link after the kernel resolved the path, or the links form a loop.
     (
         Errno::LOOP,
         FailureKind::SymlinkLoop,
         "a component of the path is a symbolic link now; look the path up again",
     ),
-    // openat2's word for "this would leave the origin".
+    // openat2 returns this for a path that leads out of the origin.
     (
         Errno::XDEV,
         FailureKind::SymlinkLoop,
         "the path leads out of the origin",
     ),
     (Errno::NAMETOOLONG, FailureKind::NameTooLong, ""),
-    // An NFS or Lustre handle whose file was replaced: new attributes help.
+    // A handle of NFS or Lustre whose file was replaced. New attributes help.
     (Errno::STALE, FailureKind::Stale, ""),
     (Errno::OPNOTSUPP, FailureKind::Unsupported, ""),
     (Errno::NOSYS, FailureKind::Unsupported, ""),
-    // What open says of a socket, and of a device without driver.
+    // open returns these for a socket and for a device without a driver.
     (Errno::NXIO, FailureKind::Unsupported, ""),
     (Errno::NODEV, FailureKind::Unsupported, ""),
-    // The storage's servers or the network: later may help.
+    // The storage's servers or the network. A later retry may help.
     (Errno::TIMEDOUT, FailureKind::Unavailable, SERVERS),
     (Errno::HOSTDOWN, FailureKind::Unavailable, SERVERS),
     (Errno::HOSTUNREACH, FailureKind::Unavailable, SERVERS),
@@ -54,10 +55,10 @@ const ERRNO: &[(Errno, FailureKind, &str)] = &[
     (Errno::CONNREFUSED, FailureKind::Unavailable, SERVERS),
     (Errno::CONNRESET, FailureKind::Unavailable, SERVERS),
     (Errno::CONNABORTED, FailureKind::Unavailable, SERVERS),
-    // A FUSE filesystem whose daemon died, and Lustre during an eviction.
+    // A FUSE filesystem without its daemon, and Lustre during an eviction.
     (Errno::NOTCONN, FailureKind::Unavailable, SERVERS),
     (Errno::SHUTDOWN, FailureKind::Unavailable, SERVERS),
-    // Shortage on this node: passes.
+    // A temporary shortage on this node.
     (
         Errno::MFILE,
         FailureKind::Unavailable,
@@ -86,7 +87,7 @@ const ERRNO: &[(Errno, FailureKind, &str)] = &[
 const SERVERS: &str =
     "the storage does not answer: check its servers and the network, then try again";
 
-/// What an HTTP status means, after `object_store`'s retries: kind, and what to try.
+/// The kind and the hint of each known HTTP status, after the retries of `object_store`. A hint may be empty.
 const STATUS: &[(u16, FailureKind, &str)] = &[
     (
         400,
@@ -98,7 +99,7 @@ const STATUS: &[(u16, FailureKind, &str)] = &[
         FailureKind::PermissionDenied,
         "no valid credentials: set the origin's environment variables or options, or skip_signature for public data",
     ),
-    // Some stores also say 403 for what does not exist when listing is not granted.
+    // Some stores also return 403 for a missing object if the credentials do not grant listing.
     (
         403,
         FailureKind::PermissionDenied,
@@ -112,9 +113,9 @@ const STATUS: &[(u16, FailureKind, &str)] = &[
     ),
     (408, FailureKind::Unavailable, SLOW),
     (410, FailureKind::NotFound, ""),
-    // If-Match failed: the object is another one now.
+    // If-Match failed, because the object was replaced.
     (412, FailureKind::Stale, ""),
-    // The object has become shorter than the range.
+    // The object became shorter than the range.
     (416, FailureKind::Stale, ""),
     (414, FailureKind::NameTooLong, ""),
     (429, FailureKind::Unavailable, SLOW),
@@ -132,85 +133,87 @@ const STATUS: &[(u16, FailureKind, &str)] = &[
 const SLOW: &str = "the server is overloaded; try again later, or raise the retries";
 const SERVER_FAULT: &str = "the server fails; try again later";
 
-/// Kind and hint of an errno.
-pub(super) fn errno_rule(errno: Errno) -> (FailureKind, &'static str) {
-    ERRNO
-        .iter()
-        .find(|rule| rule.0 == errno)
-        .map_or((FailureKind::Io, ""), |rule| (rule.1, rule.2))
+/// Separates the cause from the hint in the detail of a failure.
+const HINT_SEPARATOR: &str = "; ";
+
+/// Why a request failed, before the origin, the action and the path are added.
+pub(super) struct Cause {
+    pub(super) kind: FailureKind,
+    pub(super) text: Cow<'static, str>,
+    /// May be empty.
+    pub(super) hint: Cow<'static, str>,
 }
 
-/// Kind and hint of an HTTP status that is no success.
-pub(super) fn status_rule(status: u16) -> (FailureKind, &'static str) {
-    STATUS
-        .iter()
-        .find(|rule| rule.0 == status)
-        .map_or((FailureKind::Io, ""), |rule| (rule.1, rule.2))
+impl Cause {
+    /// A cause without a hint.
+    pub(super) fn new(kind: FailureKind, text: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            text: text.into(),
+            hint: Cow::Borrowed(""),
+        }
+    }
+
+    pub(super) fn with_hint(self, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            hint: hint.into(),
+            ..self
+        }
+    }
+
+    /// The file is of another version than the requested one.
+    pub(super) fn stale(text: &'static str) -> Self {
+        Self::new(FailureKind::Stale, text)
+    }
+
+    /// There was no answer within `timeout`.
+    pub(super) fn timed_out(timeout: Duration) -> Self {
+        let text = format!("no answer within {timeout:?}");
+        Self::new(FailureKind::Unavailable, text).with_hint(STORAGE_HANGS)
+    }
+
+    /// A server answered with an HTTP status that is no success.
+    pub(super) fn of_status(status: u16) -> Self {
+        let rule = STATUS.iter().find(|rule| rule.0 == status);
+        let (_, kind, hint) = rule.copied().unwrap_or((status, FailureKind::Io, ""));
+        Self::new(kind, format!("the server answered {status}")).with_hint(hint)
+    }
+
+    /// The failure of `action` on `path` at `origin`: `origin ORIGIN: ACTION PATH: TEXT; HINT`.
+    pub(super) fn failure(&self, origin: &str, action: &str, path: &dyn Display) -> Failure {
+        let Self { kind, text, hint } = self;
+        let separator = if hint.is_empty() { "" } else { HINT_SEPARATOR };
+        let detail = format!("origin {origin}: {action} {path}: {text}{separator}{hint}");
+        Failure::new(*kind, detail)
+    }
 }
 
-/// The failure for an errno of `action` on `path` at `origin`.
-#[must_use]
-pub fn failure_of_errno(origin: &str, action: &str, path: &dyn Display, errno: Errno) -> Failure {
-    let (kind, hint) = errno_rule(errno);
-    worded(kind, origin, action, path, &errno, hint)
+impl From<Errno> for Cause {
+    fn from(errno: Errno) -> Self {
+        let rule = ERRNO.iter().find(|rule| rule.0 == errno);
+        let (_, kind, hint) = rule.copied().unwrap_or((errno, FailureKind::Io, ""));
+        Self::new(kind, errno.to_string()).with_hint(hint)
+    }
 }
 
-/// The failure for an HTTP status that answered `action` on `path` at `origin`.
-#[must_use]
-pub fn failure_of_status(origin: &str, action: &str, path: &dyn Display, status: u16) -> Failure {
-    let (kind, hint) = status_rule(status);
-    let cause = format_args!("the server answered {status}").to_string();
-    worded(kind, origin, action, path, &cause, hint)
-}
-
-/// `origin: action path: cause; hint`.
-pub(super) fn worded(
-    kind: FailureKind,
-    origin: &str,
-    action: &str,
-    path: &dyn Display,
-    cause: &dyn Display,
-    hint: &str,
-) -> Failure {
-    let separator = if hint.is_empty() { "" } else { "; " };
-    Failure::new(
-        kind,
-        format!("origin {origin}: {action} {path}: {cause}{separator}{hint}"),
-    )
-}
-
-/// The failure for a request without an answer within `patience`.
-pub(super) fn too_slow(
-    origin: &str,
-    action: &str,
-    path: &dyn Display,
-    patience: Duration,
-) -> Failure {
-    worded(
-        FailureKind::Unavailable,
-        origin,
-        action,
-        path,
-        &format_args!("no answer within {patience:?}").to_string(),
-        STORAGE_HANGS,
-    )
+/// Splits the detail of a failure into its cause and its hint, if it has one.
+pub(super) fn split_hint(detail: &str) -> (&str, Option<&str>) {
+    match detail.split_once(HINT_SEPARATOR) {
+        Some((cause, hint)) => (cause, Some(hint)),
+        None => (detail, None),
+    }
 }
 
 /// The hint for storage that does not answer.
 pub(super) const STORAGE_HANGS: &str = "the storage hangs: check its servers and the network";
 
-/// `path` is of another version than the one asked for.
-pub(super) fn stale(origin: &str, path: &dyn Display, cause: &str) -> Failure {
-    worded(FailureKind::Stale, origin, "read", path, &cause, "")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Each errno and status that readers depend on, by what the asker can do.
+    /// The errnos and statuses that readers depend on.
     #[test]
-    fn kinds_are_what_the_asker_can_do() {
+    fn errnos_and_statuses_have_their_kinds() {
         for (errno, kind) in [
             (Errno::NOENT, FailureKind::NotFound),
             (Errno::NOTDIR, FailureKind::NotADirectory),
@@ -229,7 +232,7 @@ mod tests {
             (Errno::IO, FailureKind::Io),
             (Errno::INVAL, FailureKind::Io),
         ] {
-            assert_eq!(errno_rule(errno).0, kind, "{errno:?}");
+            assert_eq!(Cause::from(errno).kind, kind, "{errno:?}");
         }
         for (status, kind) in [
             (401, FailureKind::PermissionDenied),
@@ -243,12 +246,12 @@ mod tests {
             (503, FailureKind::Unavailable),
             (418, FailureKind::Io),
         ] {
-            assert_eq!(status_rule(status).0, kind, "{status}");
+            assert_eq!(Cause::of_status(status).kind, kind, "{status}");
         }
     }
 
     #[test]
-    fn no_errno_or_status_is_named_twice() {
+    fn no_errno_or_status_appears_twice() {
         for (i, rule) in ERRNO.iter().enumerate() {
             assert!(ERRNO[..i].iter().all(|other| other.0 != rule.0), "{rule:?}");
         }
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn details_name_origin_path_cause_and_remedy() {
-        let failure = failure_of_errno("file:///lus", "list", &"/a/b", Errno::ACCESS);
+        let failure = Cause::from(Errno::ACCESS).failure("file:///lus", "list", &"/a/b");
         assert_eq!(
             failure.detail,
             "origin file:///lus: list /a/b: Permission denied (os error 13); the daemon reads as \

@@ -1,4 +1,4 @@
-//! How origins are named and opened. Plain values: `src/config` fills them.
+//! Plain values that name origins and say how to open them. `src/config` fills them.
 
 use super::hanging_bound::HangingBound;
 use copperfs_overlay::ItemPath;
@@ -20,7 +20,7 @@ pub struct OriginSpec {
     pub options: BTreeMap<String, String>,
 }
 
-/// Without option values: they may be credentials.
+/// Leaves out the values of options, because they may be credentials.
 impl fmt::Debug for OriginSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OriginSpec")
@@ -31,27 +31,27 @@ impl fmt::Debug for OriginSpec {
     }
 }
 
-/// What becomes of absolute symlinks.
+/// How absolute symlinks are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SymlinkPolicy {
-    /// Those whose target lies under a served origin are shown as relative links of matching size, so
-    /// that nobody leaves the mount unknowingly.
+    /// Links whose target is below a served origin are shown as relative links of matching size, so that
+    /// readers do not leave the mount without noticing.
     #[default]
     Relative,
-    /// The origin's own text, for git and rsync.
+    /// Links are shown with the origin's own text, for git and rsync.
     Keep,
 }
 
-/// What object stores do not tell about a file.
+/// The attributes of files that object stores do not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ObjectAttributes {
-    /// Permission bits of files. Set it to `0o555` where programs or scripts are run from objects.
+    /// Permission bits of files. Set it to `0o555` if programs or scripts are run from objects.
     pub file_mode: u16,
     /// Permission bits of directories.
     pub directory_mode: u16,
-    /// Owner; `None`: the daemon's user.
+    /// The owner; the daemon's user if it is `None`.
     pub uid: Option<u32>,
-    /// Group; `None`: the daemon's group.
+    /// The group; the daemon's group if it is `None`.
     pub gid: Option<u32>,
 }
 
@@ -66,20 +66,20 @@ impl Default for ObjectAttributes {
     }
 }
 
-/// How often and how long a request to an object store is repeated.
+/// The retries of a request to an object store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retries {
-    /// Repetitions of one request.
+    /// The maximum number of retries of one request.
     pub max: usize,
-    /// No repetition begins later than this after the first attempt.
+    /// No retry begins later than this after the first attempt.
     pub timeout: Duration,
-    /// Wait before the first repetition; it doubles, with jitter, up to `backoff_max`.
+    /// The delay before the first retry. It doubles, with jitter, up to `backoff_max`.
     pub backoff: Duration,
-    /// Longest wait between two attempts.
+    /// The maximum delay between two attempts.
     pub backoff_max: Duration,
-    /// How long to wait for a connection.
+    /// The timeout for a connection.
     pub connect_timeout: Duration,
-    /// How long a server may send nothing in the middle of an answer.
+    /// The timeout for the next bytes of an answer.
     pub read_timeout: Duration,
 }
 
@@ -99,30 +99,30 @@ impl Default for Retries {
 /// Options that all origins share.
 #[derive(Clone)]
 pub struct OriginOptions {
-    /// Paths that are not served. For `file://` origins these are paths of the host (the same as in
-    /// the namespace where a directory is served under its own name), for others paths of the
-    /// namespace. Put the own mount point here.
+    /// Paths that are not served. For `file://` origins these are paths of the host (they equal those of
+    /// the namespace if a directory is served under its own name), for others paths of the namespace. The
+    /// own mount point belongs here.
     pub exclude: Vec<ItemPath>,
     /// Whether an origin `/` leaves out [`OriginOptions::DEFAULT_EXCLUDE`].
     pub default_exclude: bool,
-    /// What becomes of absolute symlinks.
+    /// How absolute symlinks are shown.
     pub symlinks: SymlinkPolicy,
     /// Directories with more entries are listed without attributes on POSIX origins.
     pub listing_attributes_max: usize,
-    /// How long a listing waits for the attributes of its entries.
+    /// The timeout of a listing for the attributes of its entries.
     pub listing_attributes_timeout: Duration,
-    /// How long one POSIX call may take before its asker gets `Unavailable`.
+    /// The timeout of one POSIX call, after which its caller gets `Unavailable`.
     pub hang_timeout: Duration,
-    /// Blocking calls to POSIX origins at a time, per origin.
+    /// The maximum number of concurrent blocking calls to one POSIX origin.
     pub posix_concurrency: usize,
     /// Bounds the hanging calls of all POSIX origins that are opened with clones of these options.
     pub hanging: Arc<HangingBound>,
-    /// Requests to one object store at a time, at most; fewer while it refuses some.
+    /// The maximum number of concurrent requests to one object store. Fewer are sent while it refuses some.
     pub object_concurrency: usize,
-    /// The process's environment, of which `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
+    /// The environment of the process. The variables `AWS_*`, `AZURE_*` and `GOOGLE_*` are used.
     pub env: BTreeMap<String, String>,
     /// The maximum difference between the clocks of storage and of this host. Only times older than this
-    /// prove a file's age; younger files are looked at twice.
+    /// prove a file's age; younger files are examined twice.
     pub clock_skew: Duration,
     /// Attributes of objects.
     pub object_attributes: ObjectAttributes,
@@ -133,7 +133,7 @@ pub struct OriginOptions {
 impl OriginOptions {
     /// The default of [`OriginOptions::clock_skew`].
     pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
-    /// What an origin `/` leaves out: kernel and node-local trees, which are no shared storage.
+    /// Paths that an origin `/` leaves out: kernel and node-local trees, which are no shared storage.
     pub const DEFAULT_EXCLUDE: [&'static str; 6] =
         ["/proc", "/sys", "/dev", "/run", "/tmp", "/var"];
 }
@@ -155,18 +155,5 @@ impl Default for OriginOptions {
             object_attributes: ObjectAttributes::default(),
             retries: Retries::default(),
         }
-    }
-}
-
-/// Without the environment: it may hold credentials.
-impl fmt::Debug for OriginOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OriginOptions")
-            .field("exclude", &self.exclude)
-            .field("symlinks", &self.symlinks)
-            .field("listing_attributes_max", &self.listing_attributes_max)
-            .field("posix_concurrency", &self.posix_concurrency)
-            .field("retries", &self.retries)
-            .finish_non_exhaustive()
     }
 }

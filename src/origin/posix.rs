@@ -1,15 +1,15 @@
 //! A POSIX directory as an origin: Lustre, NFS, a local disk.
 //!
 //! Every path is resolved by `openat2` beneath the root's descriptor, without magic links and without
-//! following any symbolic link: the reader's kernel resolves links, component by component, so a path
-//! that arrives here has none, and one that has has changed.
+//! following any symbolic link: the reader's kernel resolves links, component by component. So a path that
+//! arrives here contains no link, unless a component was replaced meanwhile.
 //!
 //! Blocking calls run on their own threads (`threads`), at most `posix_concurrency` at a time (`calls`). A
 //! call that does not return keeps its thread but releases its place. Its path is recorded as hanging
-//! (`hanging`), and further requests about that path wait without a thread, so that a dead mount below the
-//! origin costs one thread per path and not one per request.
+//! (`hanging`), and further requests about that path wait without a thread. So a dead mount below the origin
+//! costs one thread per path and not one per request.
 //!
-//! Special files are shown and never opened.
+//! Special files are listed and never opened.
 
 mod attributes;
 mod bundle;
@@ -27,18 +27,18 @@ pub use hanging::HangingCalls;
 
 use super::error::OriginError;
 use super::exclusion::Exclusion;
-use super::failure::failure_of_errno;
+use super::failure::Cause;
 use super::options::OriginOptions;
-use super::sightings::Sightings;
-use super::{ByteRange, ByteStream, HashedStream, Origin, StatAnswers, TurnStream, Turns};
+use super::settling::SettlingTable;
+use super::{ByteRange, ByteStream, ClaimFile, ClaimedStream, HashedStream, Origin, StatAnswers};
 use bytes::Bytes;
-use calls::Usual;
+use calls::AverageDuration;
 use copperfs_overlay::{
     BundleRequest, Cursor, Failure, FilesystemUsage, ItemPath, Listing, XattrList,
 };
 use filesystem::Filesystems;
 use futures_util::future::BoxFuture;
-use hanging::Hanging;
+use hanging::HangingTable;
 use root::Root;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatvfs, open, openat2};
@@ -50,21 +50,20 @@ use std::time::Duration;
 use threads::Threads;
 use tokio::sync::Semaphore;
 
-/// Never out of the origin, never through `/proc/self/fd` and its like, never along a link.
+/// Resolution never leaves the origin, and follows neither symbolic nor magic links.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_SYMLINKS);
 
-/// How often a resolution that the kernel asks to repeat is repeated.
+/// Attempts of a resolution while the kernel asks for another one, because of a concurrent rename.
 const RESOLVE_ATTEMPTS: usize = 16;
 
 /// A directory of this host as an origin. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PosixOrigin {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     root: Root,
     /// The known mounts below the root.
@@ -75,15 +74,16 @@ struct Shared {
     /// Places for concurrent calls …
     places: Arc<Semaphore>,
     /// … and their number.
-    at_a_time: usize,
-    threads: Threads,
-    usual: Usual,
-    hanging: Hanging,
-    /// Set once the kernel refused `O_NOATIME` (it is the owner's right): not tried again, since a
+    concurrency: usize,
+    threads: Arc<Threads>,
+    /// The average duration of a call.
+    average: AverageDuration,
+    hanging: HangingTable,
+    /// The kernel has refused `O_NOATIME`, which is the owner's right. It is not tried again, because a
     /// refused open costs a second one.
-    atime_only: AtomicBool,
+    noatime_refused: AtomicBool,
     /// Decides which states of young files have settled.
-    sightings: Sightings,
+    settling: SettlingTable,
     listing_attributes_max: usize,
     listing_attributes_timeout: Duration,
     hang_timeout: Duration,
@@ -104,7 +104,7 @@ impl PosixOrigin {
         exclusion: Arc<Exclusion>,
     ) -> Result<Self, OriginError> {
         let label: Arc<str> = format!("file://{}", root.display()).into();
-        // Links in the root's own path are the administrator's business: plain open.
+        // The administrator may use links in the path of the root, so this is a plain open.
         let fd = root::open(root).map_err(|errno| cannot_open(&label, errno))?;
         check_kernel(&label, &fd)?;
         rustix::fs::accessat(
@@ -114,20 +114,21 @@ impl PosixOrigin {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|errno| cannot_open(&label, errno))?;
-        let place = place_of(&fd, root);
+        let host_path = host_path_of(&fd, root);
+        let concurrency = options.posix_concurrency.max(1);
         Ok(Self {
             shared: Arc::new(Shared {
                 root: Root::new(root, fd).map_err(|errno| cannot_open(&label, errno))?,
                 filesystems: Filesystems::of_origin(uri_of(root)),
                 label,
                 exclusion,
-                places: Arc::new(Semaphore::new(options.posix_concurrency.max(1))),
-                at_a_time: options.posix_concurrency.max(1),
-                threads: Threads::default(),
-                usual: Usual::default(),
-                hanging: Hanging::new(Arc::clone(&options.hanging), place),
-                atime_only: AtomicBool::new(false),
-                sightings: Sightings::new(options.clock_skew),
+                places: Arc::new(Semaphore::new(concurrency)),
+                concurrency,
+                threads: Arc::default(),
+                average: AverageDuration::default(),
+                hanging: HangingTable::new(Arc::clone(&options.hanging), host_path),
+                noatime_refused: AtomicBool::new(false),
+                settling: SettlingTable::new(options.clock_skew),
                 listing_attributes_max: options.listing_attributes_max,
                 listing_attributes_timeout: options.listing_attributes_timeout,
                 hang_timeout: options.hang_timeout,
@@ -136,8 +137,8 @@ impl PosixOrigin {
     }
 }
 
-/// The directory's path for the mount table. No filesystem is asked.
-fn place_of(directory: &OwnedFd, named: &Path) -> PathBuf {
+/// The directory's path as in the mount table. Makes no call into a filesystem.
+fn host_path_of(directory: &OwnedFd, named: &Path) -> PathBuf {
     let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
     std::fs::read_link(link).unwrap_or_else(|_| named.to_owned())
 }
@@ -159,7 +160,7 @@ fn cannot_open(label: &str, errno: Errno) -> OriginError {
     }
 }
 
-/// Tries what every later resolution relies on.
+/// Checks the features of the kernel on which every later resolution relies.
 fn check_kernel(label: &str, root: &OwnedFd) -> Result<(), OriginError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     openat2(root, ".", flags, Mode::empty(), CONFINED)
@@ -195,7 +196,7 @@ impl Shared {
             path.as_bytes()
         };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let root = self.root.now();
+        let root = self.root.dir();
         let mut result = Err(Errno::AGAIN);
         for _ in 0..RESOLVE_ATTEMPTS {
             result = openat2(&root, name, flags, Mode::empty(), CONFINED);
@@ -212,8 +213,8 @@ impl Shared {
         self.root.follow(&self.label);
     }
 
-    fn failure(&self, action: &str, path: &ItemPath, errno: Errno) -> Failure {
-        failure_of_errno(&self.label, action, path, errno)
+    fn failure(&self, action: &str, path: &ItemPath, cause: impl Into<Cause>) -> Failure {
+        cause.into().failure(&self.label, action, path)
     }
 }
 
@@ -251,8 +252,8 @@ impl Origin for PosixOrigin {
         Some(Box::pin(reading))
     }
 
-    fn bundle(&self, request: BundleRequest, turns: Arc<dyn Turns>) -> TurnStream {
-        bundle::stream(Arc::clone(&self.shared), request, turns)
+    fn bundle(&self, request: BundleRequest, claim: ClaimFile) -> ClaimedStream {
+        bundle::stream(Arc::clone(&self.shared), request, claim)
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<XattrList, Failure>> {
@@ -300,9 +301,8 @@ pub(crate) fn real_path(root: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// An error about the directory does not blame the kernel.
     #[test]
-    fn only_errors_of_the_call_itself_blame_the_kernel() {
+    fn only_errors_about_the_call_blame_the_kernel() {
         for errno in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {
             let error = openat2_refused("file:///a", errno);
             assert!(matches!(error, OriginError::Kernel { .. }), "{errno:?}");

@@ -1,8 +1,8 @@
 //! Several origins side by side, as one namespace.
 //!
-//! The longest prefix that holds a path decides which origin answers. Directories that exist only
-//! because a prefix lies below them are made up; where an origin with a shorter prefix has a directory
-//! of that name, the two are merged. Symlinks are rewritten here and excluded paths hidden.
+//! The longest prefix that contains a path decides which origin answers. A directory that exists only
+//! because a prefix is below it is *synthetic*; if an origin with a shorter prefix has a directory of that
+//! name, the two are merged. Symlinks are rewritten here and excluded paths hidden.
 
 mod blocks;
 mod bundle;
@@ -12,26 +12,26 @@ mod open;
 mod rules;
 
 pub use examine::{Finding, Outcome};
+pub use rules::NamespaceRules;
 
-use super::counters::{Operation, OriginCounters, OriginSnapshot};
-use super::exclusion::{Exclusion, Hidden};
-use super::failure::too_slow;
-use super::options::{OriginOptions, OriginSpec, SymlinkPolicy};
+use super::counters::{Operation, OriginCounters, StorePressure};
+use super::exclusion::{ExcludedPaths, Exclusion};
+use super::failure::Cause;
+use super::options::{OriginOptions, OriginSpec};
 use super::{
-    Alone, ByteRange, HangingCalls, ObjectOrigin, Origin, OriginError, StatAnswers, Storage,
-    TurnStream, Turns,
+    ByteRange, ClaimFile, ClaimedStream, HangingCalls, ObjectOrigin, Origin, OriginError,
+    StatAnswers, Storage, child_of, claim_any, truncated,
 };
 use bytes::Bytes;
 use copperfs_metrics::{Kind, Registry, Unit};
 use copperfs_overlay::{
     Attributes, BundleRequest, BundleStream, Cursor, Entry, Failure, FailureKind, FileKind, Files,
     FilesystemUsage, ItemPath, Leased, Listing, OriginFingerprint, RangeAnswer, RangeRequest,
-    ReadRequest, ReadStream, Standing, Timestamp, Version, XattrList,
+    ReadRequest, ReadStream, Standing, Version, XattrList,
 };
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use links::Served;
-pub use rules::NamespaceRules;
+use links::LinkRules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,10 +45,9 @@ pub struct Origins {
 struct Shared {
     /// Longest prefix first.
     mounts: Vec<Mount>,
-    served: Vec<Served>,
-    symlinks: SymlinkPolicy,
+    links: LinkRules,
     counters: Arc<OriginCounters>,
-    /// Of directories that are made up.
+    /// The attributes of synthetic directories.
     synthetic: Attributes,
 }
 
@@ -56,35 +55,26 @@ struct Mount {
     prefix: ItemPath,
     uri: String,
     /// The canonical form of `uri`, which is the same for all roots.
-    place: String,
+    canonical_uri: String,
     origin: Arc<dyn Origin>,
     exclusion: Arc<Exclusion>,
-    /// For the request at start that shows whether a store answers.
+    /// The origin again, if it is an object store.
     store: Option<ObjectOrigin>,
-}
-
-impl std::fmt::Debug for Origins {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mounts = self.shared.mounts.iter();
-        f.debug_map()
-            .entries(mounts.map(|mount| (&mount.prefix, &mount.uri)))
-            .finish()
-    }
 }
 
 impl Origins {
     /// Opens every origin of `specs`. Directories are opened; nothing is sent to object stores yet.
     ///
     /// # Errors
-    /// The first origin that cannot be served, with what to try.
+    /// The first origin that cannot be served.
     pub fn open(specs: &[OriginSpec], options: &OriginOptions) -> Result<Self, OriginError> {
         open::open(specs, options)
     }
 
-    /// Asks every object store once whether it answers and lets us in.
+    /// Sends every object store one request, to check that it answers and accepts the credentials.
     ///
     /// # Errors
-    /// The first that does not, after its retries.
+    /// The first store that does not, after its retries.
     pub async fn check(&self) -> Result<(), OriginError> {
         for mount in &self.shared.mounts {
             if let Some(store) = &mount.store {
@@ -117,59 +107,62 @@ impl Origins {
     pub fn declare(&self, registry: &Registry) {
         self.shared.counters.declare(registry);
         let origin = registry.scope("origin");
-        let read = |number: fn(&OriginSnapshot) -> u64| {
+        let read = |number: fn(&Self) -> u64| {
             let origins = self.clone();
-            move || number(&origins.counters())
+            move || number(&origins)
         };
         let help = "Attempts that object stores refused because they were overloaded.";
-        let throttled = read(|now| now.throttled);
+        let throttled = read(|origins| origins.pressure().throttled);
         origin.computed("throttled", Kind::Counter, Unit::Count, help, throttled);
         let help = "Concurrent requests that object stores are sent at most, at this time.";
-        let concurrency = read(|now| now.concurrency);
+        let concurrency = read(|origins| origins.pressure().concurrency);
         origin.computed("concurrency", Kind::Gauge, Unit::Count, help, concurrency);
         let help = "Calls into POSIX storage that hang at this time.";
-        let hanging = read(|now| now.hanging);
+        let hanging = read(|origins| origins.hanging().map_or(0, |hanging| hanging.calls as u64));
         origin.computed("hanging", Kind::Gauge, Unit::Count, help, hanging);
     }
 
-    /// What the origins have done so far.
+    /// The counters of all origins together.
     #[must_use]
-    pub fn counters(&self) -> OriginSnapshot {
-        let mut now = self.shared.counters.snapshot();
+    pub fn counters(&self) -> &OriginCounters {
+        &self.shared.counters
+    }
+
+    /// How all object stores together cope with the requests.
+    #[must_use]
+    pub fn pressure(&self) -> StorePressure {
+        let mut all = StorePressure::default();
         for store in self.shared.mounts.iter().filter_map(|m| m.store.as_ref()) {
-            let (throttled, concurrency) = store.pressure();
-            now.throttled += throttled;
-            now.concurrency += u64::try_from(concurrency).unwrap_or(u64::MAX);
+            let pressure = store.pressure();
+            all.throttled += pressure.throttled;
+            all.concurrency += pressure.concurrency;
         }
-        for hanging in self.shared.mounts.iter().filter_map(|m| m.origin.hanging()) {
-            now.hanging += u64::try_from(hanging.calls).unwrap_or(u64::MAX);
-        }
-        now
+        all
     }
 
     /// The hanging calls into storage, if there are any: their number, and the oldest one with its path in
     /// the namespace.
     #[must_use]
     pub fn hanging(&self) -> Option<HangingCalls> {
-        let mut all: Option<HangingCalls> = None;
-        for mount in &self.shared.mounts {
-            let Some(mut here) = mount.origin.hanging() else {
-                continue;
-            };
-            let below = here.path.components();
-            let path = below.fold(mount.prefix.clone(), |path, name| {
-                path.join(name).unwrap_or(path)
-            });
-            here.path = path;
-            let calls = here.calls + all.as_ref().map_or(0, |all| all.calls);
-            let oldest = all.filter(|all| all.since >= here.since).unwrap_or(here);
-            all = Some(HangingCalls { calls, ..oldest });
-        }
-        all
+        let hanging = self.shared.mounts.iter().filter_map(|mount| {
+            let hanging = mount.origin.hanging()?;
+            let path = joined(&mount.prefix, &hanging.path).unwrap_or_else(|| mount.prefix.clone());
+            Some(HangingCalls { path, ..hanging })
+        });
+        hanging.reduce(|all, here| HangingCalls {
+            calls: all.calls + here.calls,
+            ..if all.since >= here.since { all } else { here }
+        })
     }
 }
 
-/// So many entries of an origin's top directory are compared.
+/// `below`, which is relative to `prefix`, as a path of the namespace. Returns `None` if it is too long.
+fn joined(prefix: &ItemPath, below: &ItemPath) -> Option<ItemPath> {
+    let mut components = below.components();
+    components.try_fold(prefix.clone(), |path, name| path.join(name).ok())
+}
+
+/// Compared entries of an origin's top directory.
 const COMPARED_ENTRIES: usize = 256;
 
 impl Mount {
@@ -177,19 +170,19 @@ impl Mount {
     ///
     /// It is made of properties that do not change while the storage is in use: the URI, the identity of
     /// the top directory (its version: inode and birth time, nothing that changes with its entries), and
-    /// the names and kinds of its entries. It includes no size and no time of a file: another root looks a
-    /// moment later, and a growing log file would make the same storage look different. A name that appears
-    /// or vanishes between two looks still changes it, so a node that finds a difference looks again.
+    /// the names and kinds of its entries. It includes no size and no time of a file: another root makes its
+    /// fingerprint a moment later, and a growing log file would make the same storage look different. A name
+    /// that appears or vanishes in between still changes it, so a node that finds a difference tries again.
     async fn fingerprint(&self) -> Result<[u8; 16], Failure> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(self.place.as_bytes());
+        hasher.update(self.canonical_uri.as_bytes());
         let listed = self
             .origin
             .list(ItemPath::root(), None, COMPARED_ENTRIES)
             .await;
         let listing = match listed {
             Ok(listing) => listing,
-            // It may be searched only: nothing more can be compared.
+            // It can be searched and not listed: nothing more can be compared.
             Err(failure) if failure.kind == FailureKind::PermissionDenied => {
                 return Ok(truncated(&hasher));
             }
@@ -198,12 +191,12 @@ impl Mount {
         // Only the data part of the version: no time of a status change, and no standing.
         let top = listing.directory.version.standing_as(Standing::Lasting);
         hasher.update(&top.changed_at(b"").to_bytes());
-        let hidden = self.exclusion.now();
+        let excluded = self.exclusion.snapshot();
         let mut entries: Vec<&Entry> = listing.entries.iter().collect();
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         for entry in entries {
             let path = ItemPath::root().join(&entry.name);
-            if path.is_ok_and(|path| hidden.covers(&path)) {
+            if path.is_ok_and(|path| excluded.covers(&path)) {
                 continue;
             }
             // Names contain no slash, so different lists of names and kinds never give the same bytes.
@@ -214,34 +207,28 @@ impl Mount {
     }
 }
 
-fn truncated(hasher: &blake3::Hasher) -> [u8; 16] {
-    let mut short = [0; 16];
-    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-    short
-}
-
 impl Shared {
-    /// The origin that answers for `path`, and what it calls it.
+    /// The origin whose prefix contains `path`, and the path relative to it.
     fn route(&self, path: &ItemPath) -> Option<(&Mount, ItemPath)> {
         self.mounts
             .iter()
             .find_map(|mount| Some((mount, path.strip_prefix(&mount.prefix)?)))
     }
 
-    /// The origin for `path`, unless it is excluded there or has none.
+    /// Like [`Shared::route`], but fails if the path is excluded there.
     fn resolve(&self, path: &ItemPath) -> Result<(&Mount, ItemPath), Failure> {
         match self.route(path) {
-            Some((mount, below)) if !mount.exclusion.now().covers(&below) => Ok((mount, below)),
+            Some((mount, below)) if !mount.exclusion.snapshot().covers(&below) => {
+                Ok((mount, below))
+            }
             _ => Err(Failure::not_found(path)),
         }
     }
 
-    /// What the origin that answers for directory `dir` hides, as it stands now.
-    fn view(&self, dir: &ItemPath) -> View<'_> {
-        View(
-            self.route(dir)
-                .map(|(mount, _)| (&mount.prefix, mount.exclusion.now())),
-        )
+    /// The current exclusions of the origin that answers for directory `dir`.
+    fn filter(&self, dir: &ItemPath) -> DirectoryFilter<'_> {
+        let mount = self.route(dir);
+        DirectoryFilter(mount.map(|(mount, _)| (&mount.prefix, mount.exclusion.snapshot())))
     }
 
     /// Names directly below `dir` that lead to a prefix.
@@ -257,46 +244,23 @@ impl Shared {
         self.mounts.iter().any(|mount| mount.prefix == *path)
     }
 
-    /// Attributes of a directory that is made up: the same ones at all times, and a version of its own.
+    /// Attributes of a synthetic directory. Only its version depends on its path.
     fn synthetic(&self, path: &ItemPath) -> Attributes {
-        let mut identity = b"synthetic/".to_vec();
-        identity.extend_from_slice(path.as_bytes());
+        let identity = [b"synthetic/", path.as_bytes()].concat();
         Attributes {
             version: Version::of(&identity),
             ..self.synthetic.clone()
         }
     }
 
-    /// Shows a link as the policy wants it.
-    fn rewrite(&self, path: &ItemPath, attributes: &mut Attributes) {
-        if self.symlinks == SymlinkPolicy::Keep {
-            return;
-        }
-        let Some(target) = &attributes.link_target else {
-            return;
-        };
-        let hidden = |path: &ItemPath| self.resolve(path).is_err();
-        if let Some(text) = links::relative(path, target, &self.served, hidden) {
-            attributes.size = u64::try_from(text.len()).unwrap_or(u64::MAX);
-            attributes.link_target = Some(text.into());
-        }
-    }
-
-    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
-        let uri = self
-            .resolve(path)
-            .map_or("of no prefix", |(mount, _)| &mount.uri);
-        let failure = too_slow(uri, "read", path, patience);
-        self.counters.failed(&failure);
-        failure
+    fn rewrite_link(&self, path: &ItemPath, attributes: &mut Attributes) {
+        let is_hidden = |path: &ItemPath| self.resolve(path).is_err();
+        self.links.rewrite(path, attributes, is_hidden);
     }
 
     /// Counts a fault and passes the result on.
     fn counted<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
-        if let Err(failure) = &result {
-            self.counters.failed(failure);
-        }
-        result
+        result.inspect_err(|failure| self.counters.failed(failure))
     }
 
     async fn list(
@@ -306,70 +270,72 @@ impl Shared {
         limit: usize,
     ) -> Result<Listing, Failure> {
         if cursor.is_none() {
-            self.counters.listed();
+            self.counters.listings.increment();
         }
-        let made_up: Vec<Bytes> = self.names_to_prefixes(&path).into_iter().collect();
-        let place = match &cursor {
-            None => Place::MadeUp(0),
-            Some(cursor) => Place::decode(cursor).ok_or_else(|| {
+        let synthetic: Vec<Bytes> = self.names_to_prefixes(&path).into_iter().collect();
+        let start = match &cursor {
+            None => PageStart::Synthetic(0),
+            Some(cursor) => PageStart::decode(cursor).ok_or_else(|| {
                 Failure::new(FailureKind::Stale, format!("{path}: a foreign cursor"))
             })?,
         };
-        let (mut entries, inner) = match place {
-            Place::MadeUp(first) => {
-                let end = made_up.len().min(first.saturating_add(limit));
-                let names = made_up.get(first..end).unwrap_or_default();
-                let entries = self.made_up_entries(&path, names).await;
-                let more = end < made_up.len() || self.resolve(&path).is_ok();
+        // Synthetic entries come first, and the origin's entries after them, perhaps on the same page.
+        let (mut entries, below_cursor) = match start {
+            PageStart::Synthetic(first) => {
+                let end = synthetic.len().min(first.saturating_add(limit));
+                let names = synthetic.get(first..end).unwrap_or_default();
+                let entries = self.synthetic_entries(&path, names).await;
+                let more = end < synthetic.len() || self.resolve(&path).is_ok();
                 if more && entries.len() >= limit {
                     return Ok(Listing {
                         directory: self.prefix_attributes(&path).await?,
                         entries,
-                        next: Some(Place::MadeUp(end).encode()),
+                        next: Some(PageStart::Synthetic(end).encode()),
                     });
                 }
                 (entries, None)
             }
-            Place::Origin(cursor) => (Vec::new(), Some(cursor)),
+            PageStart::Origin(cursor) => (Vec::new(), Some(cursor)),
         };
         let left = limit.saturating_sub(entries.len());
         let listing = match self.resolve(&path) {
-            Ok((mount, below)) => mount.origin.list(below, inner, left).await,
+            Ok((mount, below)) => mount.origin.list(below, below_cursor, left).await,
             Err(failure) => Err(failure),
         };
         let listing = match listing {
-            Ok(listing) => listing,
-            Err(failure) if !made_up.is_empty() && is_absence(failure.kind) => Listing {
+            Err(failure) if !synthetic.is_empty() && is_absence(failure.kind) => Listing {
                 directory: self.synthetic(&path),
                 entries: Vec::new(),
                 next: None,
             },
-            Err(failure) => return self.counted(Err(failure)),
+            listing => self.counted(listing)?,
         };
-        let view = self.view(&path);
+        let filter = self.filter(&path);
         for mut entry in listing.entries {
-            if made_up.binary_search(&entry.name).is_ok() {
+            if synthetic.binary_search(&entry.name).is_ok() {
                 continue;
             }
             let Ok(child) = path.join(&entry.name) else {
                 continue;
             };
-            if view.hides(&child) {
+            if filter.hides(&child) {
                 continue;
             }
             if let Some(attributes) = &mut entry.attributes {
-                self.rewrite(&child, attributes);
+                self.rewrite_link(&child, attributes);
             }
             entries.push(entry);
         }
         Ok(Listing {
             directory: listing.directory,
             entries,
-            next: listing.next.map(|cursor| Place::Origin(cursor).encode()),
+            next: listing
+                .next
+                .map(|cursor| PageStart::Origin(cursor).encode()),
         })
     }
 
-    async fn made_up_entries(self: &Arc<Self>, dir: &ItemPath, names: &[Bytes]) -> Vec<Entry> {
+    async fn synthetic_entries(self: &Arc<Self>, dir: &ItemPath, names: &[Bytes]) -> Vec<Entry> {
         let mut entries = Vec::with_capacity(names.len());
         for name in names {
             let Ok(path) = dir.join(name) else { continue };
@@ -387,16 +353,18 @@ impl Shared {
         let Ok((mount, below)) = self.resolve(path) else {
             return Ok(self.synthetic(path));
         };
-        let answer = mount.origin.stat(below, vec![Bytes::new()]).await;
-        match answer.and_then(one) {
-            Ok(attributes) if attributes.kind == FileKind::Directory => Ok(attributes),
-            // The origin has a file there, or nothing: the way to the prefix goes through all the same.
-            Ok(_) if !self.is_prefix(path) => Ok(self.synthetic(path)),
-            Err(failure) if !self.is_prefix(path) && is_absence(failure.kind) => {
-                Ok(self.synthetic(path))
-            }
-            other => other,
+        let none = || Failure::new(FailureKind::Io, "the origin gave no answer");
+        let answers = mount.origin.stat(below, vec![Bytes::new()]).await;
+        let answer = answers.and_then(|answers| answers.into_iter().next().ok_or_else(none)?);
+        let is_missing = match &answer {
+            Ok(attributes) => attributes.kind != FileKind::Directory,
+            Err(failure) => is_absence(failure.kind),
+        };
+        // A prefix stays reachable if the origin above it has a file there, or nothing.
+        if is_missing && !self.is_prefix(path) {
+            return Ok(self.synthetic(path));
         }
+        answer
     }
 
     async fn stat(
@@ -404,42 +372,40 @@ impl Shared {
         parent: ItemPath,
         names: Vec<Bytes>,
     ) -> Result<StatAnswers, Failure> {
-        self.counters.stated(names.len());
-        let made_up = self.names_to_prefixes(&parent);
+        self.counters.stats.add_len(names.len());
+        let synthetic = self.names_to_prefixes(&parent);
         let mut answers: Vec<Option<Result<Attributes, Failure>>> = vec![None; names.len()];
-        let mut asked = Vec::new();
-        let view = self.view(&parent);
+        let mut of_origin = Vec::new();
+        let filter = self.filter(&parent);
         for (index, name) in names.iter().enumerate() {
-            if name.is_empty() {
-                if !made_up.is_empty() || self.is_prefix(&parent) {
-                    answers[index] = Some(self.prefix_attributes(&parent).await);
+            let path = match child_of(&parent, name) {
+                Ok(path) => path,
+                Err(invalid) => {
+                    let detail = format!("{parent}: not a possible name");
+                    answers[index] = Some(Err(Failure::new(invalid.kind, detail)));
                     continue;
                 }
+            };
+            let is_synthetic = if name.is_empty() {
+                !synthetic.is_empty() || self.is_prefix(&parent)
             } else {
-                let Ok(path) = parent.join(name) else {
-                    let kind = if name.len() > ItemPath::NAME_BYTES_MAX {
-                        FailureKind::NameTooLong
-                    } else {
-                        FailureKind::NotFound
-                    };
-                    let failure = Failure::new(kind, format!("{parent}: not a possible name"));
-                    answers[index] = Some(Err(failure));
-                    continue;
-                };
-                if made_up.contains(name) {
-                    answers[index] = Some(self.prefix_attributes(&path).await);
-                    continue;
-                }
-                if view.hides(&path) {
-                    answers[index] = Some(Err(Failure::not_found(&path)));
-                    continue;
-                }
+                synthetic.contains(name)
+            };
+            if is_synthetic {
+                answers[index] = Some(self.prefix_attributes(&path).await);
+            } else if !name.is_empty() && filter.hides(&path) {
+                answers[index] = Some(Err(Failure::not_found(&path)));
+            } else {
+                of_origin.push(index);
             }
-            asked.push(index);
         }
-        if !asked.is_empty() {
-            self.ask(&parent, &names, &asked, !made_up.is_empty(), &mut answers)
-                .await?;
+        if !of_origin.is_empty() {
+            let stat = self.stat_in_origin(&parent, &names, &of_origin, &mut answers);
+            match stat.await {
+                // The directory is synthetic, and has no other entries.
+                Err(failure) if !synthetic.is_empty() && is_absence(failure.kind) => {}
+                result => self.counted(result)?,
+            }
         }
         let missing = || Err(Failure::not_found(&parent));
         Ok(answers
@@ -448,47 +414,30 @@ impl Shared {
             .collect())
     }
 
-    /// Has the origin of `parent` answer for those of `names` whose indices are in `asked`.
-    async fn ask(
+    /// Requests the attributes of those `names` whose indices are in `requested` from the origin of `parent`.
+    async fn stat_in_origin(
         &self,
         parent: &ItemPath,
         names: &[Bytes],
-        asked: &[usize],
-        exists: bool,
+        requested: &[usize],
         answers: &mut [Option<Result<Attributes, Failure>>],
     ) -> Result<(), Failure> {
-        let result = match self.resolve(parent) {
-            Ok((mount, below)) => {
-                let wanted = asked.iter().map(|&index| names[index].clone()).collect();
-                mount.origin.stat(below, wanted).await
+        let (mount, below) = self.resolve(parent)?;
+        let requested_names = requested.iter().map(|&index| names[index].clone());
+        let found = mount.origin.stat(below, requested_names.collect()).await?;
+        for (&index, mut answer) in requested.iter().zip(found) {
+            if let Ok(attributes) = &mut answer
+                && let Ok(path) = parent.join(&names[index])
+            {
+                self.rewrite_link(&path, attributes);
             }
-            Err(failure) => Err(failure),
-        };
-        match result {
-            Ok(found) => {
-                for (&index, mut answer) in asked.iter().zip(found) {
-                    if let Ok(attributes) = &mut answer
-                        && let Ok(path) = parent.join(&names[index])
-                    {
-                        self.rewrite(&path, attributes);
-                    }
-                    answers[index] = Some(answer);
-                }
-                Ok(())
-            }
-            // The directory is made up: what is not a way to a prefix is not there.
-            Err(failure) if exists && is_absence(failure.kind) => {
-                for &index in asked {
-                    answers[index] = Some(Err(Failure::not_found(parent)));
-                }
-                Ok(())
-            }
-            Err(failure) => self.counted(Err(failure)),
+            answers[index] = Some(answer);
         }
+        Ok(())
     }
 
     async fn read(self: Arc<Self>, request: ReadRequest) -> Result<ReadStream, Failure> {
-        self.counters.opened();
+        self.counters.opens.increment();
         let (mount, below) = self.resolve(&request.path)?;
         let range = blocks::range_of(&request, below);
         if let Some(blocks) = mount.origin.blocks(&range) {
@@ -502,7 +451,7 @@ impl Shared {
     }
 
     async fn read_range(self: Arc<Self>, request: RangeRequest) -> Result<RangeAnswer, Failure> {
-        self.counters.opened();
+        self.counters.opens.increment();
         if let Some(fault) = request.fault() {
             return Err(Failure::new(FailureKind::Corrupt, fault));
         }
@@ -521,52 +470,42 @@ impl Shared {
 }
 
 /// The exclusions for one directory, looked up once for all its names.
-struct View<'a>(Option<(&'a ItemPath, Hidden<'a>)>);
+struct DirectoryFilter<'a>(Option<(&'a ItemPath, ExcludedPaths<'a>)>);
 
-impl View<'_> {
-    /// Whether `child`, a path in the namespace below no further prefix, is hidden.
+impl DirectoryFilter<'_> {
+    /// Whether `child`, an entry of the directory that leads to no further prefix, is hidden.
     fn hides(&self, child: &ItemPath) -> bool {
         match &self.0 {
-            Some((prefix, hidden)) => child
+            Some((prefix, excluded)) => child
                 .strip_prefix(prefix)
-                .is_none_or(|below| hidden.covers(&below)),
+                .is_none_or(|below| excluded.covers(&below)),
             None => true,
         }
     }
 }
 
-/// Whether a failure says that a directory is not there.
+/// Whether the failure of a request about a directory means that there is no such directory.
 fn is_absence(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::NotFound | FailureKind::NotADirectory)
 }
 
-fn one(answers: StatAnswers) -> Result<Attributes, Failure> {
-    let none = || Failure::new(FailureKind::Io, "the origin gave no answer");
-    answers.into_iter().next().ok_or_else(none)?
-}
-
 /// Where a page of a merged directory begins.
-enum Place {
-    /// At this one of the names that are made up.
-    MadeUp(usize),
-    /// Behind them, at the origin's cursor.
+enum PageStart {
+    /// At the synthetic entry of this index.
+    Synthetic(usize),
+    /// After the synthetic entries, at the origin's cursor.
     Origin(Cursor),
 }
 
-impl Place {
+impl PageStart {
     fn encode(self) -> Cursor {
-        let mut bytes = Vec::new();
-        match self {
-            Self::MadeUp(index) => {
-                bytes.push(0);
+        let bytes = match self {
+            Self::Synthetic(index) => {
                 let index = u32::try_from(index).unwrap_or(u32::MAX);
-                bytes.extend_from_slice(&index.to_le_bytes());
+                [&[0], &index.to_le_bytes()[..]].concat()
             }
-            Self::Origin(cursor) => {
-                bytes.push(1);
-                bytes.extend_from_slice(&cursor.0);
-            }
-        }
+            Self::Origin(cursor) => [&[1], &cursor.0[..]].concat(),
+        };
         Cursor(bytes.into())
     }
 
@@ -574,7 +513,7 @@ impl Place {
         match cursor.0.split_first()? {
             (0, index) => {
                 let index = u32::from_le_bytes(index.try_into().ok()?);
-                Some(Self::MadeUp(usize::try_from(index).ok()?))
+                Some(Self::Synthetic(usize::try_from(index).ok()?))
             }
             (1, _) => Some(Self::Origin(Cursor(cursor.0.slice(1..)))),
             _ => None,
@@ -583,16 +522,20 @@ impl Place {
 }
 
 impl Storage for Origins {
-    fn bundle_in_turn(
+    fn claimed_bundle(
         &self,
         request: BundleRequest,
-        turns: Arc<dyn Turns>,
-    ) -> Result<TurnStream, Failure> {
-        self.shared.bundle(request, turns)
+        claim: ClaimFile,
+    ) -> Result<ClaimedStream, Failure> {
+        self.shared.bundle(request, claim)
     }
 
-    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
-        self.shared.too_slow(path, patience)
+    fn timed_out(&self, path: &ItemPath, read_timeout: Duration) -> Failure {
+        let mount = self.shared.resolve(path);
+        let uri = mount.map_or("of no prefix", |(mount, _)| &mount.uri);
+        let failure = Cause::timed_out(read_timeout).failure(uri, "read", path);
+        self.shared.counters.failed(&failure);
+        failure
     }
 }
 
@@ -602,8 +545,8 @@ impl Origins {
         operation: Operation,
         answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, Failure>> {
-        let shared = Arc::clone(&self.shared);
-        Box::pin(async move { shared.counters.timed(operation, answer).await })
+        let counters = Arc::clone(&self.shared.counters);
+        Box::pin(async move { counters.timed(operation, answer).await })
     }
 }
 
@@ -643,8 +586,8 @@ impl Files for Origins {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        let items = self.shared.bundle(request, Arc::new(Alone));
-        let items = items.map(|items| items.map(|(item, _turn)| Ok(item)).boxed());
+        let items = self.shared.bundle(request, claim_any());
+        let items = items.map(|items| items.map(|(item, _claim)| Ok(item)).boxed());
         Box::pin(std::future::ready(items))
     }
 
@@ -663,42 +606,13 @@ impl Files for Origins {
     fn usage(&self, path: ItemPath) -> BoxFuture<'static, Result<FilesystemUsage, Failure>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            // A directory that is made up is as large as the first origin below it.
-            let below = shared.mounts.iter().rev();
-            let routed = shared.resolve(&path).or_else(|failure| {
-                below
-                    .filter(|mount| mount.prefix.strip_prefix(&path).is_some())
-                    .map(|mount| (mount, ItemPath::root()))
-                    .next()
-                    .ok_or(failure)
-            });
-            let (mount, below) = routed?;
+            let (mount, below) = shared.resolve(&path).or_else(|failure| {
+                // A synthetic directory has the usage of the first origin below it.
+                let mut mounts = shared.mounts.iter().rev();
+                let mount = mounts.find(|mount| mount.prefix.is_within(&path));
+                mount.map(|mount| (mount, ItemPath::root())).ok_or(failure)
+            })?;
             shared.counted(mount.origin.usage(below).await)
         })
-    }
-}
-
-/// Attributes of a directory that no storage holds. Constant, so that nothing looks changed.
-fn synthetic_attributes() -> Attributes {
-    let epoch = Timestamp {
-        seconds: 0,
-        nanoseconds: 0,
-    };
-    Attributes {
-        kind: FileKind::Directory,
-        mode: 0o555,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        links: 1,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        block_size: 4096,
-        atime: epoch,
-        mtime: epoch,
-        ctime: epoch,
-        version: Version::from_data([0; 16]),
-        link_target: None,
-        content: None,
     }
 }

@@ -1,14 +1,14 @@
-//! What a store holds, in memory: which block of which file version has which hash, and which content
-//! files exist. Pure: no I/O.
+//! The content of a store, in memory: the hash of each block of each file version, and the existing content
+//! files. Pure: no I/O.
 //!
-//! A block costs about a quarter of a KiB here. A clear is a prefix and a moment: what was asked for
-//! before it is not found under that prefix any more, so no path is kept for each file.
+//! A block costs about a quarter of a KiB here. A clear is a prefix and a moment: blocks that were requested
+//! before it are no longer found under that prefix. So no path is stored for each file.
 
+use super::content_id::{BlockLocation, BlockOrigin, ContentId, ContentKind};
 use super::record::Record;
-use super::unit::{Kind, Unit};
 use crate::cache::{Cache, CacheStats, EvictionPolicy};
 use crate::read::{FileId, FileRef};
-use copperfs_overlay::{ContentHash, ItemPath, ReadRequest};
+use copperfs_overlay::{BLOCK_BYTES, ContentHash, ItemPath, ReadRequest};
 use dashmap::{DashMap, DashSet};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -16,33 +16,20 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Where the bytes of a block are.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
-    pub(super) unit: Unit,
-    /// Where they begin in that file.
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    /// What they must hash to.
-    pub(super) hash: ContentHash,
-    /// The [`Held::serial`] of that file.
-    pub(super) serial: u64,
-}
-
-/// A content file as it is held.
+/// A content file.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
-    /// Bytes in it.
+pub(super) struct ContentEntry {
+    /// Its size in bytes.
     pub(super) len: u64,
-    /// Of a whole file: open, once it was verified in this process.
+    /// For a whole file that was verified in this process: the open file.
     pub(super) open: Option<Arc<OwnedFd>>,
-    /// Of a whole file: its blocks.
+    /// For a whole file: the hashes of its blocks.
     pub(super) blocks: Option<Arc<[ContentHash]>>,
-    /// Which file of this name it is: the catalog numbers them as they come.
+    /// Distinguishes it from earlier and later files of the same name.
     pub(super) serial: u64,
 }
 
-impl Held {
+impl ContentEntry {
     pub(super) fn block(len: u64) -> Self {
         Self {
             len,
@@ -52,7 +39,7 @@ impl Held {
         }
     }
 
-    /// `open` only if it was verified in this process.
+    /// A whole file; `open` must have been verified in this process.
     pub(super) fn whole(len: u64, open: Option<Arc<OwnedFd>>, blocks: Arc<[ContentHash]>) -> Self {
         Self {
             len,
@@ -63,27 +50,26 @@ impl Held {
     }
 }
 
-/// What a clear made void.
+/// A clear invalidates the blocks below a path that were requested up to a moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Cleared {
+pub(super) struct Clear {
     pub(super) path: ItemPath,
-    /// What was asked for up to this moment.
     pub(super) until: u64,
 }
 
-/// Clears that are remembered one by one. With more, the oldest half become one clear of everything as
-/// old as they are: that drops more than was asked for, and never less.
+/// Clears that are remembered one by one. When there are more, the oldest half become one clear of
+/// everything up to the latest moment among them. That invalidates more than was requested, and never less.
 const CLEARS_MAX: usize = 256;
 
-/// The disk that a small file takes beside its bytes, and the unit in which disks are filled.
+/// The unit in which filesystems allocate space.
 const DISK_BLOCK: u64 = 4096;
 
-/// Disk that a content file of `len` bytes takes.
+/// Disk space of a content file of `len` bytes.
 pub(super) fn disk_bytes(len: u64) -> u64 {
     len.max(1).next_multiple_of(DISK_BLOCK)
 }
 
-#[derive(Clone, Debug)]
+/// The hashes of a file's blocks, by index. Most files have a single block.
 enum Blocks {
     One(u64, ContentHash),
     Many(BTreeMap<u64, ContentHash>),
@@ -119,30 +105,30 @@ impl Blocks {
 }
 
 /// One version of one file.
-#[derive(Clone, Debug)]
-struct Known {
-    /// When its oldest block was asked for.
+struct FileEntry {
+    /// When its oldest block was requested.
     moment: u64,
     blocks: Blocks,
-    /// The content file that holds all of it, for passthrough.
+    /// The content file with all of its blocks, for passthrough.
     whole: Option<ContentHash>,
 }
 
 /// See the module.
 pub(super) struct Catalog {
-    files: DashMap<FileId, Known>,
-    units: Cache<Unit, Held>,
-    /// Content files that a reader found damaged and that are still on the disk. A new file in the place of
-    /// one is held as usual.
-    condemned: DashSet<Unit>,
-    /// Blocks that lie in a whole file.
-    inside: DashMap<ContentHash, (ContentHash, u64)>,
-    /// Guards the list; held for a look only.
-    clears: RwLock<Vec<Cleared>>,
+    files: DashMap<FileId, FileEntry>,
+    contents: Cache<ContentId, ContentEntry>,
+    /// Content files that a reader found damaged and that are still on the disk. A new file of the same name
+    /// is held as usual.
+    condemned: DashSet<ContentId>,
+    /// Blocks that are part of a whole file: the name of that file, and their index in it.
+    in_whole: DashMap<ContentHash, (ContentHash, u64)>,
+    /// Locked for a look-up only.
+    clears: RwLock<Vec<Clear>>,
+    /// The logical time. Each clear advances it.
     moment: AtomicU64,
-    /// Content files that came, for [`Held::serial`].
-    came: AtomicU64,
-    /// Evicted files that somebody has open still: they take disk until they are closed.
+    /// The next [`ContentEntry::serial`].
+    next_serial: AtomicU64,
+    /// Evicted files that are still open, with the disk space that they take until they are closed.
     lingering: Mutex<Vec<(Weak<OwnedFd>, u64)>>,
 }
 
@@ -150,12 +136,12 @@ impl Catalog {
     pub(super) fn new(policy: EvictionPolicy, capacity_bytes: u64) -> Self {
         Self {
             files: DashMap::new(),
-            units: Cache::new(policy, capacity_bytes),
+            contents: Cache::new(policy, capacity_bytes),
             condemned: DashSet::new(),
-            inside: DashMap::new(),
+            in_whole: DashMap::new(),
             clears: RwLock::default(),
             moment: AtomicU64::new(1),
-            came: AtomicU64::new(0),
+            next_serial: AtomicU64::new(0),
             lingering: Mutex::default(),
         }
     }
@@ -164,30 +150,29 @@ impl Catalog {
         self.moment.load(Ordering::Acquire)
     }
 
-    /// Time has come at least so far, in an earlier process.
+    /// Advances the time at least to `moment`, which an earlier process has reached.
     pub(super) fn reach(&self, moment: u64) {
         self.moment.fetch_max(moment, Ordering::AcqRel);
     }
 
-    /// What was asked for below `path` up to now is void; gives that moment.
+    /// Invalidates the blocks below `path` that were requested up to now. Returns that moment.
     pub(super) fn clear(&self, path: &ItemPath) -> u64 {
         let until = self.moment.fetch_add(1, Ordering::AcqRel);
-        self.cleared(Cleared {
+        self.add_clear(Clear {
             path: path.clone(),
             until,
         });
         until
     }
 
-    pub(super) fn cleared(&self, cleared: Cleared) {
-        self.reach(cleared.until + 1);
+    pub(super) fn add_clear(&self, clear: Clear) {
+        self.reach(clear.until + 1);
         let mut clears = self.clears.write();
-        clears
-            .retain(|other| !(other.until <= cleared.until && other.path.is_within(&cleared.path)));
-        clears.push(cleared);
+        clears.retain(|other| !(other.until <= clear.until && other.path.is_within(&clear.path)));
+        clears.push(clear);
         if clears.len() > CLEARS_MAX {
             let newest = clears.drain(..CLEARS_MAX / 2).map(|old| old.until).max();
-            let everything = Cleared {
+            let everything = Clear {
                 path: ItemPath::root(),
                 until: newest.unwrap_or_default(),
             };
@@ -195,31 +180,26 @@ impl Catalog {
         }
     }
 
-    /// The clears that are remembered.
-    pub(super) fn clears(&self) -> Vec<Cleared> {
-        self.clears.read().clone()
-    }
-
     fn is_void(&self, path: &ItemPath, moment: u64) -> bool {
         let clears = self.clears.read();
         clears
             .iter()
-            .any(|cleared| moment <= cleared.until && path.is_within(&cleared.path))
+            .any(|clear| moment <= clear.until && path.is_within(&clear.path))
     }
 
-    /// Whether what was asked for at `moment` is void for every path.
+    /// Whether blocks that were requested at `moment` are invalid for every path.
     fn is_void_everywhere(&self, moment: u64) -> bool {
         self.is_void(&ItemPath::root(), moment)
     }
 
     /// Where block `index` of `file` is.
-    pub(super) fn find(&self, file: &FileRef, index: u64) -> Option<Place> {
+    pub(super) fn find(&self, file: &FileRef, index: u64) -> Option<BlockLocation> {
         let hash = self.hash_of(file, index)?;
         self.find_content(hash, ReadRequest::block_len(file.size, index))
     }
 
-    /// What block `index` of `file` hashes to, whether it is here or was evicted: known until the index
-    /// is written anew without it.
+    /// The hash of block `index` of `file`, even if the block was evicted. It is known until the index is
+    /// compacted without it.
     pub(super) fn hash_of(&self, file: &FileRef, index: u64) -> Option<ContentHash> {
         let record = self.files.get(&file.id())?;
         let hash = record.blocks.get(index)?;
@@ -228,94 +208,90 @@ impl Catalog {
         (!self.is_void(&file.path, moment)).then_some(hash)
     }
 
-    /// As [`Catalog::hash_of`], whatever was cleared.
-    pub(super) fn noted(&self, file: &FileId, index: u64) -> Option<ContentHash> {
+    /// Like [`Catalog::hash_of`], but ignores clears.
+    pub(super) fn recorded_hash(&self, file: &FileId, index: u64) -> Option<ContentHash> {
         self.files.get(file)?.blocks.get(index)
     }
 
-    /// All blocks that are known of every file, whether they are here or not.
+    /// Calls `each` with the known blocks of every file, including evicted ones.
     pub(super) fn for_each_file(&self, mut each: impl FnMut(FileId, Vec<(u64, ContentHash)>)) {
         for file in &self.files {
             each(*file.key(), file.blocks.iter().collect());
         }
     }
 
-    /// Bytes of the block with this hash, if it is here.
+    /// The length of the block with this hash, if it has a content file.
     pub(super) fn len_of(&self, hash: ContentHash) -> Option<u64> {
-        Some(self.units.peek(&Unit::block(hash))?.len)
+        Some(self.contents.peek(&ContentId::block(hash))?.len)
     }
 
-    /// Forgets what is known of a file; gives its blocks.
+    /// Forgets a file. Returns its blocks.
     pub(super) fn forget_file(&self, file: &FileId) -> Vec<(u64, ContentHash)> {
-        let known = self.files.remove(file);
-        known.map_or_else(Vec::new, |(_, known)| known.blocks.iter().collect())
+        let removed = self.files.remove(file);
+        removed.map_or_else(Vec::new, |(_, entry)| entry.blocks.iter().collect())
     }
 
     /// Where a block with this hash is.
-    pub(super) fn find_content(&self, hash: ContentHash, len: u64) -> Option<Place> {
-        let unit = Unit::block(hash);
-        if let Some(held) = self.units.get(&unit) {
-            return (held.len == len).then_some(Place {
-                unit,
-                offset: 0,
-                len,
-                hash,
-                serial: held.serial,
-            });
-        }
-        let (whole, index) = *self.inside.get(&hash)?;
-        let unit = Unit::whole(whole);
-        let held = self.units.get(&unit)?;
-        Some(Place {
-            unit,
-            offset: index * copperfs_overlay::BLOCK_BYTES,
+    pub(super) fn find_content(&self, hash: ContentHash, len: u64) -> Option<BlockLocation> {
+        let mut content = ContentId::block(hash);
+        let mut offset = 0;
+        let entry = match self.contents.get(&content) {
+            Some(entry) => Some(entry).filter(|entry| entry.len == len)?,
+            None => {
+                let (whole, index) = *self.in_whole.get(&hash)?;
+                (content, offset) = (ContentId::whole(whole), index * BLOCK_BYTES);
+                self.contents.get(&content)?
+            }
+        };
+        Some(BlockLocation {
+            content,
+            offset,
             len,
             hash,
-            serial: held.serial,
+            serial: entry.serial,
         })
     }
 
-    pub(super) fn holds_unit(&self, unit: &Unit) -> bool {
-        self.units.contains(unit)
+    pub(super) fn holds(&self, content: &ContentId) -> bool {
+        self.contents.contains(content)
     }
 
-    /// Whether the bytes of a block with this hash are here.
+    /// Whether a content file has a block with this hash.
     pub(super) fn has_content(&self, hash: ContentHash) -> bool {
-        self.units.contains(&Unit::block(hash)) || self.inside.contains_key(&hash)
+        self.contents.contains(&ContentId::block(hash)) || self.in_whole.contains_key(&hash)
     }
 
-    /// The content file that should hold a block of `len` bytes and has another size: adopted torn, from
-    /// a directory whose index was lost.
-    pub(super) fn torn(&self, hash: ContentHash, len: u64) -> Option<Unit> {
-        let unit = Unit::block(hash);
-        let held = self.units.peek(&unit)?;
-        (held.len != len).then_some(unit)
+    /// The content file of a block of `len` bytes, if it has another size: it was torn when it was adopted
+    /// from a directory without an index.
+    pub(super) fn torn(&self, hash: ContentHash, len: u64) -> Option<ContentId> {
+        let content = ContentId::block(hash);
+        let entry = self.contents.peek(&content)?;
+        (entry.len != len).then_some(content)
     }
 
-    /// Block `index` of a file version has these bytes. Not noted if a clear of everything came since.
-    pub(super) fn note(&self, file: FileId, moment: u64, index: u64, hash: ContentHash) {
+    /// Records that a block of a file version has this hash, unless everything was cleared since it was
+    /// requested.
+    pub(super) fn record(&self, block: &BlockOrigin, hash: ContentHash) {
+        let &BlockOrigin { moment, index, .. } = block;
         if self.is_void_everywhere(moment) {
             return;
         }
-        let mut record = self.files.entry(file).or_insert_with(|| Known {
+        let new = || FileEntry {
             moment,
             blocks: Blocks::One(index, hash),
             whole: None,
-        });
-        if self.clears_between(moment, record.moment) {
+        };
+        let mut file = self.files.entry(block.file()).or_insert_with(new);
+        // Which clears concern this file is unknown here, because the entry has no path. Blocks that were
+        // requested before and after a clear are never mixed: the newer ones stay.
+        if self.clears_between(moment, file.moment) {
             return;
         }
-        // What was asked for before and after a clear may have the same version and path, and the old
-        // blocks must not come back: the record begins anew.
-        if self.clears_between(record.moment, moment) {
-            *record = Known {
-                moment,
-                blocks: Blocks::One(index, hash),
-                whole: None,
-            };
-            return;
+        if self.clears_between(file.moment, moment) {
+            *file = new();
+        } else {
+            file.blocks.insert(index, hash);
         }
-        record.blocks.insert(index, hash);
     }
 
     fn clears_between(&self, early: u64, late: u64) -> bool {
@@ -325,110 +301,107 @@ impl Catalog {
         let clears = self.clears.read();
         clears
             .iter()
-            .any(|cleared| early <= cleared.until && cleared.until < late)
+            .any(|clear| early <= clear.until && clear.until < late)
     }
 
-    /// A content file exists now. Gives those that must go for it.
-    pub(super) fn hold(&self, unit: Unit, mut held: Held) -> Vec<Unit> {
-        self.condemned.remove(&unit);
-        held.serial = self.came.fetch_add(1, Ordering::Relaxed);
-        let weight = disk_bytes(held.len);
-        if let Some(blocks) = &held.blocks {
-            for (index, hash) in (0..).zip(blocks.iter()) {
-                self.inside.insert(*hash, (unit.name, index));
-            }
+    /// Adds a content file. Returns the content files that must be removed for it, or itself if it does not
+    /// fit.
+    pub(super) fn add(&self, content: ContentId, mut entry: ContentEntry) -> Vec<ContentId> {
+        self.condemned.remove(&content);
+        entry.serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
+        let weight = disk_bytes(entry.len);
+        for (index, hash) in (0..).zip(entry.blocks.iter().flat_map(|blocks| blocks.iter())) {
+            self.in_whole.insert(*hash, (content.name, index));
         }
-        let mut gone = Vec::new();
-        let admitted = self
-            .units
-            .insert_evicting(unit, held, weight, |unit, held| {
-                self.let_go(&unit, &held);
-                gone.push(unit);
-            });
-        if !admitted {
-            gone.push(unit);
+        let mut evicted = Vec::new();
+        let on_evicted = |content, entry| {
+            self.dropped(&content, &entry);
+            evicted.push(content);
+        };
+        if !(self.contents).insert_evicting(content, entry, weight, on_evicted) {
+            evicted.push(content);
         }
-        gone
+        evicted
     }
 
-    /// Takes what is to be evicted so that all content files take at most `bytes`, open ones that were
-    /// evicted before included.
-    pub(super) fn shrink_to(&self, bytes: u64) -> Vec<Unit> {
-        let mut gone = Vec::new();
-        let held = bytes.saturating_sub(self.lingering_bytes());
-        self.units.shrink_to(held, |unit, held| {
-            self.let_go(&unit, &held);
-            gone.push(unit);
+    /// Evicts content files until all of them take at most `bytes`, including those that were evicted before
+    /// and are still open. Returns the evicted ones.
+    pub(super) fn shrink_to(&self, bytes: u64) -> Vec<ContentId> {
+        let mut evicted = Vec::new();
+        let bytes = bytes.saturating_sub(self.lingering_bytes());
+        self.contents.shrink_to(bytes, |content, entry| {
+            self.dropped(&content, &entry);
+            evicted.push(content);
         });
-        gone
+        evicted
     }
 
-    /// Forgets the content file `serial` of the name `unit`, which is damaged. Until the file is removed,
-    /// it is not adopted from the directory. Returns whether it was held: a file that several readers find
-    /// damaged was held for the first of them, and a file that has replaced it is not touched.
-    pub(super) fn condemn(&self, unit: Unit, serial: u64) -> bool {
-        let held = self.units.peek(&unit);
+    /// Forgets the content file `serial` of this name, which is damaged. Until the file is removed, it is not
+    /// adopted from the directory. Returns whether it was held: of several readers that find a file damaged,
+    /// only the first one gets `true`, and a file that has replaced it is not touched.
+    pub(super) fn condemn(&self, content: ContentId, serial: u64) -> bool {
+        let held = self.contents.peek(&content);
         if held.is_none_or(|held| held.serial != serial) {
             return false;
         }
-        self.condemned.insert(unit);
-        let Some(held) = self.units.take(&unit) else {
-            return false;
-        };
-        self.let_go(&unit, &held);
-        true
+        // Before the entry is removed, so that the sweep never finds the file neither held nor condemned.
+        self.condemned.insert(content);
+        self.forget(&content)
     }
 
-    pub(super) fn is_condemned(&self, unit: &Unit) -> bool {
-        self.condemned.contains(unit)
+    pub(super) fn is_condemned(&self, content: &ContentId) -> bool {
+        self.condemned.contains(content)
     }
 
-    /// Removes the mark of a condemned content file. Returns whether the file is to be deleted: no new file
+    /// Removes the mark of a condemned content file. Returns whether the file must be deleted: no new file
     /// has replaced it.
-    pub(super) fn acquit(&self, unit: &Unit) -> bool {
-        self.condemned.remove(unit).is_some() && !self.holds_unit(unit)
+    pub(super) fn acquit(&self, content: &ContentId) -> bool {
+        self.condemned.remove(content).is_some() && !self.holds(content)
     }
 
-    /// Forgets a content file.
-    pub(super) fn forget(&self, unit: &Unit) {
-        if let Some(held) = self.units.take(unit) {
-            self.let_go(unit, &held);
+    /// Forgets a content file. Returns whether it was held.
+    pub(super) fn forget(&self, content: &ContentId) -> bool {
+        let removed = self.contents.take(content);
+        removed
+            .inspect(|entry| self.dropped(content, entry))
+            .is_some()
+    }
+
+    /// Cleans up after an entry was removed from `contents`.
+    fn dropped(&self, content: &ContentId, entry: &ContentEntry) {
+        for hash in entry.blocks.iter().flat_map(|blocks| blocks.iter()) {
+            self.in_whole
+                .remove_if(hash, |_, (whole, _)| *whole == content.name);
+        }
+        if let Some(open) = &entry.open {
+            let lingering = (Arc::downgrade(open), disk_bytes(entry.len));
+            self.lingering.lock().push(lingering);
         }
     }
 
-    fn let_go(&self, unit: &Unit, held: &Held) {
-        for hash in held.blocks.iter().flat_map(|blocks| blocks.iter()) {
-            self.inside
-                .remove_if(hash, |_, (whole, _)| *whole == unit.name);
-        }
-        if let Some(open) = &held.open {
-            let entry = (Arc::downgrade(open), disk_bytes(held.len));
-            self.lingering.lock().push(entry);
-        }
-    }
-
-    /// Disk taken by evicted files that are still open.
+    /// Disk space of evicted files that are still open.
     pub(super) fn lingering_bytes(&self) -> u64 {
         let mut lingering = self.lingering.lock();
         lingering.retain(|(open, _)| open.strong_count() > 0);
         lingering.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The content file that holds all of `file`.
-    pub(super) fn whole_of(&self, file: &FileRef) -> Option<(Unit, Held)> {
-        let record = self.files.get(&file.id())?;
-        let unit = Unit::whole(record.whole?);
-        let moment = record.moment;
-        drop(record);
+    /// The content file with all of `file`.
+    pub(super) fn whole_of(&self, file: &FileRef) -> Option<(ContentId, ContentEntry)> {
+        let (whole, moment) = {
+            let entry = self.files.get(&file.id())?;
+            (entry.whole?, entry.moment)
+        };
         if self.is_void(&file.path, moment) {
             return None;
         }
-        let held = self.units.get(&unit)?;
-        (held.len == file.size).then_some((unit, held))
+        let content = ContentId::whole(whole);
+        let entry = self.contents.get(&content)?;
+        (entry.len == file.size).then_some((content, entry))
     }
 
-    /// `file` lies whole in the content file `name`, whose blocks are `blocks`.
-    pub(super) fn note_whole(
+    /// Records that the content file `name` has all `blocks` of `file`.
+    pub(super) fn record_whole(
         &self,
         file: FileId,
         moment: u64,
@@ -436,79 +409,74 @@ impl Catalog {
         blocks: &[ContentHash],
     ) {
         for (index, hash) in (0..).zip(blocks) {
-            self.note(file, moment, index, *hash);
+            self.record(&BlockOrigin::new(file, moment, index), *hash);
         }
-        // Not that of a file that was cleared meanwhile and asked for again.
-        if let Some(mut record) = self.files.get_mut(&file)
-            && !self.clears_between(moment, record.moment)
+        // The file may have been cleared and requested again meanwhile.
+        if let Some(mut entry) = self.files.get_mut(&file)
+            && !self.clears_between(moment, entry.moment)
             && !self.is_void_everywhere(moment)
         {
-            record.whole = Some(name);
+            entry.whole = Some(name);
         }
     }
 
-    /// Everything that must be known again after a restart, content before what refers to it. File
-    /// versions none of whose content is here are forgotten.
+    /// Calls `each` with every record that a later process needs. The records of content files precede those
+    /// that refer to them. File versions without any content file are forgotten.
     pub(super) fn for_each_record(&self, mut each: impl FnMut(&Record)) {
-        for Cleared { path, until } in self.clears() {
+        for Clear { path, until } in self.clears.read().clone() {
             each(&Record::Cleared { path, until });
         }
-        self.units.for_each(|unit, held| {
-            if let (Kind::Block, Ok(len)) = (unit.kind, u32::try_from(held.len)) {
-                let hash = unit.name;
+        self.contents.for_each(|content, entry| {
+            if let (ContentKind::Block, Ok(len)) = (content.kind, u32::try_from(entry.len)) {
+                let hash = content.name;
                 each(&Record::Content { hash, len });
             }
         });
-        self.files.retain(|id, known| {
-            let (file, moment) = (*id.as_bytes(), known.moment);
-            let here = known.blocks.iter().any(|(_, hash)| self.has_content(hash));
-            if !here || self.is_void_everywhere(moment) {
+        self.files.retain(|id, file| {
+            let moment = file.moment;
+            let is_held = file.blocks.iter().any(|(_, hash)| self.has_content(hash));
+            if !is_held || self.is_void_everywhere(moment) {
                 return false;
             }
-            let whole = known.whole.and_then(|name| {
-                let held = self.units.peek(&Unit::whole(name))?;
-                Some((name, held.len, held.blocks?.to_vec()))
-            });
-            if let Some((name, len, blocks)) = whole {
-                each(&Record::Whole {
-                    file,
+            let whole = file.whole.and_then(|name| {
+                let entry = self.contents.peek(&ContentId::whole(name))?;
+                Some(Record::Whole {
+                    file: *id.as_bytes(),
                     moment,
                     name,
-                    len,
-                    blocks,
-                });
-                return true;
-            }
-            for (index, hash) in known.blocks.iter() {
-                each(&Record::Block {
-                    file,
-                    moment,
-                    index,
-                    hash,
-                });
+                    len: entry.len,
+                    blocks: entry.blocks?.to_vec(),
+                })
+            });
+            match whole {
+                Some(whole) => each(&whole),
+                None => file.blocks.iter().for_each(|(index, hash)| {
+                    let origin = BlockOrigin::new(*id, moment, index);
+                    each(&Record::Block { origin, hash });
+                }),
             }
             true
         });
     }
 
-    /// Puts what is known of a content file anew, if it is held.
-    pub(super) fn replace(&self, unit: Unit, held: Held) {
-        self.units.update(&unit, |known| *known = held);
+    /// Replaces the entry of a content file, if it is held.
+    pub(super) fn replace(&self, content: ContentId, entry: ContentEntry) {
+        self.contents.update(&content, |held| *held = entry);
     }
 
     /// All content files.
-    pub(super) fn units(&self) -> Vec<Unit> {
+    pub(super) fn contents(&self) -> Vec<ContentId> {
         let mut all = Vec::new();
-        self.units.for_each(|unit, _| all.push(*unit));
+        self.contents.for_each(|content, _| all.push(*content));
         all
     }
 
     pub(super) fn stats(&self) -> CacheStats {
-        self.units.stats()
+        self.contents.stats()
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        self.units.capacity_bytes()
+        self.contents.capacity_bytes()
     }
 }
 
@@ -532,12 +500,12 @@ mod tests {
 
     fn put(catalog: &Catalog, file: &FileRef, byte: u8) {
         let moment = catalog.moment();
-        catalog.hold(Unit::block(hash(byte)), Held::block(100));
-        catalog.note(file.id(), moment, 0, hash(byte));
+        catalog.add(ContentId::block(hash(byte)), ContentEntry::block(100));
+        catalog.record(&BlockOrigin::new(file.id(), moment, 0), hash(byte));
     }
 
     #[test]
-    fn a_clear_hides_what_lies_below_and_nothing_else() {
+    fn a_clear_hides_only_paths_below_it() {
         let catalog = catalog();
         let (a, b) = (file("/x/a"), file("/y/b"));
         put(&catalog, &a, 1);
@@ -546,34 +514,37 @@ mod tests {
         assert_eq!(catalog.find(&a, 0), None);
         assert!(catalog.find(&b, 0).is_some());
         put(&catalog, &a, 1);
-        assert!(catalog.find(&a, 0).is_some(), "asked for after the clear");
+        assert!(catalog.find(&a, 0).is_some(), "requested after the clear");
     }
 
     #[test]
-    fn what_was_asked_for_before_a_clear_and_arrives_after_it_stays_hidden() {
+    fn blocks_requested_before_a_clear_stay_hidden() {
         let catalog = catalog();
         let a = file("/x/a");
         let moment = catalog.moment();
         catalog.clear(&ItemPath::root());
-        catalog.hold(Unit::block(hash(1)), Held::block(100));
-        catalog.note(a.id(), moment, 0, hash(1));
+        catalog.add(ContentId::block(hash(1)), ContentEntry::block(100));
+        catalog.record(&BlockOrigin::new(a.id(), moment, 0), hash(1));
         assert_eq!(catalog.find(&a, 0), None);
     }
 
     #[test]
-    fn blocks_of_before_a_clear_do_not_come_back_with_one_of_after_it() {
+    fn a_block_from_after_a_clear_does_not_revive_older_ones() {
         let catalog = catalog();
         let path = ItemPath::parse(b"/x/a").unwrap();
         let a = FileRef::new(path.clone(), Version::from_data([0; 16]), 2 << 20, None);
         for (index, byte) in [(0, 1), (1, 2)] {
-            catalog.hold(Unit::block(hash(byte)), Held::block(1 << 20));
-            catalog.note(a.id(), catalog.moment(), index, hash(byte));
+            catalog.add(ContentId::block(hash(byte)), ContentEntry::block(1 << 20));
+            catalog.record(
+                &BlockOrigin::new(a.id(), catalog.moment(), index),
+                hash(byte),
+            );
         }
         catalog.clear(&path);
-        catalog.note(a.id(), catalog.moment(), 0, hash(3));
+        catalog.record(&BlockOrigin::new(a.id(), catalog.moment(), 0), hash(3));
         assert_eq!(catalog.find(&a, 1), None);
-        // One that was asked for before the clear comes late.
-        catalog.note(a.id(), 1, 1, hash(2));
+        // A block that was requested before the clear arrives late.
+        catalog.record(&BlockOrigin::new(a.id(), 1, 1), hash(2));
         assert_eq!(catalog.find(&a, 1), None);
     }
 
@@ -587,34 +558,34 @@ mod tests {
             catalog.clear(&path);
         }
         assert_eq!(catalog.find(&a, 0), None);
-        assert!(catalog.clears().len() <= CLEARS_MAX + 1);
+        assert!(catalog.clears.read().len() <= CLEARS_MAX + 1);
         put(&catalog, &a, 1);
         assert!(catalog.find(&a, 0).is_some());
     }
 
     #[test]
-    fn equal_bytes_are_one_content_file_and_go_for_all_at_once() {
+    fn equal_bytes_share_one_content_file() {
         let catalog = catalog();
         let (a, b) = (file("/x/a"), file("/y/b"));
         put(&catalog, &a, 1);
         put(&catalog, &b, 1);
         assert_eq!(catalog.stats().entries, 1);
-        catalog.forget(&Unit::block(hash(1)));
+        catalog.forget(&ContentId::block(hash(1)));
         assert_eq!((catalog.find(&a, 0), catalog.find(&b, 0)), (None, None));
     }
 
     #[test]
-    fn a_full_store_evicts_and_an_evicted_open_file_counts_until_it_is_closed() {
+    fn an_evicted_open_file_counts_until_it_is_closed() {
         let catalog = catalog();
         let open = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        let whole = Held::whole(
+        let whole = ContentEntry::whole(
             4 * DISK_BLOCK,
             Some(Arc::clone(&open)),
             Arc::from([hash(9)]),
         );
-        assert_eq!(catalog.hold(Unit::whole(hash(8)), whole), []);
+        assert_eq!(catalog.add(ContentId::whole(hash(8)), whole), []);
         assert!(catalog.has_content(hash(9)));
-        assert_eq!(catalog.shrink_to(0), [Unit::whole(hash(8))]);
+        assert_eq!(catalog.shrink_to(0), [ContentId::whole(hash(8))]);
         assert!(!catalog.has_content(hash(9)));
         assert_eq!(catalog.lingering_bytes(), 4 * DISK_BLOCK);
         drop(open);

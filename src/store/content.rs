@@ -1,88 +1,52 @@
-//! Content files: written once, checked at every read.
+//! Content files: each is written once, and every read is verified.
 
-use super::catalog::Place;
+use super::content_id::{BlockLocation, BlockOrigin, ContentId, ContentKind};
 use super::directory::Directory;
-use super::unit::{Kind, Unit};
 use crate::num::to_usize;
+use crate::pread::read_exactly;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
-use rustix::buffer::spare_capacity;
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstat};
-use rustix::io::{Errno, pread, pwritev};
-use serde::{Deserialize, Serialize};
+use rustix::io::{Errno, pwritev};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
-/// Whose bytes a content file was first written for: kept beside it, so that a lost index can be made
-/// again from the files.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Origin {
-    pub(super) file: [u8; 16],
-    pub(super) moment: u64,
-    pub(super) index: u64,
-}
-
 const ATTRIBUTE: &str = "user.copperfs";
-/// More of the attribute is never read.
+/// The maximum size of the attribute.
 const ATTRIBUTE_BYTES_MAX: usize = 64;
 
-/// The bytes at `place`, if they are what they should be; `None` if they are not there, too few, too
-/// many, or others.
+/// The bytes of a block. Returns `None` if they are missing, of another length, or damaged.
 ///
 /// # Errors
-/// The disk's.
-pub(super) fn read(directory: &Directory, place: &Place) -> Result<Option<Bytes>, Errno> {
-    let file = match directory.open_content(&place.unit) {
+/// Those of the disk.
+pub(super) fn read(directory: &Directory, block: &BlockLocation) -> Result<Option<Bytes>, Errno> {
+    let file = match directory.open_content(&block.content) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(errno),
     };
-    if place.unit.kind == Kind::Block {
-        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or_default();
-        if size != place.len {
-            return Ok(None);
-        }
-    }
-    let Some(bytes) = read_exactly(&file, place.offset, place.len)? else {
+    if block.content.kind == ContentKind::Block && size_of(&file)? != block.len {
         return Ok(None);
-    };
-    let right = blake3::hash(&bytes).as_bytes() == &place.hash.0;
-    Ok(right.then(|| bytes.into()))
-}
-
-pub(super) fn read_exactly(
-    file: &OwnedFd,
-    offset: u64,
-    len: u64,
-) -> Result<Option<Vec<u8>>, Errno> {
-    let len = to_usize(len);
-    let mut bytes = Vec::with_capacity(len);
-    while bytes.len() < len {
-        let at = offset + bytes.len() as u64;
-        match pread(file, spare_capacity(&mut bytes), at) {
-            Ok(0) => return Ok(None),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
     }
-    bytes.truncate(len);
-    Ok(Some(bytes))
+    let bytes = read_exactly(&file, block.offset, to_usize(block.len))?;
+    let intact = bytes.filter(|bytes| blake3::hash(bytes).as_bytes() == &block.hash.0);
+    Ok(intact.map(Bytes::from))
 }
 
-/// Writes a block in pieces and gives it its place.
+/// Writes a block in pieces, and renames its file into place.
 ///
 /// # Errors
-/// The disk's; nothing is left behind.
+/// Those of the disk; no file is left over.
 pub(super) fn write(
     directory: &Directory,
     hash: ContentHash,
     pieces: &[Bytes],
-    origin: &Origin,
+    origin: &BlockOrigin,
 ) -> Result<(), Errno> {
     let (file, temporary) = directory.create()?;
     let written = write_pieces(&file, 0, pieces).and_then(|()| {
         label(&file, origin);
-        directory.publish(&temporary, &Unit::block(hash))
+        directory.publish(&temporary, &ContentId::block(hash))
     });
     if written.is_err() {
         directory.discard(&temporary);
@@ -92,13 +56,13 @@ pub(super) fn write(
 
 /// Writes all of `pieces` from `offset` on.
 pub(super) fn write_pieces(file: &OwnedFd, offset: u64, pieces: &[Bytes]) -> Result<(), Errno> {
-    /// Most pieces in one call (`IOV_MAX`).
-    const AT_ONCE: usize = 1024;
+    /// The maximum number of pieces in one call (`IOV_MAX`).
+    const PIECES_MAX: usize = 1024;
     let mut at = offset;
-    for group in pieces.chunks(AT_ONCE) {
+    for group in pieces.chunks(PIECES_MAX) {
         let mut slices: Vec<IoSlice<'_>> = group.iter().map(|piece| IoSlice::new(piece)).collect();
         let mut rest = &mut slices[..];
-        // Empty pieces at the end would be written for ever.
+        // Empty pieces at the end would repeat the loop for ever.
         while rest.iter().any(|slice| !slice.is_empty()) {
             match pwritev(file, rest, at) {
                 Ok(0) => return Err(Errno::NOSPC),
@@ -114,20 +78,22 @@ pub(super) fn write_pieces(file: &OwnedFd, offset: u64, pieces: &[Bytes]) -> Res
     Ok(())
 }
 
-/// Notes whose bytes these are. Filesystems without such attributes do without.
-fn label(file: &OwnedFd, origin: &Origin) {
+/// Stores the origin with the file, if the filesystem supports such attributes.
+fn label(file: &OwnedFd, origin: &BlockOrigin) {
     let mut bytes = [0; ATTRIBUTE_BYTES_MAX];
     if let Ok(label) = postcard::to_slice(origin, &mut bytes) {
         fsetxattr(file, ATTRIBUTE, label, XattrFlags::empty()).ok();
     }
 }
 
-/// Size and label of a content file.
-pub(super) fn inspect(file: &OwnedFd) -> Result<(u64, Option<Origin>), Errno> {
-    let size = u64::try_from(fstat(file)?.st_size).unwrap_or_default();
+/// The size of an open file.
+pub(super) fn size_of(file: &OwnedFd) -> Result<u64, Errno> {
+    Ok(u64::try_from(fstat(file)?.st_size).unwrap_or_default())
+}
+
+/// The origin that is stored with a content file.
+pub(super) fn origin_of(file: &OwnedFd) -> Option<BlockOrigin> {
     let mut bytes = [0; ATTRIBUTE_BYTES_MAX];
-    let origin = fgetxattr(file, ATTRIBUTE, &mut bytes)
-        .ok()
-        .and_then(|len| postcard::from_bytes(bytes.get(..len)?).ok());
-    Ok((size, origin))
+    let len = fgetxattr(file, ATTRIBUTE, &mut bytes).ok()?;
+    postcard::from_bytes(bytes.get(..len)?).ok()
 }

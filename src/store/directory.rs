@@ -1,25 +1,24 @@
-//! A store's directory: whose it is, which format it has, and where things lie in it.
+//! A store's directory: its owner, its format, and the paths in it.
 
-use super::unit::{Kind, Unit};
+use super::content_id::{ContentId, ContentKind};
 use parking_lot::RwLock;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
-use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Version of what lies on disk, as `docs/format.md` describes it.
+/// The version of the on-disk format, which `docs/format.md` describes.
 pub(super) const FORMAT: u32 = 1;
 
-/// The file that makes a directory a store. It is locked by the daemon that uses it.
+/// The file that marks a directory as a store. The daemon that uses the store locks it.
 const IDENTITY: &str = "copperfs-store";
 const TITLE: &str = "copperfs store";
-/// More of the identity file than this is never read.
+/// The maximum size of the identity file.
 const IDENTITY_BYTES_MAX: usize = 256;
 
 const INDEX: &str = "index.log";
@@ -28,8 +27,8 @@ const WHOLE: &str = "whole";
 const TEMPORARY: &str = "tmp";
 const METADATA: &str = "meta";
 
-/// Content files lie in as many directories as a byte has values: some thousand in each of a large
-/// store.
+/// The number of directories of content files, one for each value of a byte. In a large store each has some
+/// thousand files.
 pub(super) const FANS: u16 = 256;
 
 /// Why a store cannot be used. The message says what to try.
@@ -38,25 +37,25 @@ pub enum StoreError {
     /// Something about the directory failed.
     #[error("cannot {action} the store {}: {source}. Name a directory of a local disk that this user may write", .path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On what.
+        /// The directory.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
-    /// The directory holds something else.
+    /// The directory has other content.
     #[error("{} is not empty and holds no store of copperfs: nothing in it is touched. Name an empty or a new directory", .0.display())]
     Foreign(PathBuf),
-    /// Others could put things into it.
+    /// Other users could write to it.
     #[error("{} belongs to another user, or others may write to it: a store must be this user's own (chmod 700)", .0.display())]
     NotOwned(PathBuf),
-    /// Another daemon has it.
+    /// Another daemon uses it.
     #[error("the store {} is in use by {holder}. Give each mount of this node a directory of its own", .path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
-        /// Who has it.
+        /// The process that uses it.
         holder: String,
     },
     /// A later release made it.
@@ -70,7 +69,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What went wrong when `action` was tried on the store at `path`.
+    /// Makes the error of `action` on the store at `path`.
     pub(super) fn on(path: &Path, action: &'static str) -> impl Fn(Errno) -> Self + Copy {
         move |errno| Self::Io {
             action,
@@ -83,13 +82,14 @@ impl StoreError {
 /// An open and locked store directory.
 pub(super) struct Directory {
     path: PathBuf,
-    /// Replaced when the directory was taken away and made again; held for a look only.
-    opened: RwLock<Arc<Opened>>,
-    names: AtomicU64,
+    /// Replaced when the directory was removed and restored. Locked for a copy only.
+    opened: RwLock<Arc<OpenDirectories>>,
+    /// The number of the next temporary file.
+    next_name: AtomicU64,
 }
 
-/// The directories, so that what they hold is found whatever happens to the path.
-struct Opened {
+/// Open directories, so that their files are found even if the path changes.
+struct OpenDirectories {
     root: OwnedFd,
     content: OwnedFd,
     whole: OwnedFd,
@@ -98,57 +98,52 @@ struct Opened {
     identity: Arc<OwnedFd>,
 }
 
-impl fmt::Debug for Directory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.path.fmt(f)
-    }
-}
-
-fn directory_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
-}
+const DIRECTORY_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
 
 impl Directory {
-    /// Opens, makes or takes over `path`.
+    /// Opens the store at `path`, or creates it.
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |action| StoreError::on(path, action);
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make")(errno)),
         }
-        let root = open(path, directory_flags(), Mode::empty()).map_err(failed("open"))?;
+        let root = open(path, DIRECTORY_FLAGS, Mode::empty()).map_err(failed("open"))?;
         let status = fstat(&root).map_err(failed("look at"))?;
         let foreign = status.st_uid != rustix::process::geteuid().as_raw();
         if foreign || status.st_mode & 0o022 != 0 {
             return Err(StoreError::NotOwned(path.to_owned()));
         }
         let identity = Arc::new(claim(path, &root)?);
-        let opened = Opened::make(root, identity).map_err(failed("make a directory of"))?;
-        // What another process was writing when it ended.
+        let opened =
+            OpenDirectories::create(root, identity).map_err(failed("make a directory of"))?;
+        // Files that another process was writing when it ended.
         remove_files(&path.join(TEMPORARY)).map_err(|error| failed("clean")(errno_of(&error)))?;
         Ok(Self {
             path: path.to_owned(),
             opened: RwLock::new(Arc::new(opened)),
-            names: AtomicU64::new(0),
+            next_name: AtomicU64::new(0),
         })
     }
 
-    /// Makes again what somebody has removed while it was in use: what is in the directory, or the
-    /// directory itself where there is one again at its path. Says whether anything was made; content
-    /// and index may be gone then.
+    /// Restores directories that were removed while the store was in use: subdirectories, or all of them if
+    /// there is a new directory at the store's path. Returns whether anything was restored; content and index
+    /// may be lost then.
     ///
-    /// Not on another filesystem: where the disk was unmounted, its mount point is not the store.
+    /// Fails on another filesystem: if the disk was unmounted, its mount point is not the store.
     pub(super) fn restore(&self) -> Result<bool, StoreError> {
         let failed = StoreError::on(&self.path, "restore");
         let before = self.opened();
         let was = fstat(&before.root).map_err(failed)?;
-        let root = open(&self.path, directory_flags(), Mode::empty()).map_err(failed)?;
+        let root = open(&self.path, DIRECTORY_FLAGS, Mode::empty()).map_err(failed)?;
         let now = fstat(&root).map_err(failed)?;
         if now.st_dev != was.st_dev {
             return Err(failed(Errno::XDEV));
         }
         let same_root = now.st_ino == was.st_ino;
-        if same_root && before.is_whole() {
+        if same_root && before.is_complete() {
             return Ok(false);
         }
         if now.st_uid != was.st_uid || now.st_mode & 0o022 != 0 {
@@ -159,24 +154,23 @@ impl Directory {
         } else if has_links(&before.identity) {
             Arc::clone(&before.identity)
         } else {
-            // Ours, whatever else is left in it.
-            Arc::new(identify(&root).map_err(failed)?)
+            // The directory belongs to this store, even without its identity.
+            Arc::new(recreate_identity(&root).map_err(failed)?)
         };
-        let opened = Opened::make(root, identity).map_err(failed)?;
+        let opened = OpenDirectories::create(root, identity).map_err(failed)?;
         *self.opened.write() = Arc::new(opened);
         Ok(true)
     }
 
-    fn opened(&self) -> Arc<Opened> {
-        let opened = self.opened.read();
-        Arc::clone(&opened)
+    fn opened(&self) -> Arc<OpenDirectories> {
+        Arc::clone(&self.opened.read())
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// So many per cent of the whole filesystem, in bytes.
+    /// `percent` of the whole filesystem, in bytes.
     pub(super) fn share(&self, percent: f64) -> Result<u64, StoreError> {
         let usage = self
             .usage()
@@ -189,12 +183,12 @@ impl Directory {
         self.path.join(METADATA)
     }
 
-    /// What its filesystem has room for.
+    /// The usage of its filesystem.
     pub(super) fn usage(&self) -> Result<rustix::fs::StatVfs, Errno> {
         rustix::fs::fstatvfs(&self.opened().root)
     }
 
-    /// Opens the index, to read it and to add to it.
+    /// Opens the index for reading and appending.
     pub(super) fn open_index(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -210,71 +204,71 @@ impl Directory {
     }
 
     /// Opens a content file for reading.
-    pub(super) fn open_content(&self, unit: &Unit) -> Result<OwnedFd, Errno> {
+    pub(super) fn open_content(&self, content: &ContentId) -> Result<OwnedFd, Errno> {
         let opened = self.opened();
-        let (directory, name) = opened.place(unit);
+        let (directory, name) = opened.path_of(content);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         openat(directory, name, flags, Mode::empty())
     }
 
-    /// A new file to be written, and its name for [`Directory::publish`].
+    /// Creates a temporary file. Returns it with its name for [`Directory::publish`].
     pub(super) fn create(&self) -> Result<(OwnedFd, String), Errno> {
-        let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
+        let name = self.next_name.fetch_add(1, Ordering::Relaxed).to_string();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file = openat(&self.opened().temporary, &name, flags, mode)?;
         Ok((file, name))
     }
 
-    /// Opens a written file for reading only.
+    /// Opens a temporary file for reading only.
     pub(super) fn open_temporary(&self, temporary: &str) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         openat(&self.opened().temporary, temporary, flags, Mode::empty())
     }
 
-    /// Gives a written file its place; from here on it is never written again.
-    pub(super) fn publish(&self, temporary: &str, unit: &Unit) -> Result<(), Errno> {
+    /// Renames a temporary file into place. From here on it is never written again.
+    pub(super) fn publish(&self, temporary: &str, content: &ContentId) -> Result<(), Errno> {
         let opened = self.opened();
-        let (directory, name) = opened.place(unit);
+        let (directory, name) = opened.path_of(content);
         rustix::fs::renameat(&opened.temporary, temporary, directory, name)
     }
 
-    /// Puts a written file in place of the index.
+    /// Replaces the index by a temporary file.
     pub(super) fn publish_index(&self, temporary: &str) -> Result<(), Errno> {
         let opened = self.opened();
         rustix::fs::renameat(&opened.temporary, temporary, &opened.root, INDEX)
     }
 
-    /// Gives up a file that was being written.
+    /// Removes a temporary file.
     pub(super) fn discard(&self, temporary: &str) {
         unlinkat(&self.opened().temporary, temporary, AtFlags::empty()).ok();
     }
 
-    /// Removes a content file. Who has it open keeps its bytes.
-    pub(super) fn remove(&self, unit: &Unit) {
+    /// Removes a content file. Processes that have it open can still read it.
+    pub(super) fn remove(&self, content: &ContentId) {
         let opened = self.opened();
-        let (directory, name) = opened.place(unit);
+        let (directory, name) = opened.path_of(content);
         unlinkat(directory, name, AtFlags::empty()).ok();
     }
 
-    /// Whether a content file is there.
-    pub(super) fn exists(&self, unit: &Unit) -> bool {
+    /// Whether a content file exists.
+    pub(super) fn exists(&self, content: &ContentId) -> bool {
         let opened = self.opened();
-        let (directory, name) = opened.place(unit);
+        let (directory, name) = opened.path_of(content);
         rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 }
 
-impl Opened {
-    /// Makes what is missing below `root`.
-    fn make(root: OwnedFd, identity: Arc<OwnedFd>) -> Result<Self, Errno> {
+impl OpenDirectories {
+    /// Creates the missing directories below `root`, and opens them.
+    fn create(root: OwnedFd, identity: Arc<OwnedFd>) -> Result<Self, Errno> {
         for name in [CONTENT, WHOLE, TEMPORARY, METADATA] {
-            make(&root, name)?;
+            create_directory(&root, name)?;
         }
-        let below = |name: &str| openat(&root, name, directory_flags(), Mode::empty());
+        let below = |name: &str| openat(&root, name, DIRECTORY_FLAGS, Mode::empty());
         let content = below(CONTENT)?;
         for fan in 0..FANS {
-            make(&content, &format!("{fan:02x}"))?;
+            create_directory(&content, &format!("{fan:02x}"))?;
         }
         Ok(Self {
             content,
@@ -285,43 +279,39 @@ impl Opened {
         })
     }
 
-    /// Nothing was removed of what [`Opened::make`] makes.
-    fn is_whole(&self) -> bool {
-        let kept = [&self.content, &self.whole, &self.temporary, &self.identity];
+    /// Whether all directories and the identity still exist.
+    fn is_complete(&self) -> bool {
+        let files = [&self.content, &self.whole, &self.temporary, &self.identity];
         let fan = |fan: u16| {
-            let status = rustix::fs::statat(
-                &self.content,
-                format!("{fan:02x}"),
-                AtFlags::SYMLINK_NOFOLLOW,
-            );
-            status.is_ok()
+            let name = format!("{fan:02x}");
+            rustix::fs::statat(&self.content, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
         };
-        kept.into_iter().all(has_links) && (0..FANS).all(fan)
+        files.into_iter().all(has_links) && (0..FANS).all(fan)
     }
 
-    /// The directory and name of a content file.
-    fn place(&self, unit: &Unit) -> (&OwnedFd, String) {
-        let name = unit.to_string();
-        match unit.kind {
-            Kind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
-            Kind::Whole => (&self.whole, name),
+    /// The directory of a content file, and its path there.
+    fn path_of(&self, content: &ContentId) -> (&OwnedFd, String) {
+        let name = content.to_string();
+        match content.kind {
+            ContentKind::Block => (&self.content, format!("{}/{}", &name[..2], &name[2..])),
+            ContentKind::Whole => (&self.whole, name),
         }
     }
 }
 
-/// Whether any name leads to what is open here.
+/// Whether an open file still has a name.
 fn has_links(file: &OwnedFd) -> bool {
     fstat(file).is_ok_and(|status| status.st_nlink > 0)
 }
 
-fn make(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+fn create_directory(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     match mkdirat(parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(errno),
     }
 }
 
-/// Removes the files of a directory, and directories of an older format that were put there.
+/// Removes the files of a directory, and directories of an older format that were moved there.
 fn remove_files(path: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(path)?.flatten() {
         match entry.file_type() {
@@ -344,11 +334,11 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         Err(Errno::NOENT) => {
             let mut entries =
                 std::fs::read_dir(path).map_err(|error| failed("look into")(errno_of(&error)))?;
-            // A filesystem of its own has a directory for what it finds after a crash.
+            // The top directory of a filesystem may have one for files that were recovered after a crash.
             if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
                 return Err(StoreError::Foreign(path.to_owned()));
             }
-            create_identity(root).map_err(failed("write to"))?
+            open_new_identity(root).map_err(failed("write to"))?
         }
         Err(errno) => return Err(failed("open")(errno)),
     };
@@ -365,7 +355,10 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
         Err(Errno::WOULDBLOCK) => {
             return Err(StoreError::InUse {
                 path: path.to_owned(),
-                holder: holder.map_or_else(|| "another daemon".into(), |holder| process(&holder)),
+                holder: holder.map_or_else(
+                    || "another daemon".into(),
+                    |holder| describe_process(&holder),
+                ),
             });
         }
         Err(errno) => return Err(failed("lock")(errno)),
@@ -378,8 +371,7 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
             });
         }
         Some(FORMAT) => {}
-        // An older format, or an identity that was torn: the content cannot be trusted to be where this
-        // release looks for it.
+        // An older format, or a torn identity: the content may have another layout.
         Some(_) | None if !text.is_empty() => {
             tracing::info!(store = %path.display(), "a store of an older format: its content is discarded");
             set_aside(path)
@@ -393,12 +385,12 @@ fn claim(path: &Path, root: &OwnedFd) -> Result<OwnedFd, StoreError> {
 
 const IDENTITY_FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
-fn create_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn open_new_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = IDENTITY_FLAGS | OFlags::CREATE;
     openat(root, IDENTITY, flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// Says in the identity file what this is, and whose.
+/// Writes the format and this process to the identity file.
 fn sign(identity: &OwnedFd) -> Result<(), Errno> {
     let (pid, namespace) = (std::process::id(), pid_namespace());
     let text = format!("{TITLE}\nformat {FORMAT}\npid {pid} {namespace}\n");
@@ -415,7 +407,7 @@ fn pid_namespace() -> String {
 
 /// Describes the process that an identity file names by its number and pid namespace. The lock proves that
 /// it is alive; its number is meaningless in another namespace.
-fn process(holder: &str) -> String {
+fn describe_process(holder: &str) -> String {
     match holder.split_once(' ') {
         Some((pid, namespace)) if namespace != pid_namespace() => {
             format!("process {pid} of another pid namespace")
@@ -425,15 +417,15 @@ fn process(holder: &str) -> String {
     }
 }
 
-/// A new and locked identity file for a store that has lost its own.
-fn identify(root: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let identity = create_identity(root)?;
+/// Creates and locks an identity file for a store that has lost its own.
+fn recreate_identity(root: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let identity = open_new_identity(root)?;
     flock(&identity, FlockOperation::NonBlockingLockExclusive)?;
     sign(&identity)?;
     Ok(identity)
 }
 
-/// Moves everything but the identity to where it is removed.
+/// Moves everything except the identity to the temporary directory, which is cleaned afterwards.
 fn set_aside(path: &Path) -> io::Result<()> {
     let temporary = path.join(TEMPORARY);
     std::fs::create_dir_all(&temporary)?;

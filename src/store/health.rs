@@ -1,31 +1,30 @@
-//! How the disk is: free space, and trouble, which pauses the store and never a reader.
+//! The health of the disk: free space, and failures, which pause the use of the disk and never a reader.
 
 use super::directory::Directory;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Reads that failed one after another before the disk is left alone for a while.
+/// Consecutive failed reads after which the disk is not used for a while.
 const READ_FAILURES_MAX: u32 = 3;
-/// How long a disk in trouble is left alone before it is tried again.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long a disk that does not answer is left alone. Each try costs one reader its patience, so the tries
-/// take at most a tenth of the time.
+/// How long a failing disk is not used.
+const FAILURE_PAUSE: Duration = Duration::from_secs(5);
+/// How long a hanging disk is not used. Each attempt delays one reader by the timeout of the disk, so the
+/// attempts take at most a tenth of the time.
 const HANG_PAUSE: Duration = Duration::from_secs(9);
 
-/// See the module.
-#[derive(Debug)]
+/// See the module. Relaxed: an outdated value costs at most one attempt.
 pub(super) struct Health {
     reserve_percent: u8,
     start: Instant,
     read_failures: AtomicU32,
-    /// Milliseconds after `start` until which nothing is read, or written.
+    /// Milliseconds after `start` until which the disk is not read, or not written; 0 if it is healthy.
     no_reads_until: AtomicU64,
     no_writes_until: AtomicU64,
     /// Milliseconds after `start` at which a read last succeeded.
     last_read: AtomicU64,
-    /// Trouble was told of.
-    told: AtomicBool,
+    /// The current failure is in the log.
+    is_logged: AtomicBool,
 }
 
 impl Health {
@@ -37,99 +36,91 @@ impl Health {
             no_reads_until: AtomicU64::new(0),
             no_writes_until: AtomicU64::new(0),
             last_read: AtomicU64::new(0),
-            told: AtomicBool::new(false),
+            is_logged: AtomicBool::new(false),
         }
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+        milliseconds(self.start.elapsed())
     }
 
-    fn pause(&self, until: &AtomicU64, pause: Duration) {
-        until.store(self.after(pause), Ordering::Relaxed);
-    }
-
+    /// The time after `pause` from now.
     fn after(&self, pause: Duration) -> u64 {
-        let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-        self.now().saturating_add(pause)
+        self.now().saturating_add(milliseconds(pause))
     }
 
-    /// Whether a reader may read from the disk. After a pause one reader tries it, and the others do
-    /// without the disk until that read succeeds.
+    /// Whether a reader may read from the disk. After a pause one reader tries it, and the others do not use
+    /// the disk until that read succeeds.
     pub(super) fn begin_read(&self) -> bool {
         let until = self.no_reads_until.load(Ordering::Relaxed);
         if until == 0 {
             return true;
         }
         let (relaxed, next) = (Ordering::Relaxed, self.after(HANG_PAUSE));
+        // Only one reader exchanges the value.
         self.now() >= until
             && (self.no_reads_until)
                 .compare_exchange(until, next, relaxed, relaxed)
                 .is_ok()
     }
 
-    /// Called after a read had no answer for `patience`. If no other read succeeded in that time, the disk
+    /// Called after a read had no answer within `timeout`. If no other read succeeded in that time, the disk
     /// hangs.
-    pub(super) fn read_hangs(&self, patience: Duration) {
-        let patience = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-        let quiet = self
-            .now()
-            .saturating_sub(self.last_read.load(Ordering::Relaxed));
-        if quiet >= patience {
-            self.pause(&self.no_reads_until, HANG_PAUSE);
-            self.tell("read", Errno::TIMEDOUT);
+    pub(super) fn read_timed_out(&self, timeout: Duration) {
+        let last_read = self.last_read.load(Ordering::Relaxed);
+        if self.now().saturating_sub(last_read) >= milliseconds(timeout) {
+            let until = self.after(HANG_PAUSE);
+            self.no_reads_until.store(until, Ordering::Relaxed);
+            self.log("read", Errno::TIMEDOUT);
         }
     }
 
     pub(super) fn may_read(&self) -> bool {
-        let until = self.no_reads_until.load(Ordering::Relaxed);
-        until == 0 || self.now() >= until
+        self.now() >= self.no_reads_until.load(Ordering::Relaxed)
     }
 
     pub(super) fn may_write(&self) -> bool {
-        let until = self.no_writes_until.load(Ordering::Relaxed);
-        until == 0 || self.now() >= until
+        self.now() >= self.no_writes_until.load(Ordering::Relaxed)
     }
 
-    pub(super) fn read_well(&self) {
+    pub(super) fn read_succeeded(&self) {
         self.last_read.store(self.now(), Ordering::Relaxed);
         if self.no_reads_until.load(Ordering::Relaxed) > 0 {
             self.no_reads_until.store(0, Ordering::Relaxed);
             tracing::info!("the store's disk is read again");
         }
-        if self.read_failures.load(Ordering::Relaxed) > 0 {
-            self.read_failures.store(0, Ordering::Relaxed);
-        }
+        self.read_failures.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn read_failed(&self, errno: Errno) {
         self.last_read.store(self.now(), Ordering::Relaxed);
         if self.read_failures.fetch_add(1, Ordering::Relaxed) + 1 >= READ_FAILURES_MAX {
-            self.pause(&self.no_reads_until, PAUSE);
+            let until = self.after(FAILURE_PAUSE);
+            self.no_reads_until.store(until, Ordering::Relaxed);
         }
-        self.tell("read", errno);
+        self.log("read", errno);
     }
 
-    pub(super) fn wrote_well(&self) {
-        if self.told.swap(false, Ordering::Relaxed) {
+    pub(super) fn write_succeeded(&self) {
+        if self.is_logged.swap(false, Ordering::Relaxed) {
             tracing::info!("the store's disk takes writes again");
         }
     }
 
-    /// The disk may be tried again at once.
+    /// Ends all pauses, after the directory was restored.
     pub(super) fn restored(&self) {
-        for until in [&self.no_reads_until, &self.no_writes_until] {
-            until.store(0, Ordering::Relaxed);
-        }
+        self.no_reads_until.store(0, Ordering::Relaxed);
+        self.no_writes_until.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn write_failed(&self, errno: Errno) {
-        self.pause(&self.no_writes_until, PAUSE);
-        self.tell("write to", errno);
+        let until = self.after(FAILURE_PAUSE);
+        self.no_writes_until.store(until, Ordering::Relaxed);
+        self.log("write to", errno);
     }
 
-    fn tell(&self, action: &str, errno: Errno) {
-        if self.told.swap(true, Ordering::Relaxed) {
+    fn log(&self, action: &str, errno: Errno) {
+        if self.is_logged.swap(true, Ordering::Relaxed) {
             return;
         }
         let reserve = self.reserve_percent;
@@ -146,11 +137,10 @@ impl Health {
         }
     }
 
-    /// How many bytes more must become free before `incoming` may be written without touching the
-    /// reserve.
+    /// The number of bytes that must become free before `incoming` bytes can be written beside the reserve.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub(super) fn shortage(&self, directory: &Directory, incoming: u64) -> Result<u64, Errno> {
         let usage = directory.usage()?;
         let total = usage.f_blocks.saturating_mul(usage.f_frsize);
@@ -158,4 +148,8 @@ impl Health {
         let reserve = total / 100 * u64::from(self.reserve_percent);
         Ok(reserve.saturating_add(incoming).saturating_sub(free))
     }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,109 +1,150 @@
-//! A store whose owner decides what it holds: item by item, each under a name of its own.
+//! A store whose owner decides which items it holds, each under its own name.
 //!
-//! It evicts nothing; what does not fit is refused. What is released goes, but for content that another
-//! item has too. Its owner calls neither `clear` nor passthrough's functions.
+//! It evicts nothing and refuses items that do not fit. Releasing an item removes its content, except for
+//! content that another item has too. The owner calls neither `clear` nor the functions for passthrough.
 
-use super::job::Put;
-use super::{Keeps, Store, StoreError, StoreOptions};
+use super::content_id::BlockOrigin;
+use super::job::PutBlock;
+use super::{Admission, Shared, Store, StoreError, StoreOptions};
 use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
+use std::collections::HashMap;
 
 /// A block of an item: its index, hash and bytes.
 pub(crate) type ItemBlock = (u64, ContentHash, Bytes);
 
+/// The number of blocks of items with each content. Only the writer's thread, which records and removes
+/// content, uses it. So content that an item still has is never removed with another item.
+pub(super) struct ReferenceCounts(HashMap<ContentHash, u32>);
+
+impl ReferenceCounts {
+    /// Counts the content of the index. Returns `None` for a store that evicts.
+    pub(super) fn of(shared: &Shared) -> Option<Self> {
+        if shared.admission == Admission::Evict {
+            return None;
+        }
+        let mut counts = Self(HashMap::new());
+        shared.catalog.for_each_file(|_, blocks| {
+            let held = blocks.into_iter().map(|(_, hash)| hash);
+            let held = held.filter(|hash| shared.catalog.has_content(*hash));
+            held.for_each(|hash| counts.add(hash));
+        });
+        Some(counts)
+    }
+
+    pub(super) fn add(&mut self, hash: ContentHash) {
+        *self.0.entry(hash).or_default() += 1;
+    }
+
+    /// Removes one reference. Returns whether it was the last.
+    pub(super) fn remove(&mut self, hash: ContentHash) -> bool {
+        match self.0.get_mut(&hash) {
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                false
+            }
+            _ => {
+                self.0.remove(&hash);
+                true
+            }
+        }
+    }
+}
+
 impl Store {
-    /// Opens a store whose owner decides what it holds; `policy` has no part in it. Returns when its
-    /// directory has been compared with its index, so that [`Store::items`] tells all there is: some
-    /// seconds for a million blocks.
+    /// Opens a store whose owner decides which items it holds; `policy` is not used. Returns after its
+    /// directory was compared with its index, so that [`Store::items`] is complete: some seconds for a million
+    /// blocks.
     ///
     /// # Errors
-    /// As [`Store::open`].
+    /// Those of [`Store::open`].
     pub(crate) async fn open_for_items(options: StoreOptions) -> Result<Self, StoreError> {
         let directory = options.directory.clone();
         let opening =
-            tokio::task::spawn_blocking(move || Self::open_as(&options, Keeps::WhatIsAsked));
+            tokio::task::spawn_blocking(move || Self::open_as(&options, Admission::Refuse));
         let opened = opening.await.map_err(|error| StoreError::Io {
             action: "open",
             path: directory,
             source: std::io::Error::other(error),
         })?;
         let store = opened?;
-        let mut swept = store.0.shared.swept.subscribe();
-        // It cannot fail: the sender lives in the store.
+        let mut swept = store.shared.swept.subscribe();
+        // It cannot fail, because the store has the sender.
         drop(swept.wait_for(|swept| *swept).await);
         Ok(store)
     }
 
-    /// Every item, and the bytes of each of its blocks that is here, by index.
+    /// Every item, with the index and the length of each of its blocks that the store holds.
     pub(crate) fn items(&self) -> Vec<(FileId, Vec<(u64, u64)>)> {
-        let catalog = &self.0.shared.catalog;
+        let catalog = &self.shared.catalog;
         let mut items = Vec::new();
         catalog.for_each_file(|file, blocks| {
-            let here = blocks
+            let held = blocks
                 .into_iter()
                 .filter_map(|(index, hash)| Some((index, catalog.len_of(hash)?)));
-            items.push((file, here.collect()));
+            items.push((file, held.collect()));
         });
         items
     }
 
-    /// Writes the verified blocks of an item, and waits until they are written. Says whether all are;
-    /// otherwise none is kept. Cancelled, it may leave some: [`Store::release`] it then.
+    /// Writes the verified blocks of an item, and waits until they are written. Returns whether all are;
+    /// otherwise none is kept. If the future is dropped, some blocks may remain: [`Store::release`] the item
+    /// then.
     pub(crate) async fn keep_item(&self, item: FileId, blocks: Vec<ItemBlock>) -> bool {
         let moment = self.moment();
         let mut expected = Vec::with_capacity(blocks.len());
-        let mut taken = true;
+        let mut is_queued = true;
         for (index, hash, bytes) in blocks {
             expected.push((index, hash, bytes.len() as u64));
-            let put = Put {
-                file: item,
-                moment,
-                index,
+            let origin = BlockOrigin::new(item, moment, index);
+            let pieces = vec![bytes];
+            let block = PutBlock {
+                origin,
                 hash,
-                pieces: vec![bytes],
+                pieces,
             };
-            taken = self.0.writer.put(put).await;
-            if !taken {
-                self.0.shared.counters.dropped.increment();
+            is_queued = self.keep(block).await;
+            if !is_queued {
                 break;
             }
         }
-        let catalog = &self.0.shared.catalog;
-        let kept = taken
-            && self.0.writer.written().await
+        // A queued block may still be refused, so the catalog decides.
+        let catalog = &self.shared.catalog;
+        let is_kept = is_queued
+            && self.writer.drained().await
             && expected.iter().all(|(index, hash, len)| {
-                catalog.noted(&item, *index) == Some(*hash) && catalog.len_of(*hash) == Some(*len)
+                catalog.recorded_hash(&item, *index) == Some(*hash)
+                    && catalog.len_of(*hash) == Some(*len)
             });
-        if !kept {
+        if !is_kept {
             self.release(vec![item]);
         }
-        kept
+        is_kept
     }
 
-    /// These items are not held any more. Their disk is free a little later.
+    /// Removes these items. Their disk space becomes free a little later.
     pub(crate) fn release(&self, items: Vec<FileId>) {
-        if items.is_empty() {
-            return;
+        if !items.is_empty() {
+            self.writer.release(items);
         }
-        self.0.writer.release(items);
     }
 
-    /// Block `index` of an item, checked, and its hash; `None` if it is not here, or damaged.
+    /// Block `index` of an item, verified, and its hash. Returns `None` if it is missing or damaged.
     pub(crate) async fn block(
         &self,
         item: &FileId,
         index: u64,
         len: u64,
     ) -> Option<(Bytes, ContentHash)> {
-        let catalog = &self.0.shared.catalog;
-        let hash = catalog.noted(item, index)?;
-        let place = catalog.find_content(hash, len)?;
-        Some((self.load(place).await?, hash))
+        let catalog = &self.shared.catalog;
+        let hash = catalog.recorded_hash(item, index)?;
+        let block = catalog.find_content(hash, len)?;
+        Some((self.load(block).await?, hash))
     }
 
-    /// Whether its disk is not read for now, because reading failed.
-    pub(crate) fn rests(&self) -> bool {
-        !self.0.shared.health.may_read()
+    /// Whether the disk is not read for now, because reads have failed.
+    pub(crate) fn is_paused(&self) -> bool {
+        !self.shared.health.may_read()
     }
 }

@@ -1,8 +1,7 @@
-//! What the writing thread is asked to do.
+//! The jobs of the writing thread.
 
-use super::catalog::Held;
-use super::content::Origin;
-use super::unit::Unit;
+use super::catalog::ContentEntry;
+use super::content_id::{BlockOrigin, ContentId};
 use crate::read::FileId;
 use bytes::Bytes;
 use copperfs_overlay::ContentHash;
@@ -11,53 +10,48 @@ use std::sync::mpsc;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// A verified block to keep.
-#[derive(Debug)]
-pub(super) struct Put {
-    pub(super) file: FileId,
-    /// When it was asked for.
-    pub(super) moment: u64,
-    pub(super) index: u64,
+pub(super) struct PutBlock {
+    pub(super) origin: BlockOrigin,
     pub(super) hash: ContentHash,
     /// Its bytes, in order.
     pub(super) pieces: Vec<Bytes>,
 }
 
-impl Put {
+impl PutBlock {
     pub(super) fn len(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len() as u64).sum()
     }
 }
 
-/// A finished file to keep for passthrough, and what it is.
-#[derive(Debug)]
+/// A complete file to keep for passthrough.
 pub(super) struct PutWhole {
     pub(super) file: FileId,
+    /// When it was requested.
     pub(super) moment: u64,
     pub(super) name: ContentHash,
-    pub(super) held: Held,
-    /// Where it was written.
+    pub(super) entry: ContentEntry,
+    /// The name of its temporary file.
     pub(super) temporary: String,
 }
 
-/// What the thread is asked to do.
+/// A job for the thread.
 pub(super) enum Job {
-    Put(Put, OwnedSemaphorePermit),
-    Whole(PutWhole, mpsc::SyncSender<()>),
-    /// So many bytes are about to be written beside the queue.
-    Room(u64, mpsc::SyncSender<Result<(), Errno>>),
-    /// A content file that is not what it should be.
-    Remove(Unit),
-    /// A content file that the sweep found and the index does not know.
-    Adopt(Unit, u64, Option<Origin>),
-    /// A content file that the index knows and the sweep did not find.
-    Missing(Unit),
+    Put(PutBlock, OwnedSemaphorePermit),
+    PutWhole(PutWhole, mpsc::SyncSender<()>),
+    /// This many bytes are about to be written by another thread.
+    MakeRoom(u64, mpsc::SyncSender<Result<(), Errno>>),
+    /// Remove a condemned content file.
+    Remove(ContentId),
+    /// The sweep has found a content file that is not in the index.
+    Adopt(ContentId, u64, Option<BlockOrigin>),
+    /// The sweep has not found a content file that is in the index.
+    Missing(ContentId),
     /// The sweep has ended.
     Swept,
-    /// What was queued before is written, or refused.
-    Written(oneshot::Sender<()>),
-    /// These are not held any more.
+    /// Answered after all jobs before it are done.
+    Drained(oneshot::Sender<()>),
     Release(Vec<FileId>),
-    /// Answered after the clears in [`Aside`] are recorded.
+    /// Answered after all pending clears are recorded.
     Cleared(mpsc::SyncSender<()>),
     Flush(mpsc::SyncSender<()>),
     Stop,

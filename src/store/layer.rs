@@ -1,10 +1,10 @@
-//! A store in front of a source of files: blocks that are here come from here, the others from the
-//! source, and blocks from the source are kept, except for those of unsettled versions, which no later
-//! request can ask for.
+//! A store in front of a source of files: blocks that the store has come from the store, the others from the
+//! source. Blocks from the source are kept, except for those of unsettled versions, which no later request can
+//! ask for.
 
 use super::Store;
-use super::catalog::Place;
-use super::job::Put;
+use super::content_id::{BlockLocation, BlockOrigin};
+use super::job::PutBlock;
 use crate::num::to_usize;
 use crate::read::FileRef;
 use bytes::Bytes;
@@ -17,38 +17,24 @@ use copperfs_overlay::{
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
-/// Blocks read from the disk ahead of the one that is handed on.
-const DISK_AHEAD: usize = 4;
+/// Blocks read from the disk ahead of the returned one.
+const READ_AHEAD_BLOCKS: usize = 4;
 /// Small files read from the disk at the same time for one bundle.
-const BUNDLE_AHEAD: usize = 8;
+const BUNDLE_CONCURRENCY: usize = 8;
 
 /// See the module.
 #[derive(Clone)]
-pub struct Stored {
+pub struct StoreLayer {
     store: Store,
     source: Arc<dyn Files>,
 }
 
-impl fmt::Debug for Stored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.store.fmt(f)
-    }
-}
-
-impl Stored {
-    /// `store` in front of `source`.
-    #[must_use]
-    pub fn new(store: Store, source: Arc<dyn Files>) -> Self {
-        Self { store, source }
-    }
-}
-
-impl Files for Stored {
+impl Files for StoreLayer {
     fn list(
         &self,
         path: ItemPath,
@@ -91,27 +77,24 @@ impl Files for Stored {
         }
         let blocks = request.first_block..request.first_block.saturating_add(request.block_count);
         let file = FileRef::new(request.path, request.version, request.size, request.content);
-        let mut feed = Feed {
+        let mut reading = BlockReader {
             moment: self.store.moment(),
             layer: self.clone(),
             blocks,
             file,
-            ahead: VecDeque::new(),
-            passing: None,
+            prefetched: VecDeque::new(),
+            ready: VecDeque::new(),
+            source: None,
             refused: None,
-            found: None,
-            due: None,
-            failed: false,
         };
         async move {
-            // A source that refuses is refused at once, not in mid-stream.
-            let first = feed.next().await;
-            let Some(first) = first.transpose()? else {
+            // The first part is read here, so that a refusal by the source is returned before the stream
+            // starts.
+            let Some(first) = reading.next().await? else {
                 return Ok(stream::empty().boxed());
             };
-            let rest = stream::unfold(feed, |mut feed| async move {
-                let part = feed.next().await?;
-                Some((part, feed))
+            let rest = stream::try_unfold(reading, |mut reading| async move {
+                Ok(reading.next().await?.map(|part| (part, reading)))
             });
             Ok(stream::iter([Ok(first)]).chain(rest).boxed())
         }
@@ -122,34 +105,7 @@ impl Files for Stored {
         &self,
         request: RangeRequest,
     ) -> BoxFuture<'static, Result<RangeAnswer, Failure>> {
-        let this = self.clone();
-        async move {
-            if let Some(fault) = request.fault() {
-                let detail = format!("{}: {fault}", request.path);
-                return Err(Failure::new(FailureKind::Corrupt, detail));
-            }
-            if !request.version.is_settled() {
-                return this.source.read_range(request).await;
-            }
-            if let Some(bytes) = this.cut(&request).await {
-                return Ok(RangeAnswer::of(bytes));
-            }
-            let moment = this.store.moment();
-            let failure = match this.source.read_range(request.clone()).await {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => failure,
-            };
-            let (path, content) = (request.path.clone(), request.content);
-            let file = FileRef::new(path, request.version, request.size, content);
-            match this
-                .elsewhere(&file, request.block(), moment, &failure)
-                .await
-            {
-                Some((block, _)) => Ok(RangeAnswer::of(cut_of(&request, &block))),
-                None => Err(failure),
-            }
-        }
-        .boxed()
+        self.clone().range(request).boxed()
     }
 
     fn find(&self, hash: ContentHash, len: u64) -> BoxFuture<'static, Result<Bytes, Failure>> {
@@ -164,8 +120,7 @@ impl Files for Stored {
     }
 
     fn bundle(&self, request: BundleRequest) -> BoxFuture<'static, Result<BundleStream, Failure>> {
-        let this = self.clone();
-        async move { this.give_bundle(request).await }.boxed()
+        self.clone().stored_bundle(request).boxed()
     }
 
     fn xattrs(&self, path: ItemPath) -> BoxFuture<'static, Result<Leased<XattrList>, Failure>> {
@@ -177,98 +132,98 @@ impl Files for Stored {
     }
 }
 
-/// A run of blocks on its way to one asker.
-struct Feed {
-    layer: Stored,
+/// The answer to one request for a run of blocks.
+struct BlockReader {
+    layer: StoreLayer,
     file: FileRef,
-    /// When it was asked for.
+    /// When the blocks were requested.
     moment: u64,
-    /// What is still to be given.
+    /// The blocks that are left; the first one is the next to return.
     blocks: Range<u64>,
     /// Blocks that are being read from the disk, in order from `blocks.start` on.
-    ahead: VecDeque<(ContentHash, JoinHandle<Option<Bytes>>)>,
-    /// The source's answer for the next blocks, up to this one.
-    passing: Option<(ReadStream, u64, Vec<Bytes>)>,
-    /// Why the source gives nothing of this version any more.
+    prefetched: VecDeque<(ContentHash, JoinHandle<Option<Bytes>>)>,
+    /// A block from the disk or from another node, to be returned next.
+    ready: VecDeque<BlockPart>,
+    /// The source's answer for the next blocks.
+    source: Option<SourceRun>,
+    /// The source has refused this version, so it gets no further request.
     refused: Option<Failure>,
-    /// A block that came from elsewhere; its hash is due after it.
-    found: Option<Bytes>,
-    /// The bytes of a block are given, and its hash is due.
-    due: Option<ContentHash>,
-    failed: bool,
 }
 
-impl Feed {
-    async fn next(&mut self) -> Option<Result<BlockPart, Failure>> {
+/// The source's answer for some blocks.
+struct SourceRun {
+    parts: ReadStream,
+    /// The first block after the run.
+    end: u64,
+    /// The bytes of the current block so far.
+    pieces: Vec<Bytes>,
+}
+
+impl BlockReader {
+    async fn next(&mut self) -> Result<Option<BlockPart>, Failure> {
         loop {
-            if self.failed || self.blocks.is_empty() {
-                return None;
+            if self.blocks.is_empty() {
+                return Ok(None);
             }
-            if let Some(bytes) = self.found.take() {
-                return Some(Ok(BlockPart::Bytes(bytes)));
-            }
-            if let Some(hash) = self.due.take() {
-                self.blocks.start += 1;
-                return Some(Ok(BlockPart::End(hash)));
-            }
-            if self.passing.is_some() {
-                match self.pass_on().await {
-                    Some(part) => return Some(part),
-                    None => continue,
+            if let Some(part) = self.ready.pop_front() {
+                if matches!(part, BlockPart::End(_)) {
+                    self.blocks.start += 1;
                 }
+                return Ok(Some(part));
+            }
+            self.source.take_if(|run| self.blocks.start >= run.end);
+            if self.source.is_some() {
+                return self.next_of_source().await;
             }
             self.read_ahead();
-            let from_disk = match self.ahead.pop_front() {
-                Some((hash, reading)) => reading.await.ok().flatten().map(|bytes| (hash, bytes)),
+            let from_disk = match self.prefetched.pop_front() {
+                Some((hash, reading)) => reading.await.ok().flatten().map(|bytes| (bytes, hash)),
                 None => None,
             };
-            if let Some((hash, bytes)) = from_disk {
-                self.due = Some(hash);
-                return Some(Ok(BlockPart::Bytes(bytes)));
+            if let Some((bytes, hash)) = from_disk {
+                self.ready = [BlockPart::Bytes(bytes), BlockPart::End(hash)].into();
+                continue;
             }
-            let asked = match self.refused.take() {
+            let requested = match self.refused.take() {
                 Some(failure) => Err(failure),
-                None => self.ask_source().await,
+                None => self.request_from_source().await,
             };
-            if let Err(failure) = asked
-                && let Err(failure) = self.find_elsewhere(failure).await
-            {
-                return Some(Err(failure));
+            if let Err(failure) = requested {
+                self.find_elsewhere(failure).await?;
             }
         }
     }
 
-    fn find(&self, index: u64) -> Option<Place> {
+    fn find(&self, index: u64) -> Option<BlockLocation> {
         self.layer.store.find(&self.file, index)
     }
 
-    /// Starts to read the next blocks that are on the disk.
+    /// Starts to read the next blocks that the store has.
     fn read_ahead(&mut self) {
-        while self.ahead.len() < DISK_AHEAD {
-            let next = self.blocks.start + self.ahead.len() as u64;
+        while self.prefetched.len() < READ_AHEAD_BLOCKS {
+            let next = self.blocks.start + self.prefetched.len() as u64;
             if next >= self.blocks.end {
                 return;
             }
-            let Some(place) = self.find(next) else {
+            let Some(block) = self.find(next) else {
                 return;
             };
-            let (store, hash) = (self.layer.store.clone(), place.hash);
-            let reading = tokio::spawn(async move { store.load(place).await });
-            self.ahead.push_back((hash, reading));
+            let (store, hash) = (self.layer.store.clone(), block.hash);
+            let reading = tokio::spawn(async move { store.load(block).await });
+            self.prefetched.push_back((hash, reading));
         }
     }
 
-    /// Asks the source for the next blocks, up to the first one that is on the disk.
-    async fn ask_source(&mut self) -> Result<(), Failure> {
+    /// Requests the next blocks from the source, up to the first one that the store has.
+    async fn request_from_source(&mut self) -> Result<(), Failure> {
         let start = self.blocks.start;
-        // The next one itself is not here, or turned out to be damaged. What was read ahead behind it is
-        // read again when its turn comes.
-        self.ahead.clear();
-        let missing = (start + 1..self.blocks.end).find(|index| self.find(*index).is_some());
-        let end = missing.unwrap_or(self.blocks.end);
-        for _ in start..end {
-            self.layer.store.0.shared.counters.misses.increment();
-        }
+        // The next block is missing or damaged. The prefetched ones after it are read again later, because
+        // `prefetched` always begins with the next block.
+        self.prefetched.clear();
+        let held = (start + 1..self.blocks.end).find(|index| self.find(*index).is_some());
+        let end = held.unwrap_or(self.blocks.end);
+        let misses = &self.layer.store.shared.counters.misses;
+        misses.add_len(to_usize(end - start));
         let request = ReadRequest {
             path: self.file.path.clone(),
             version: self.file.version,
@@ -278,81 +233,121 @@ impl Feed {
             content: self.file.content,
             through: false,
         };
-        let stream = self.layer.source.read(request).await?;
-        self.passing = Some((stream, end, Vec::new()));
+        self.source = Some(SourceRun {
+            parts: self.layer.source.read(request).await?,
+            end,
+            pieces: Vec::new(),
+        });
         Ok(())
     }
 
-    /// Hands on what the source gives, and keeps each block once it is complete. `None`: the source has
-    /// given what it was asked for.
-    async fn pass_on(&mut self) -> Option<Result<BlockPart, Failure>> {
-        let (stream, end, pieces) = self.passing.as_mut()?;
-        if self.blocks.start >= *end {
-            self.passing = None;
-            return None;
-        }
-        match stream.next().await {
-            Some(Ok(BlockPart::Bytes(bytes))) => {
-                pieces.push(bytes.clone());
-                Some(Ok(BlockPart::Bytes(bytes)))
-            }
-            Some(Ok(BlockPart::Restart)) => {
-                pieces.clear();
-                Some(Ok(BlockPart::Restart))
-            }
-            Some(Ok(BlockPart::End(hash))) => {
-                let put = Put {
-                    file: self.file.id(),
-                    moment: self.moment,
-                    index: self.blocks.start,
-                    hash,
-                    pieces: std::mem::take(pieces),
-                };
-                self.blocks.start += 1;
-                self.layer.store.keep(put).await;
-                Some(Ok(BlockPart::End(hash)))
-            }
-            Some(Err(failure)) => {
-                let void = !pieces.is_empty();
-                match self.find_elsewhere(failure).await {
-                    Ok(()) => void.then_some(Ok(BlockPart::Restart)),
-                    Err(failure) => Some(Err(failure)),
+    /// The next part from the source. Keeps each block once it is complete.
+    async fn next_of_source(&mut self) -> Result<Option<BlockPart>, Failure> {
+        let Some(run) = &mut self.source else {
+            return Ok(None);
+        };
+        match run.parts.next().await {
+            Some(Ok(part)) => {
+                match &part {
+                    BlockPart::Bytes(bytes) => run.pieces.push(bytes.clone()),
+                    BlockPart::Restart => run.pieces.clear(),
+                    BlockPart::End(hash) => {
+                        let pieces = std::mem::take(&mut run.pieces);
+                        let (layer, index) = (&self.layer, self.blocks.start);
+                        layer
+                            .keep(&self.file, index, self.moment, *hash, pieces)
+                            .await;
+                        self.blocks.start += 1;
+                    }
                 }
+                Ok(Some(part))
             }
-            None => {
-                self.failed = true;
-                None
+            // The consumer has bytes of the new version, which must not precede those of the old one.
+            Some(Err(failure)) => {
+                let restart = !run.pieces.is_empty();
+                self.find_elsewhere(failure).await?;
+                if restart {
+                    return Ok(Some(BlockPart::Restart));
+                }
+                Ok(self.ready.pop_front())
             }
+            // The source ended early, and so does this answer.
+            None => Ok(None),
         }
     }
 
-    /// The next block from elsewhere, after the source's `failure`, which is given back if nobody has
-    /// it: then nothing more comes.
+    /// Gets the next block from other nodes, after the source's `failure`.
+    ///
+    /// # Errors
+    /// `failure`, if no node has the block.
     async fn find_elsewhere(&mut self, failure: Failure) -> Result<(), Failure> {
-        self.passing = None;
+        self.source = None;
         let (layer, index) = (&self.layer, self.blocks.start);
         let found = layer.elsewhere(&self.file, index, self.moment, &failure);
         let Some((bytes, hash)) = found.await else {
-            self.failed = true;
             return Err(failure);
         };
         self.refused = Some(failure);
-        (self.found, self.due) = (Some(bytes), Some(hash));
+        self.ready = [BlockPart::Bytes(bytes), BlockPart::End(hash)].into();
         Ok(())
     }
 }
 
-impl Stored {
-    /// The bytes of a range whose block is here. The whole block is read: only so can it be checked.
-    async fn cut(&self, range: &RangeRequest) -> Option<Bytes> {
-        let file = FileRef::new(range.path.clone(), range.version, range.size, range.content);
-        let place = self.store.find(&file, range.block())?;
-        let block = self.store.load(place).await?;
-        Some(cut_of(range, &block))
+impl StoreLayer {
+    /// Puts `store` in front of `source`.
+    #[must_use]
+    pub fn new(store: Store, source: Arc<dyn Files>) -> Self {
+        Self { store, source }
     }
 
-    /// Block `index` of `file` by its hash, where the source's `failure` says that storage has this
-    /// version no more and the store has once seen it. It is kept again.
+    async fn keep(
+        &self,
+        file: &FileRef,
+        index: u64,
+        moment: u64,
+        hash: ContentHash,
+        pieces: Vec<Bytes>,
+    ) {
+        let origin = BlockOrigin::new(file.id(), moment, index);
+        let block = PutBlock {
+            origin,
+            hash,
+            pieces,
+        };
+        // Without it, the next read of the block is a miss.
+        self.store.keep(block).await;
+    }
+
+    async fn range(self, request: RangeRequest) -> Result<RangeAnswer, Failure> {
+        if let Some(fault) = request.fault() {
+            let detail = format!("{}: {fault}", request.path);
+            return Err(Failure::new(FailureKind::Corrupt, detail));
+        }
+        if !request.version.is_settled() {
+            return self.source.read_range(request).await;
+        }
+        let path = request.path.clone();
+        let file = FileRef::new(path, request.version, request.size, request.content);
+        let index = request.block();
+        // The whole block is read, because only a whole block can be verified.
+        if let Some(block) = self.store.find(&file, index)
+            && let Some(bytes) = self.store.load(block).await
+        {
+            return Ok(RangeAnswer::of(cut(&request, &bytes)));
+        }
+        let moment = self.store.moment();
+        let failure = match self.source.read_range(request.clone()).await {
+            Ok(answer) => return Ok(answer),
+            Err(failure) => failure,
+        };
+        match self.elsewhere(&file, index, moment, &failure).await {
+            Some((bytes, _)) => Ok(RangeAnswer::of(cut(&request, &bytes))),
+            None => Err(failure),
+        }
+    }
+
+    /// Block `index` of `file` from other nodes, by its hash, if the source's `failure` means that storage no
+    /// longer has this version, and the store has had the block once. It is kept again.
     async fn elsewhere(
         &self,
         file: &FileRef,
@@ -363,27 +358,21 @@ impl Stored {
         if !matches!(failure.kind, FailureKind::Stale | FailureKind::NotFound) {
             return None;
         }
-        let hash = self.store.0.shared.catalog.hash_of(file, index)?;
+        let hash = self.store.shared.catalog.hash_of(file, index)?;
         let len = ReadRequest::block_len(file.size, index);
         let bytes = self.source.find(hash, len).await.ok()?;
         tracing::info!(path = %file.path, index, "an old block came from another node, by its hash");
-        let put = Put {
-            file: file.id(),
-            moment,
-            index,
-            hash,
-            pieces: vec![bytes.clone()],
-        };
-        self.store.keep(put).await;
+        self.keep(file, index, moment, hash, vec![bytes.clone()])
+            .await;
         Some((bytes, hash))
     }
 
-    /// The files that are here from here, the others from the source, in the request's order.
-    async fn give_bundle(self, request: BundleRequest) -> Result<BundleStream, Failure> {
+    /// The files of a bundle in the request's order, from the store and from the source.
+    async fn stored_bundle(self, request: BundleRequest) -> Result<BundleStream, Failure> {
         let moment = self.store.moment();
-        let mut here = Vec::new();
-        let mut elsewhere = Vec::new();
-        let mut asked = BundleRequest {
+        let mut held = Vec::new();
+        let mut missing = Vec::new();
+        let mut missing_request = BundleRequest {
             directory: request.directory.clone(),
             files: Vec::new(),
         };
@@ -393,64 +382,56 @@ impl Stored {
             };
             let known = FileRef::new(path, file.version, file.size, file.content);
             match self.store.find(&known, 0) {
-                Some(place) => here.push((index, file, place)),
+                Some(block) => held.push((index, block)),
                 None => {
-                    elsewhere.push((index, known));
-                    asked.files.push(file);
+                    missing.push((index, known));
+                    missing_request.files.push(file);
                 }
             }
         }
-        let misses = &self.store.0.shared.counters.misses;
-        misses.add_len(elsewhere.len());
-        if here.is_empty() {
-            return self.kept(asked, elsewhere, moment).await;
+        self.store.shared.counters.misses.add_len(missing.len());
+        if held.is_empty() {
+            return self.source_bundle(missing_request, missing, moment).await;
         }
         let store = self.store.clone();
-        let from_disk = stream::iter(here)
-            .map(move |(index, _, place)| {
-                let (store, hash) = (store.clone(), place.hash);
+        let from_disk = stream::iter(held)
+            .map(move |(index, block)| {
+                let (store, hash) = (store.clone(), block.hash);
                 async move {
-                    let bytes = store.load(place).await?;
+                    let bytes = store.load(block).await?;
                     Some(Ok(BundleItem { index, bytes, hash }))
                 }
             })
-            .buffered(BUNDLE_AHEAD)
-            // What is damaged is left out: who needs it asks for it by itself.
+            .buffered(BUNDLE_CONCURRENCY)
+            // Damaged files are left out. Their readers request them separately.
             .filter_map(std::future::ready)
             .boxed();
-        if asked.files.is_empty() {
+        if missing_request.files.is_empty() {
             return Ok(from_disk);
         }
-        let from_source = self.kept(asked, elsewhere, moment).await?;
+        let from_source = self.source_bundle(missing_request, missing, moment).await?;
         Ok(merged(from_disk, from_source))
     }
 
-    /// A bundle of the source, whose items are kept; `files` says what each item is.
-    async fn kept(
+    /// A bundle of the source. Its items are kept. `files` has the original index of each file of `request`.
+    async fn source_bundle(
         self,
-        asked: BundleRequest,
+        request: BundleRequest,
         files: Vec<(usize, FileRef)>,
         moment: u64,
     ) -> Result<BundleStream, Failure> {
-        let items = self.source.bundle(asked).await?;
+        let items = self.source.bundle(request).await?;
         let files = Arc::new(files);
         let kept = items.then(move |item| {
-            let (store, files) = (self.store.clone(), Arc::clone(&files));
+            let (layer, files) = (self.clone(), Arc::clone(&files));
             async move {
                 let mut item = item?;
                 if let Some((index, file)) = files.get(item.index) {
                     item.index = *index;
-                    if !file.version.is_settled() {
-                        return Ok(item);
+                    if file.version.is_settled() {
+                        let pieces = vec![item.bytes.clone()];
+                        layer.keep(file, 0, moment, item.hash, pieces).await;
                     }
-                    let put = Put {
-                        file: file.id(),
-                        moment,
-                        index: 0,
-                        hash: item.hash,
-                        pieces: vec![item.bytes.clone()],
-                    };
-                    store.keep(put).await;
                 }
                 Ok(item)
             }
@@ -459,33 +440,25 @@ impl Stored {
     }
 }
 
-/// The bytes of `range` in its block, which is whole.
-fn cut_of(range: &RangeRequest, block: &Bytes) -> Bytes {
+/// The bytes of `range` in its block.
+fn cut(range: &RangeRequest, block: &Bytes) -> Bytes {
     let from = to_usize(range.offset % BLOCK_BYTES);
     block.slice(from..from + to_usize(range.len))
 }
 
-/// Two bundles' items, in the order of their indices.
+/// The items of two bundles in the order of their indices.
 fn merged(left: BundleStream, right: BundleStream) -> BundleStream {
     let both = (left.peekable(), right.peekable());
     stream::unfold(both, |(mut left, mut right)| async move {
-        let from_left = {
-            let (first, second) = tokio::join!(
-                std::pin::Pin::new(&mut left).peek(),
-                std::pin::Pin::new(&mut right).peek()
-            );
-            match (first, second) {
-                (Some(Ok(first)), Some(Ok(second))) => first.index < second.index,
-                (Some(_), None | Some(Ok(_))) => true,
-                _ => false,
-            }
+        let (first, second) = tokio::join!(Pin::new(&mut left).peek(), Pin::new(&mut right).peek());
+        let is_left_next = match (first, second) {
+            (Some(Ok(first)), Some(Ok(second))) => first.index < second.index,
+            (Some(_), None | Some(Ok(_))) => true,
+            _ => false,
         };
-        let item = if from_left {
-            left.next().await
-        } else {
-            right.next().await
-        };
-        item.map(|item| (item, (left, right)))
+        let next = if is_left_next { &mut left } else { &mut right };
+        let item = next.next().await?;
+        Some((item, (left, right)))
     })
     .boxed()
 }

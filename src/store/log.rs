@@ -1,13 +1,13 @@
-//! The index: an append-only log of what the catalog must know again after a restart.
+//! The index: an append-only log of the records from which a later process restores the catalog.
 //!
 //! A header of 16 bytes, then frames: length (u32), the first four bytes of the payload's BLAKE3, and
-//! the payload, a postcard [`Record`]; integers little-endian. The log is never flushed to the disk by
-//! force, except by `clear`: what a crash takes costs a fetch, and a frame that is torn ends the log.
+//! the payload, a postcard [`Record`]; integers little-endian. Only `clear` forces the log to the disk. Records
+//! that are lost in a crash cost a fetch, and a torn frame ends the log.
 
-use super::catalog::{Catalog, Cleared, Held};
+use super::catalog::{Catalog, Clear, ContentEntry};
+use super::content_id::ContentId;
 use super::directory::{Directory, StoreError, errno_of};
 use super::record::Record;
-use super::unit::Unit;
 use crate::read::FileId;
 use rustix::io::Errno;
 use std::fs::File;
@@ -18,33 +18,23 @@ const HEADER: &[u8; 16] = b"copperfs index 1";
 const FRAME_HEAD: usize = 8;
 /// The largest payload: the hashes of a whole file of 256 GiB, or the longest path.
 const PAYLOAD_BYTES_MAX: usize = 8 << 20;
-/// Appended bytes that are held back until somebody flushes, or this many have come together: some fifty
-/// small files, which a process that is killed leaves for the sweep to find.
+/// The size of the buffer of appended records: some fifty small files. The sweep adopts the files whose
+/// records are lost when the process is killed.
 const BUFFER_BYTES: usize = 8 << 10;
-/// A log is written anew when it is twice as long as it was after the last time, and longer than this.
+/// A log is compacted when it is twice as long as it was after the last time, and longer than this.
 const COMPACT_BYTES_MIN: u64 = 4 << 20;
 
 impl Record {
     /// Appends the frame of this record. Records that are too large are left out.
     fn encode(&self, into: &mut Vec<u8>) {
-        let start = into.len();
-        into.extend_from_slice(&[0; FRAME_HEAD]);
-        let Ok(mut bytes) = postcard::to_extend(self, std::mem::take(into)) else {
-            return;
-        };
-        let payload = &bytes[start + FRAME_HEAD..];
-        if payload.len() > PAYLOAD_BYTES_MAX {
-            bytes.truncate(start);
-            *into = bytes;
-            return;
+        if let Ok(payload) = postcard::to_stdvec(self)
+            && payload.len() <= PAYLOAD_BYTES_MAX
+            && let Ok(len) = u32::try_from(payload.len())
+        {
+            into.extend_from_slice(&len.to_le_bytes());
+            into.extend_from_slice(&check(&payload));
+            into.extend_from_slice(&payload);
         }
-        let len = u32::try_from(payload.len())
-            .unwrap_or(u32::MAX)
-            .to_le_bytes();
-        let check = check(payload);
-        bytes[start..start + 4].copy_from_slice(&len);
-        bytes[start + 4..start + FRAME_HEAD].copy_from_slice(&check);
-        *into = bytes;
     }
 }
 
@@ -55,7 +45,7 @@ fn check(payload: &[u8]) -> [u8; 4] {
     check
 }
 
-/// Splits the next record off `bytes`; `None` at the end or where the log is torn.
+/// Splits the next record off `bytes`. Returns `None` at the end, and at a torn frame.
 fn decode(bytes: &mut &[u8]) -> Option<Record> {
     let (head, rest) = bytes.split_at_checked(FRAME_HEAD)?;
     let (len, sum) = head.split_at(4);
@@ -73,32 +63,29 @@ fn decode(bytes: &mut &[u8]) -> Option<Record> {
 }
 
 /// The log of an open store.
-#[derive(Debug)]
 pub(super) struct Log {
     file: File,
     /// Bytes in the file.
     len: u64,
-    /// As long as this it is written anew.
+    /// The length at which it is compacted.
     compact_at: u64,
     buffer: Vec<u8>,
-    /// Records were lost: it must be written anew before it can be trusted again.
-    broken: bool,
+    /// Records were lost, so it must be compacted before it can be trusted again.
+    is_broken: bool,
 }
 
-/// Reads the index into `catalog`; gives the log, and the content files for which there is no room any
-/// more.
+/// Reads the index into `catalog`. Returns the log, and the content files that no longer fit into the store.
 ///
 /// # Errors
-/// The index cannot be opened or read at all. What is damaged in it is forgotten.
+/// The index cannot be opened or read at all. Damaged records are ignored.
 pub(super) fn replay(
     directory: &Directory,
     catalog: &Catalog,
-) -> Result<(Log, Vec<Unit>), StoreError> {
+) -> Result<(Log, Vec<ContentId>), StoreError> {
     let failed = |action| {
-        let path = directory.path().to_owned();
-        move |source| StoreError::Io {
+        move |source: std::io::Error| StoreError::Io {
             action,
-            path,
+            path: directory.path().to_owned(),
             source,
         }
     };
@@ -110,12 +97,12 @@ pub(super) fn replay(
     file.read_to_end(&mut bytes)
         .map_err(failed("read the index of"))?;
     let mut evicted = Vec::new();
-    let mut whole = HEADER.len();
+    let mut len = HEADER.len();
     if let Some(mut rest) = bytes.strip_prefix(HEADER) {
         while let Some(record) = decode(&mut rest) {
-            learn(catalog, record, &mut evicted);
+            apply(catalog, record, &mut evicted);
         }
-        whole = bytes.len() - rest.len();
+        len = bytes.len() - rest.len();
         if !rest.is_empty() {
             tracing::warn!(
                 store = %directory.path().display(),
@@ -128,31 +115,22 @@ pub(super) fn replay(
         file.write_all(HEADER)
             .map_err(failed("write the index of"))?;
     }
-    file.set_len(whole as u64)
+    // Records after a torn frame would never be found.
+    file.set_len(len as u64)
         .map_err(failed("write the index of"))?;
-    let log = Log {
-        file,
-        len: whole as u64,
-        compact_at: (2 * whole as u64).max(COMPACT_BYTES_MIN),
-        buffer: Vec::new(),
-        broken: false,
-    };
-    Ok((log, evicted))
+    Ok((Log::new(file, len as u64), evicted))
 }
 
-fn learn(catalog: &Catalog, record: Record, evicted: &mut Vec<Unit>) {
+/// Applies a record to the catalog. Adds the content files that no longer fit to `evicted`.
+fn apply(catalog: &Catalog, record: Record, evicted: &mut Vec<ContentId>) {
     match record {
         Record::Content { hash, len } => {
-            evicted.extend(catalog.hold(Unit::block(hash), Held::block(u64::from(len))));
+            let entry = ContentEntry::block(u64::from(len));
+            evicted.extend(catalog.add(ContentId::block(hash), entry));
         }
-        Record::Block {
-            file,
-            moment,
-            index,
-            hash,
-        } => {
-            catalog.reach(moment);
-            catalog.note(FileId::of(file), moment, index, hash);
+        Record::Block { origin, hash } => {
+            catalog.reach(origin.moment);
+            catalog.record(&origin, hash);
         }
         Record::Whole {
             file,
@@ -162,25 +140,35 @@ fn learn(catalog: &Catalog, record: Record, evicted: &mut Vec<Unit>) {
             blocks,
         } => {
             catalog.reach(moment);
-            catalog.note_whole(FileId::of(file), moment, name, &blocks);
-            let held = Held::whole(len, None, blocks.into());
-            evicted.extend(catalog.hold(Unit::whole(name), held));
+            catalog.record_whole(FileId::of(file), moment, name, &blocks);
+            let entry = ContentEntry::whole(len, None, blocks.into());
+            evicted.extend(catalog.add(ContentId::whole(name), entry));
         }
         Record::Gone { whole, name } => {
-            let unit = if whole {
-                Unit::whole(name)
+            let content = if whole {
+                ContentId::whole(name)
             } else {
-                Unit::block(name)
+                ContentId::block(name)
             };
-            evicted.retain(|other| *other != unit);
-            catalog.forget(&unit);
+            evicted.retain(|other| *other != content);
+            catalog.forget(&content);
         }
-        Record::Cleared { path, until } => catalog.cleared(Cleared { path, until }),
+        Record::Cleared { path, until } => catalog.add_clear(Clear { path, until }),
     }
 }
 
 impl Log {
-    /// Adds a record; [`Log::flush`] makes it outlive the process.
+    fn new(file: File, len: u64) -> Self {
+        Self {
+            file,
+            len,
+            compact_at: (2 * len).max(COMPACT_BYTES_MIN),
+            buffer: Vec::new(),
+            is_broken: false,
+        }
+    }
+
+    /// Adds a record, which survives the process after [`Log::flush`].
     pub(super) fn append(&mut self, record: &Record) {
         record.encode(&mut self.buffer);
         if self.buffer.len() >= BUFFER_BYTES {
@@ -188,57 +176,52 @@ impl Log {
         }
     }
 
-    /// Hands what was added to the kernel.
+    /// Writes the buffered records.
     pub(super) fn flush(&mut self) {
         if self.buffer.is_empty() {
             return;
         }
         match self.file.write_all(&self.buffer) {
             Ok(()) => self.len += self.buffer.len() as u64,
-            // Half a frame may be there, behind which nothing would be found.
+            // Records after a partial frame would never be found.
             Err(error) => {
                 tracing::debug!(%error, "cannot write the index of the store");
-                self.broken = true;
+                self.is_broken = true;
             }
         }
         self.buffer.clear();
     }
 
-    /// Waits until what was added is on the disk.
+    /// Waits until all records are on the disk.
     pub(super) fn sync(&mut self) {
         self.flush();
+        // Without it, a crash may lose the records; the content is checked in any case.
         drop(self.file.sync_data());
     }
 
-    /// The file is gone, or what it says is: it is to be written anew.
-    pub(super) fn lost(&mut self) {
-        self.broken = true;
+    /// Marks the file as lost or outdated, so that it is compacted.
+    pub(super) fn invalidate(&mut self) {
+        self.is_broken = true;
     }
 
     pub(super) fn wants_compaction(&self) -> bool {
-        self.broken || self.len >= self.compact_at
+        self.is_broken || self.len >= self.compact_at
     }
 
-    /// Writes the log anew, from what the catalog holds.
+    /// Replaces the log by a new one with the records of the catalog.
     ///
     /// # Errors
-    /// The disk's; the old log stays in use.
+    /// Those of the disk; the old log stays in use.
     pub(super) fn compact(
         &mut self,
         directory: &Directory,
         catalog: &Catalog,
     ) -> Result<(), Errno> {
         let (file, temporary) = directory.create()?;
-        match write_anew(file, catalog) {
+        match write_all_records(file, catalog) {
             Ok((file, len)) => {
                 directory.publish_index(&temporary)?;
-                *self = Self {
-                    file,
-                    len,
-                    compact_at: (2 * len).max(COMPACT_BYTES_MIN),
-                    buffer: Vec::new(),
-                    broken: false,
-                };
+                *self = Self::new(file, len);
                 Ok(())
             }
             Err(error) => {
@@ -249,7 +232,7 @@ impl Log {
     }
 }
 
-fn write_anew(file: OwnedFd, catalog: &Catalog) -> std::io::Result<(File, u64)> {
+fn write_all_records(file: OwnedFd, catalog: &Catalog) -> std::io::Result<(File, u64)> {
     let mut file = File::from(file);
     let mut buffer = HEADER.to_vec();
     let mut len = 0;
@@ -270,6 +253,7 @@ fn write_anew(file: OwnedFd, catalog: &Catalog) -> std::io::Result<(File, u64)> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::content_id::BlockOrigin;
     use copperfs_overlay::{ContentHash, ItemPath};
     use proptest::prelude::*;
 
@@ -279,9 +263,7 @@ mod tests {
             (hash.clone(), any::<u32>()).prop_map(|(hash, len)| Record::Content { hash, len }),
             (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), hash.clone()).prop_map(
                 |(file, moment, index, hash)| Record::Block {
-                    file,
-                    moment,
-                    index,
+                    origin: BlockOrigin::new(FileId::of(file), moment, index),
                     hash
                 }
             ),
@@ -294,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is cut off or changed: what comes before it is read, and nothing false after it.
+        /// For any cut or changed byte, all records before it are read, and no false ones after it.
         #[test]
         fn a_torn_log_ends_where_it_is_torn(
             all in prop::collection::vec(records(), 1..20),

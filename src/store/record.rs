@@ -1,64 +1,51 @@
-//! What the catalog must know again after a restart, one thing at a time.
+//! The records of the index. Their postcard form is part of the on-disk format.
 
-use super::unit::Unit;
+use super::content_id::{BlockOrigin, ContentId, ContentKind};
 use copperfs_overlay::{ContentHash, ItemPath};
 use serde::{Deserialize, Serialize};
 
-/// One thing to know again.
+/// One record of the index.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Record {
     /// A content file with one block exists.
     Content {
         /// Its name.
         hash: ContentHash,
-        /// Bytes in it.
+        /// Its size in bytes.
         len: u32,
     },
-    /// A block of a file version.
+    /// A block of a file version has this hash.
     Block {
-        /// Which version of which file.
-        file: [u8; 16],
-        /// When it was asked for.
-        moment: u64,
-        /// Which block.
-        index: u64,
-        /// Its bytes.
+        origin: BlockOrigin,
         hash: ContentHash,
     },
-    /// A content file with all blocks of a file version.
+    /// A content file with all blocks of a file version exists.
     Whole {
-        /// Which version of which file.
         file: [u8; 16],
-        /// When it was asked for.
+        /// When it was requested.
         moment: u64,
-        /// The content file's name.
+        /// The name of the content file.
         name: ContentHash,
-        /// Bytes in it.
+        /// Its size in bytes.
         len: u64,
         /// The hashes of its blocks, in order.
         blocks: Vec<ContentHash>,
     },
-    /// A content file is gone.
+    /// A content file was removed.
     Gone {
-        /// It held a whole file.
+        /// It was a whole file.
         whole: bool,
-        /// Its name.
         name: ContentHash,
     },
-    /// What was asked for is void.
-    Cleared {
-        /// From here down.
-        path: ItemPath,
-        /// Up to this moment.
-        until: u64,
-    },
+    /// The blocks below `path` that were requested up to the moment `until` are invalid.
+    Cleared { path: ItemPath, until: u64 },
 }
 
 impl Record {
-    pub(super) fn gone(unit: &Unit) -> Self {
+    pub(super) fn gone(content: &ContentId) -> Self {
         Self::Gone {
-            whole: *unit == Unit::whole(unit.name),
-            name: unit.name,
+            whole: content.kind == ContentKind::Whole,
+            name: content.name,
         }
     }
 }

@@ -1,86 +1,71 @@
-//! Compares what lies in a store's directory with its index, once after it is opened.
+//! Compares a store's directory with its index, once after the store is opened.
 //!
-//! Content that the index does not know (its last records were lost, or all of it) is adopted by the
-//! label that it carries, or removed; content that it knows and that is not there is forgotten.
+//! Content that is missing from the index (its last records were lost, or all of it) is adopted under the
+//! origin that is stored with it, or removed. Content of the index that is not in the directory is forgotten.
 
-use super::content;
+use super::Shared;
+use super::content::{origin_of, size_of};
+use super::content_id::ContentId;
 use super::directory::FANS;
 use super::job::Job;
-use super::unit::Unit;
-use super::{Shared, content::Origin};
 use copperfs_overlay::ContentHash;
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::mpsc::SyncSender;
 
 /// See the module. Ends early when the store is closed.
-pub(super) fn sweep(shared: &Shared, jobs: &mpsc::SyncSender<Job>) {
-    compare(shared, jobs);
-    // Behind what was found.
-    drop(jobs.send(Job::Swept));
+pub(super) fn sweep(shared: &Shared, jobs: &SyncSender<Job>) {
+    if compare(shared, jobs).is_some() {
+        jobs.send(Job::Swept).ok();
+    }
 }
 
-fn compare(shared: &Shared, jobs: &mpsc::SyncSender<Job>) {
-    // What is written from here on is known anyway.
-    let known = shared.catalog.units();
+/// Returns `None` if the writer's thread has ended.
+fn compare(shared: &Shared, jobs: &SyncSender<Job>) -> Option<()> {
+    let Shared {
+        catalog, directory, ..
+    } = shared;
+    // Content that is written from here on is never reported as missing. Adopting it once more has no effect.
+    let known = catalog.contents();
     let mut found = HashSet::with_capacity(known.len());
     for fan in 0..FANS {
         if shared.closing.load(Ordering::Acquire) {
-            return;
+            return Some(());
         }
-        let prefix = format!("{fan:02x}");
-        for name in names(&shared.directory.content_fan(fan)) {
-            let Some(hash) = hash_of(&prefix, &name) else {
-                continue;
-            };
-            let unit = Unit::block(hash);
-            if !shared.catalog.holds_unit(&unit)
-                && let Some((len, origin)) = inspect(shared, &unit)
-                && jobs.send(Job::Adopt(unit, len, origin)).is_err()
+        for hash in hashes(&format!("{fan:02x}"), &directory.content_fan(fan)) {
+            let content = ContentId::block(hash);
+            if !catalog.holds(&content)
+                && let Ok(file) = directory.open_content(&content)
+                && let Ok(len) = size_of(&file)
             {
-                return;
+                jobs.send(Job::Adopt(content, len, origin_of(&file))).ok()?;
             }
-            found.insert(unit);
+            found.insert(content);
         }
     }
-    for name in names(&shared.directory.wholes()) {
-        let Some(hash) = hash_of("", &name) else {
-            continue;
-        };
-        let unit = Unit::whole(hash);
-        if !shared.catalog.holds_unit(&unit) && jobs.send(Job::Adopt(unit, 0, None)).is_err() {
-            return;
+    for hash in hashes("", &directory.wholes()) {
+        let content = ContentId::whole(hash);
+        if !catalog.holds(&content) {
+            jobs.send(Job::Adopt(content, 0, None)).ok()?;
         }
-        found.insert(unit);
+        found.insert(content);
     }
-    for unit in known {
-        if !found.contains(&unit) && jobs.send(Job::Missing(unit)).is_err() {
-            return;
+    for content in known {
+        if !found.contains(&content) {
+            jobs.send(Job::Missing(content)).ok()?;
         }
     }
+    Some(())
 }
 
-fn names(directory: &Path) -> impl Iterator<Item = std::ffi::OsString> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten();
-    entries.filter_map(|entry| Some(entry.ok()?.file_name()))
-}
-
-fn inspect(shared: &Shared, unit: &Unit) -> Option<(u64, Option<Origin>)> {
-    let file = shared.directory.open_content(unit).ok()?;
-    content::inspect(&file).ok()
-}
-
-/// The hash whose hexadecimal form is `prefix` and `name`.
-fn hash_of(prefix: &str, name: &OsStr) -> Option<ContentHash> {
-    let text = format!("{prefix}{}", name.to_str()?);
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    let mut hash = [0; 32];
-    for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(ContentHash(hash))
+/// The hashes whose hexadecimal form is `prefix` and a name in `directory`.
+fn hashes(prefix: &str, directory: &Path) -> impl Iterator<Item = ContentHash> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(move |entry| {
+        let name = OsString::into_string(entry.file_name()).ok()?;
+        let hash = blake3::Hash::from_hex(format!("{prefix}{name}")).ok()?;
+        Some(ContentHash(*hash.as_bytes()))
+    })
 }

@@ -1,4 +1,4 @@
-//! A store on a real directory, in front of a source in memory that counts what it is asked for.
+//! A store on a real directory, in front of a source in memory that counts its requests.
 
 mod elsewhere;
 
@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 #[derive(Default)]
@@ -56,7 +57,7 @@ impl Files for Counted {
             let hash = ContentHash(*blake3::hash(&block).as_bytes());
             let middle = block.len() / 3;
             let (first, second) = (block.slice(..middle), block.slice(middle..));
-            // A false start: what came before a restart must not be kept.
+            // Bytes before a restart must not be kept.
             [
                 BlockPart::Bytes(second.clone()),
                 BlockPart::Restart,
@@ -92,7 +93,7 @@ fn options(directory: &Path, bytes: u64) -> StoreOptions {
         reserve_percent: 1,
         policy: EvictionPolicy::Lru,
         // Tests count repeated fetches, so a busy machine must not count as a hanging disk.
-        patience: Duration::from_secs(60),
+        disk_timeout: Duration::from_secs(60),
     }
 }
 
@@ -100,8 +101,8 @@ fn open(directory: &Path) -> Store {
     Store::open(&options(directory, 1 << 30)).unwrap()
 }
 
-fn layer(store: &Store, source: &Arc<Source>) -> Stored {
-    Stored::new(store.clone(), Arc::new(Counted(Arc::clone(source))))
+fn layer(store: &Store, source: &Arc<Source>) -> StoreLayer {
+    StoreLayer::new(store.clone(), Arc::new(Counted(Arc::clone(source))))
 }
 
 fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
@@ -116,8 +117,8 @@ fn request(name: &str, size: u64, blocks: std::ops::Range<u64>) -> ReadRequest {
     }
 }
 
-/// Reads as a read path does, and checks every hash.
-async fn read(files: &Stored, request: ReadRequest) -> Vec<u8> {
+/// Reads like a read path, and checks every hash.
+async fn read(files: &StoreLayer, request: ReadRequest) -> Vec<u8> {
     let mut parts = files.read(request).await.unwrap();
     let (mut whole, mut block) = (Vec::new(), Vec::new());
     while let Some(part) = parts.next().await {
@@ -134,7 +135,7 @@ async fn read(files: &Stored, request: ReadRequest) -> Vec<u8> {
     whole
 }
 
-async fn whole(files: &Stored, source: &Source, name: &str) {
+async fn whole(files: &StoreLayer, source: &Source, name: &str) {
     let expected = &source.files[&path(name)];
     let size = expected.len() as u64;
     let got = read(files, request(name, size, 0..size.div_ceil(BLOCK_BYTES))).await;
@@ -160,7 +161,7 @@ fn settled(store: &Store, done: impl Fn(&Store) -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_read_once_comes_from_the_disk_also_after_a_restart() {
+async fn blocks_are_read_from_the_disk_also_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 5 * BLOCK_BYTES + 17), ("/b", 2, 100)]);
     let store = open(directory.path());
@@ -178,7 +179,7 @@ async fn what_was_read_once_comes_from_the_disk_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_missing_runs_are_asked_for() {
+async fn only_missing_runs_are_requested() {
     let directory = tempfile::tempdir().unwrap();
     let size = 10 * BLOCK_BYTES;
     let source = Source::of(&[("/a", 1, size)]);
@@ -198,7 +199,7 @@ async fn only_the_missing_runs_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_read_through_is_neither_kept_nor_looked_for() {
+async fn reads_that_bypass_the_store_are_neither_kept_nor_looked_up() {
     let directory = tempfile::tempdir().unwrap();
     let size = 3 * BLOCK_BYTES;
     let source = Source::of(&[("/a", 1, size)]);
@@ -222,7 +223,7 @@ async fn what_is_read_through_is_neither_kept_nor_looked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_range_is_cut_from_a_block_that_is_here() {
+async fn a_range_is_cut_from_a_stored_block() {
     let directory = tempfile::tempdir().unwrap();
     let size = 2 * BLOCK_BYTES;
     let source = Source::of(&[("/a", 1, size)]);
@@ -247,7 +248,7 @@ async fn a_range_is_cut_from_a_block_that_is_here() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_bytes_lie_there_once() {
+async fn equal_blocks_are_stored_once() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 3 * BLOCK_BYTES), ("/b", 1, 3 * BLOCK_BYTES)]);
     let store = open(directory.path());
@@ -259,7 +260,7 @@ async fn equal_bytes_lie_there_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again() {
+async fn damaged_content_is_detected_counted_and_fetched_again() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 30 * BLOCK_BYTES)]);
     let store = open(directory.path());
@@ -282,7 +283,7 @@ async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again
     let before = source.blocks_read();
     whole(&layer(&store, &source), &source, "/a").await;
     assert_eq!(source.blocks_read() - before, 9);
-    // What was removed may have been noticed by the sweep before it was read.
+    // The sweep may have noticed removed files before they were read.
     let damaged = store.stats().damaged;
     assert!((6..=9).contains(&damaged), "{damaged}");
     store.flush();
@@ -290,7 +291,7 @@ async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again
     assert_eq!(
         source.blocks_read() - before,
         9,
-        "what was mended is here again"
+        "fetched blocks are kept again"
     );
 }
 
@@ -298,46 +299,42 @@ async fn flipped_and_torn_and_missing_content_is_found_counted_and_fetched_again
 /// does. In both orders it is not adopted again, so the block is fetched once and held from then on.
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_content_is_not_adopted_again() {
-    for told_first in ["sweep", "reader"] {
+    for first in ["sweep", "reader"] {
         let directory = tempfile::tempdir().unwrap();
         let source = Source::of(&[("/a", 1, BLOCK_BYTES)]);
         let store = open(directory.path());
         let files = layer(&store, &source);
         whole(&files, &source, "/a").await;
-        settled(&store, |store| *store.0.shared.swept.borrow());
+        settled(&store, |store| *store.shared.swept.borrow());
         std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
 
         let file = FileRef::new(path("/a"), Version::from_data([7; 16]), BLOCK_BYTES, None);
-        let place = store.find(&file, 0).unwrap();
-        let origin = content::Origin {
-            file: *file.id().as_bytes(),
-            moment: store.moment(),
-            index: 0,
-        };
-        let adopt = job::Job::Adopt(place.unit, 4, Some(origin));
-        let jobs = &store.0.writer.jobs;
-        assert!(store.0.shared.catalog.condemn(place.unit, place.serial));
-        if told_first == "sweep" {
+        let block = store.find(&file, 0).unwrap();
+        let origin = content_id::BlockOrigin::new(file.id(), store.moment(), 0);
+        let adopt = job::Job::Adopt(block.content, 4, Some(origin));
+        let jobs = &store.writer.jobs;
+        assert!(store.shared.catalog.condemn(block.content, block.serial));
+        if first == "sweep" {
             jobs.send(adopt).unwrap();
-            store.0.writer.remove(place.unit);
+            store.writer.remove(block.content);
         } else {
-            store.0.writer.remove(place.unit);
+            store.writer.remove(block.content);
             jobs.send(adopt).unwrap();
         }
         store.flush();
-        assert_eq!(contents(directory.path()).len(), 0, "{told_first} first");
-        assert_eq!(store.stats().entries, 0, "{told_first} first");
+        assert_eq!(contents(directory.path()).len(), 0, "{first} first");
+        assert_eq!(store.stats().entries, 0, "{first} first");
         whole(&files, &source, "/a").await;
         store.flush();
         whole(&files, &source, "/a").await;
-        assert_eq!(source.blocks_read(), 2, "{told_first} first");
+        assert_eq!(source.blocks_read(), 2, "{first} first");
     }
 }
 
 /// Two readers look a block up before either has read it. The content of the second one may have been
 /// replaced by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_content_is_counted_once_and_its_successor_stays() {
+async fn damaged_content_is_counted_once_and_its_replacement_stays() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, BLOCK_BYTES)]);
     let store = open(directory.path());
@@ -347,21 +344,21 @@ async fn damaged_content_is_counted_once_and_its_successor_stays() {
     std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
 
     let file = FileRef::new(path("/a"), Version::from_data([7; 16]), BLOCK_BYTES, None);
-    let place = store.find(&file, 0).unwrap();
-    let (first, second) = tokio::join!(store.load(place.clone()), store.load(place.clone()));
+    let block = store.find(&file, 0).unwrap();
+    let (first, second) = tokio::join!(store.load(block.clone()), store.load(block.clone()));
     assert_eq!((first, second), (None, None));
     assert_eq!(store.stats().damaged, 1);
     whole(&files, &source, "/a").await;
     store.flush();
 
     std::fs::write(&contents(directory.path())[0], b"torn").unwrap();
-    assert_eq!(store.load(place).await, None);
+    assert_eq!(store.load(block).await, None);
     assert_eq!(store.stats().damaged, 1);
-    assert_eq!(store.stats().entries, 1, "what came after it was dropped");
+    assert_eq!(store.stats().entries, 1, "the replacement was dropped");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_index_is_made_again_from_the_content() {
+async fn a_lost_index_is_restored_from_the_content() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 9 * BLOCK_BYTES), ("/b", 2, 77)]);
     let store = open(directory.path());
@@ -377,7 +374,7 @@ async fn a_lost_index_is_made_again_from_the_content() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_torn_index_costs_its_end_at_most() {
+async fn a_torn_index_loses_only_its_end() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 9 * BLOCK_BYTES)]);
     let store = open(directory.path());
@@ -396,7 +393,7 @@ async fn a_torn_index_costs_its_end_at_most() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_stays_within_its_size_and_its_index_does_not_grow_for_ever() {
+async fn a_store_stays_within_its_capacity() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/a", 1, 40 * BLOCK_BYTES)]);
     let store = Store::open(&options(directory.path(), 16 * BLOCK_BYTES)).unwrap();
@@ -417,7 +414,7 @@ async fn a_store_stays_within_its_size_and_its_index_does_not_grow_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clear_holds_and_outlives_the_process() {
+async fn a_clear_outlives_the_process() {
     let directory = tempfile::tempdir().unwrap();
     let source = Source::of(&[("/x/a", 1, 100), ("/y/b", 2, 100)]);
     let store = open(directory.path());
@@ -434,7 +431,7 @@ async fn a_clear_holds_and_outlives_the_process() {
     assert_eq!(
         source.blocks_read(),
         3,
-        "only what was cleared is fetched again"
+        "only cleared content is fetched again"
     );
     store.flush();
     whole(&layer(&store, &source), &source, "/x/a").await;
@@ -442,7 +439,7 @@ async fn a_clear_holds_and_outlives_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bundles_bring_only_what_is_not_here_in_order() {
+async fn bundles_request_only_missing_files_and_keep_their_order() {
     let directory = tempfile::tempdir().unwrap();
     let names = ["/d/0", "/d/1", "/d/2", "/d/3", "/d/4"];
     let files: Vec<_> = (0..)
@@ -483,7 +480,7 @@ async fn bundles_bring_only_what_is_not_here_in_order() {
 /// Before the kernel gets a file, it is read back and compared with the hashes of the written blocks:
 /// tested with a byte changed while the file was in `tmp`, and with a byte missing.
 #[test]
-fn a_whole_file_is_read_and_checked_before_it_is_handed_over() {
+fn a_whole_file_is_verified_before_the_kernel_gets_it() {
     let size = BLOCK_BYTES + 9;
     let file = FileRef::new(path("/a"), Version::from_data([7; 16]), size, None);
     let bytes = Bytes::from(noise(1_u64.to_le_bytes(), size));
@@ -526,7 +523,7 @@ fn a_whole_file_is_read_and_checked_before_it_is_handed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_restart() {
+async fn a_whole_file_replaces_its_blocks_and_is_verified_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let size = 4 * BLOCK_BYTES + 9;
     let source = Source::of(&[("/a", 1, size)]);
@@ -544,7 +541,11 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
     }
     writer.finish(&file).unwrap();
     assert!(matches!(store.whole(&file), Whole::Ready(_)));
-    assert_eq!(contents(directory.path()).len(), 0, "its blocks lie in it");
+    assert_eq!(
+        contents(directory.path()).len(),
+        0,
+        "it replaces its blocks"
+    );
     whole(&layer(&store, &source), &source, "/a").await;
     assert_eq!(source.blocks_read(), 5);
     drop(store);
@@ -571,10 +572,12 @@ async fn a_whole_file_takes_the_place_of_its_blocks_and_is_checked_after_a_resta
 }
 
 #[test]
-fn a_second_daemon_is_refused_and_what_is_no_store_is_not_touched() {
+fn a_second_daemon_and_foreign_directories_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let held = open(directory.path());
-    let refused = Store::open(&options(directory.path(), 1 << 30)).unwrap_err();
+    let refused = Store::open(&options(directory.path(), 1 << 30))
+        .err()
+        .unwrap();
     let text = refused.to_string();
     assert!(
         text.contains(&format!("process {}", std::process::id())),
@@ -585,14 +588,16 @@ fn a_second_daemon_is_refused_and_what_is_no_store_is_not_touched() {
 
     let foreign = tempfile::tempdir().unwrap();
     std::fs::write(foreign.path().join("thesis.tex"), "precious").unwrap();
-    let refused = Store::open(&options(foreign.path(), 1 << 30)).unwrap_err();
+    let refused = Store::open(&options(foreign.path(), 1 << 30))
+        .err()
+        .unwrap();
     assert!(matches!(refused, StoreError::Foreign(_)), "{refused}");
     assert_eq!(std::fs::read_dir(foreign.path()).unwrap().count(), 1);
 
     let shared = tempfile::tempdir().unwrap();
     let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(shared.path(), open_to_all).unwrap();
-    let refused = Store::open(&options(shared.path(), 1 << 30)).unwrap_err();
+    let refused = Store::open(&options(shared.path(), 1 << 30)).err().unwrap();
     assert!(matches!(refused, StoreError::NotOwned(_)), "{refused}");
 }
 
@@ -605,7 +610,9 @@ async fn an_older_format_is_discarded_and_a_newer_one_refused() {
     drop(store);
     let identity = directory.path().join("copperfs-store");
     std::fs::write(&identity, "copperfs store\nformat 99\n").unwrap();
-    let refused = Store::open(&options(directory.path(), 1 << 30)).unwrap_err();
+    let refused = Store::open(&options(directory.path(), 1 << 30))
+        .err()
+        .unwrap();
     assert!(
         matches!(refused, StoreError::Newer { found: 99, .. }),
         "{refused}"

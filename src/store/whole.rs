@@ -2,13 +2,15 @@
 //!
 //! Such a file is written once, from verified blocks, and its name is the hash of their hashes. Before it
 //! is passed to the kernel for the first time, it is read completely from the descriptor that the kernel
-//! will get, and each block is compared with its hash. This is done after the file was written, and after a
-//! restart.
+//! will get, and each block is compared with its hash. This happens after the file was written, and again
+//! after a restart.
 
 use super::Store;
-use super::catalog::Held;
+use super::catalog::ContentEntry;
 use super::content;
 use super::job::PutWhole;
+use crate::num::to_usize;
+use crate::pread::read_exactly;
 use crate::read::FileRef;
 use bytes::Bytes;
 use copperfs_overlay::{BLOCK_BYTES, ContentHash, ReadRequest};
@@ -25,21 +27,21 @@ pub struct Verified {
     pub blocks: Arc<[ContentHash]>,
 }
 
-/// How a file version is held for passthrough.
+/// The state of a file version for passthrough.
 #[derive(Debug)]
 pub enum Whole {
     /// Complete and verified.
     Ready(Verified),
-    /// From before this process: [`Store::verify_whole`] it first.
+    /// Written by an earlier process. It needs [`Store::verify_whole`] first.
     Unverified,
-    /// Not at all.
+    /// Not in the store.
     Absent,
 }
 
 /// A whole file that is being written.
-#[derive(Debug)]
 pub struct WholeWriter {
     file: OwnedFd,
+    /// Its name, until it is handed over.
     temporary: Option<String>,
     len: u64,
     hashes: Vec<ContentHash>,
@@ -48,59 +50,57 @@ pub struct WholeWriter {
 }
 
 impl Store {
-    /// How `file` is held.
+    /// The state of `file`.
     #[must_use]
     pub fn whole(&self, file: &FileRef) -> Whole {
         // The kernel would read from the hanging disk itself, without a timeout.
-        if !self.0.shared.health.may_read() {
+        if !self.shared.health.may_read() {
             return Whole::Absent;
         }
-        match self.0.shared.catalog.whole_of(file) {
-            Some((_, held)) => match (held.open, held.blocks) {
-                (Some(file), Some(blocks)) => Whole::Ready(Verified { file, blocks }),
-                _ => Whole::Unverified,
-            },
-            None => Whole::Absent,
+        let Some((_, entry)) = self.shared.catalog.whole_of(file) else {
+            return Whole::Absent;
+        };
+        match (entry.open, entry.blocks) {
+            (Some(file), Some(blocks)) => Whole::Ready(Verified { file, blocks }),
+            _ => Whole::Unverified,
         }
     }
 
     /// The largest file that may be kept whole, in bytes.
     #[must_use]
     pub fn whole_bytes_max(&self) -> u64 {
-        self.0.shared.catalog.capacity_bytes() / 2
+        self.shared.catalog.capacity_bytes() / 2
     }
 
-    /// Reads a whole file that an earlier process has written, and checks every block. Blocks.
+    /// Reads a whole file that an earlier process has written, and checks every block. This call blocks.
     #[must_use]
     pub fn verify_whole(&self, file: &FileRef) -> Option<Arc<OwnedFd>> {
-        let shared = &self.0.shared;
-        let (unit, mut held) = shared.catalog.whole_of(file)?;
-        let blocks = held.blocks.clone()?;
-        let opened = shared.directory.open_content(&unit);
-        let right =
-            opened.and_then(|open| check(&open, file.size, &blocks).map(|right| (open, right)));
-        match right {
-            Ok((open, true)) => {
+        let shared = &self.shared;
+        let (content, mut entry) = shared.catalog.whole_of(file)?;
+        let blocks = entry.blocks.clone()?;
+        let opened = shared.directory.open_content(&content);
+        match opened.and_then(|open| Ok((is_intact(&open, file.size, &blocks)?, open))) {
+            Ok((true, open)) => {
                 let open = Arc::new(open);
-                held.open = Some(Arc::clone(&open));
-                shared.catalog.replace(unit, held);
+                entry.open = Some(Arc::clone(&open));
+                shared.catalog.replace(content, entry);
                 Some(open)
             }
-            Ok((_, false)) | Err(_) => {
-                shared.condemn(unit, held.serial);
-                self.0.writer.remove(unit);
+            Ok((false, _)) | Err(_) => {
+                shared.condemn(content, entry.serial);
+                self.writer.remove(content);
                 None
             }
         }
     }
 
-    /// Begins to write a file of `len` bytes whole, once there is room for it. Blocks.
+    /// Begins to write a whole file of `len` bytes, after making room for it. This call blocks.
     ///
     /// # Errors
-    /// The disk's, or that it has no room without its reserve.
+    /// Those of the disk; `NOSPC` if it has no room beside its reserve.
     pub fn begin_whole(&self, len: u64) -> Result<WholeWriter, Errno> {
-        self.0.writer.room(len)?;
-        let (file, temporary) = self.0.shared.directory.create()?;
+        self.writer.make_room(len)?;
+        let (file, temporary) = self.shared.directory.create()?;
         Ok(WholeWriter {
             file,
             temporary: Some(temporary),
@@ -112,15 +112,15 @@ impl Store {
     }
 }
 
-fn check(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errno> {
-    if content::inspect(open)?.0 != size || blocks.len() as u64 != size.div_ceil(BLOCK_BYTES) {
+/// Whether the file has this size and these blocks.
+fn is_intact(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errno> {
+    if content::size_of(open)? != size || blocks.len() as u64 != size.div_ceil(BLOCK_BYTES) {
         return Ok(false);
     }
     for (index, hash) in (0..).zip(blocks) {
         let len = ReadRequest::block_len(size, index);
-        let bytes = content::read_exactly(open, index * BLOCK_BYTES, len)?;
-        let right = bytes.is_some_and(|bytes| blake3::hash(&bytes).as_bytes() == &hash.0);
-        if !right {
+        let bytes = read_exactly(open, index * BLOCK_BYTES, to_usize(len))?;
+        if bytes.is_none_or(|bytes| blake3::hash(&bytes).as_bytes() != &hash.0) {
             return Ok(false);
         }
     }
@@ -128,11 +128,11 @@ fn check(open: &OwnedFd, size: u64, blocks: &[ContentHash]) -> Result<bool, Errn
 }
 
 impl WholeWriter {
-    /// Appends the next block, whose hash is `hash`. All blocks except the last are [`BLOCK_BYTES`] long.
-    /// Blocks.
+    /// Appends the next block, whose hash is `hash`. All blocks except the last are [`BLOCK_BYTES`] long. This
+    /// call blocks.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub fn append(&mut self, block: &Bytes, hash: ContentHash) -> Result<(), Errno> {
         content::write_pieces(&self.file, self.len, std::slice::from_ref(block))?;
         self.len += block.len() as u64;
@@ -140,38 +140,32 @@ impl WholeWriter {
         Ok(())
     }
 
-    /// Reads the complete file, verifies each block, and adds the file to the content of `file`. Blocks.
+    /// Reads the complete file, verifies each block, and adds it to the store as the content of `file`. This
+    /// call blocks.
     ///
     /// # Errors
-    /// The disk's; `IO` if the bytes differ from those written: then nothing is kept.
+    /// Those of the disk; `IO` if the bytes differ from the written ones. The file is then removed.
     pub fn finish(mut self, file: &FileRef) -> Result<Arc<OwnedFd>, Errno> {
-        let shared = &self.store.0.shared;
-        let open = match &self.temporary {
-            Some(temporary) => Arc::new(shared.directory.open_temporary(temporary)?),
-            None => return Err(Errno::INVAL),
-        };
-        if !check(&open, self.len, &self.hashes)? {
+        let shared = &self.store.shared;
+        let temporary = self.temporary.as_ref().ok_or(Errno::INVAL)?;
+        let open = Arc::new(shared.directory.open_temporary(temporary)?);
+        if !is_intact(&open, self.len, &self.hashes)? {
             shared.counters.damaged.increment();
             tracing::warn!(path = %file.path, "the bytes read back from the disk differ from those written: dropped");
             return Err(Errno::IO);
         }
-        let Some(temporary) = self.temporary.take() else {
-            return Err(Errno::INVAL);
-        };
+        // From here on, the writer's thread renames or removes the file.
+        let temporary = self.temporary.take().ok_or(Errno::INVAL)?;
         let mut hasher = blake3::Hasher::new();
         for hash in &self.hashes {
             hasher.update(&hash.0);
         }
-        let name = ContentHash(*hasher.finalize().as_bytes());
-        self.store.0.writer.whole(PutWhole {
+        let hashes = std::mem::take(&mut self.hashes);
+        self.store.writer.put_whole(PutWhole {
             file: file.id(),
             moment: self.moment,
-            name,
-            held: Held::whole(
-                self.len,
-                Some(Arc::clone(&open)),
-                std::mem::take(&mut self.hashes).into(),
-            ),
+            name: ContentHash(*hasher.finalize().as_bytes()),
+            entry: ContentEntry::whole(self.len, Some(Arc::clone(&open)), hashes.into()),
             temporary,
         });
         Ok(open)
@@ -181,7 +175,7 @@ impl WholeWriter {
 impl Drop for WholeWriter {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            self.store.0.shared.directory.discard(temporary);
+            self.store.shared.directory.discard(temporary);
         }
     }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 /// Uploads at a time: enough to keep a server busy.
 const UPLOADS: usize = 32;
 
-/// Where the objects really are.
+/// The location of the objects.
 enum Server {
     Memory,
     /// A bucket that is a directory.
@@ -143,7 +143,7 @@ impl Backend for Objects {
     fn fill<'a>(&'a self, name: &'a str, count: usize) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             if let Server::S3(server) = &self.server {
-                // What the server serves is a directory: faster than ten thousand uploads.
+                // The server serves a directory, which is faster to fill than ten thousand uploads.
                 fill(&server.bucket().join(self.prefix).join(name), count);
                 // The server looks at its directories again after its `--dir-cache-time`.
                 tokio::time::sleep(Duration::from_millis(1_100)).await;
@@ -168,7 +168,7 @@ impl Backend for Objects {
     }
 }
 
-/// Makes containers and one-byte blobs with whatever keys: `object_store` can do neither.
+/// Makes containers, and one-byte blobs with arbitrary keys: `object_store` can do neither.
 pub(crate) fn upload(server: &AzureServer, containers: &[&str], keys: &[&str]) {
     const PROGRAM: &str = include_str!("../azure_put.py");
     let containers = containers.iter().map(|name| format!("container:{name}"));
@@ -183,7 +183,7 @@ pub(crate) fn upload(server: &AzureServer, containers: &[&str], keys: &[&str]) {
     assert!(made.status.success(), "{said}");
 }
 
-/// A web server, whose files are written where they lie.
+/// A web server. Its files are written to its directory.
 pub(crate) struct Web {
     kind: &'static Kind,
     server: WebServer,

@@ -1,14 +1,13 @@
-//! Bundles: what every origin does alike, and what is never in one.
+//! Bundles: the common behaviour of all origins, and the files that are never in a bundle.
 
 use crate::fixtures::{Backend, Posix, path, stat};
 use bytes::Bytes;
-use copperfs::origin::{Alone, OriginOptions, OriginSpec, Origins, TurnStream};
+use copperfs::origin::{ClaimedStream, OriginOptions, OriginSpec, Origins, claim_any};
 use copperfs_overlay::{BundleFile, BundleItem, BundleRequest, BundleStream, Files, Version};
 use futures_util::StreamExt;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
-use std::sync::Arc;
 use std::time::Duration;
 
 fn file(name: &str, version: Version, size: u64) -> BundleFile {
@@ -36,8 +35,8 @@ async fn collect(items: BundleStream) -> Vec<(usize, Bytes)> {
         .expect("no hang")
 }
 
-fn ungated(items: TurnStream) -> BundleStream {
-    items.map(|(item, _turn)| Ok(item)).boxed()
+fn without_claims(items: ClaimedStream) -> BundleStream {
+    items.map(|(item, _claim)| Ok(item)).boxed()
 }
 
 /// Files arrive whole and in the requested version; the others are left out.
@@ -62,7 +61,7 @@ pub(crate) async fn gives_bundles(backend: &dyn Backend) {
         directory: path("bundle"),
         files,
     };
-    let mut items = collect(ungated(origin.bundle(request, Arc::new(Alone)))).await;
+    let mut items = collect(without_claims(origin.bundle(request, claim_any()))).await;
     items.sort_by_key(|(index, _)| *index);
     let indices: Vec<usize> = items.iter().map(|(index, _)| *index).collect();
     let wanted: Vec<usize> = (0..150).filter(|index| !(3..=6).contains(index)).collect();
@@ -72,7 +71,7 @@ pub(crate) async fn gives_bundles(backend: &dyn Backend) {
     }
 }
 
-/// Links are not followed and special files not opened, whatever the asker says that they are.
+/// Links are not followed and special files not opened, even if the request implies another type.
 #[tokio::test]
 async fn a_bundle_holds_regular_files_only() {
     let posix = Posix::new();
@@ -91,13 +90,13 @@ async fn a_bundle_holds_regular_files_only() {
         directory: path("dir"),
         files,
     };
-    let items = collect(ungated(origin.bundle(request, Arc::new(Alone)))).await;
+    let items = collect(without_claims(origin.bundle(request, claim_any()))).await;
     assert_eq!(items, [(3, Bytes::from_static(b"x"))]);
 }
 
-/// Excluded paths, and what another origin answers for, are left out; what is given is counted.
+/// Excluded paths and those of another origin are left out; the returned files are counted.
 #[tokio::test]
-async fn a_bundle_stays_inside_what_its_directory_serves() {
+async fn a_bundle_has_only_files_that_its_directory_serves() {
     let dir = tempfile::tempdir().expect("a directory");
     let real = dir.path().canonicalize().expect("a path");
     for name in ["hidden", "shown", "other"] {
@@ -115,7 +114,7 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
     };
     let specs = [spec("d", &real), spec("d/other", other.path())];
     let files = Origins::open(&specs, &options).expect("origins");
-    // The versions as somebody would know them who has seen the files on the storage itself.
+    // The versions as a client knows them that has read the storage directly.
     let bare = Origins::open(&[spec("d", &real)], &OriginOptions::default()).expect("origins");
     let names = ["hidden", "other", "shown"].map(|name| Bytes::from_static(name.as_bytes()));
     let found = bare
@@ -136,7 +135,7 @@ async fn a_bundle_stays_inside_what_its_directory_serves() {
     let items = collect(files.bundle(request.clone()).await.expect("a bundle")).await;
     assert_eq!(items, [(2, Bytes::from_static(b"secret"))]);
     let counters = files.counters();
-    assert_eq!((counters.opens, counters.read_bytes), (1, 6));
+    assert_eq!((counters.opens.get(), counters.read_bytes.get()), (1, 6));
     let elsewhere = BundleRequest {
         directory: path("nowhere"),
         ..request

@@ -1,5 +1,5 @@
-//! What each kind of storage can do, in one place. A part of the suite names what it needs; where that
-//! is missing it says so, and `suite::what_does_not_apply` holds what is left out where.
+//! The capabilities of each kind of storage, in one place. Each part of the suite names its requirements. If one
+//! is missing, the part says so, and `suite::left_out_parts` checks which parts are left out for which kind.
 
 /// Something that not all storage does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub(crate) enum Can {
     Replace,
 }
 
-/// What becomes of a version when the same bytes are written again.
+/// The effect on the version when the same bytes are written again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SameBytes {
     /// A version is a write: another one.
@@ -115,7 +115,7 @@ pub(crate) const AZURE: Kind = Kind {
     many: 5_001,
 };
 
-/// A web server with ranges. What it says of a version is the second of the last change.
+/// A web server with ranges. Its versions consist of the second of the last change.
 pub(crate) const WEB: Kind = Kind {
     name: "web server",
     can: &[Can::Backslash, Can::TrailingDot, Can::Sparse, Can::Replace],
@@ -123,7 +123,7 @@ pub(crate) const WEB: Kind = Kind {
     many: 0,
 };
 
-/// A web server that sends whole files only; gigabytes of them for one byte are not asked for here.
+/// A web server that sends whole files only. It gets no request for one byte of gigabytes here.
 pub(crate) const WEB_WITHOUT_RANGES: Kind = Kind {
     name: "web server without ranges",
     can: &[Can::Backslash, Can::TrailingDot, Can::Replace],

@@ -54,7 +54,7 @@ async fn stores_that_are_as_they_should_be() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_web_server_lacks() {
+async fn limits_of_a_web_server() {
     let web = WebServer::with_ranges().await;
     let findings = examine(web.spec(), &patient()).await;
     let poor = [
@@ -64,7 +64,7 @@ async fn what_a_web_server_lacks() {
     assert_eq!(outcomes(&findings), poor, "{findings:?}");
 }
 
-/// A store that lists, and neither tags its objects nor gives ranges.
+/// A store with listings, but without tags and without ranges.
 #[tokio::test]
 async fn a_poor_store() {
     const TIME: &str = "last-modified: Wed, 01 Jan 2020 00:00:00 GMT\r\n";

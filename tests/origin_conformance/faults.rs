@@ -1,4 +1,4 @@
-//! What storage servers do wrong, and what their readers see.
+//! Misbehaving storage servers, and the results for their readers.
 
 use crate::faulty_server::{Reply, Request, Server, content};
 use crate::fixtures::{names, path, pattern, quick, read, read_whole, stat};
@@ -50,7 +50,7 @@ fn is_slashed(request: &Request) -> bool {
 }
 
 #[tokio::test]
-async fn statuses_become_what_the_asker_can_do() {
+async fn statuses_become_failures_of_their_kinds() {
     for (code, kind) in [
         (401, FailureKind::PermissionDenied),
         (403, FailureKind::PermissionDenied),
@@ -167,7 +167,7 @@ async fn a_transfer_that_always_breaks_is_a_failure_and_never_short() {
         if is_slashed(request) {
             return status(404);
         }
-        // No ETag: what was sent cannot be continued.
+        // Without an ETag, the interrupted answer cannot be resumed.
         Reply::Cut(200, String::new(), vec![7; 1000], 500)
     })
     .await;
@@ -278,7 +278,7 @@ async fn a_server_without_ranges_is_read_all_the_same() {
 async fn a_web_server_is_walked_by_name() {
     let server = Server::start(|request| match request.target.as_str() {
         "/base/dir/" => Reply::Answer(200, String::new(), b"<html>".to_vec()),
-        // What servers of files do with a directory's name.
+        // Servers of files redirect the name of a directory like this.
         "/base/dir" => Reply::Answer(301, "location: /base/dir/\r\n".to_owned(), Vec::new()),
         "/base/dir/f" => content(request, "v", b"content"),
         _ => status(404),

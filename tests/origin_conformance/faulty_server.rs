@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 server on loopback that misbehaves as told.
+//! A small HTTP/1.1 server on loopback that misbehaves as the test requests.
 
 use crate::fixtures::path;
 use copperfs::origin::OriginSpec;
@@ -25,11 +25,11 @@ pub(crate) struct Request {
     pub(crate) under_way: usize,
 }
 
-/// What the server does with a request.
+/// The server's reaction to a request.
 pub(crate) enum Reply {
     /// Status, extra headers (each ended by `\r\n`), body.
     Answer(u16, String, Vec<u8>),
-    /// Promises the whole body and closes after so many bytes of it.
+    /// Announces the whole body, and closes the connection after this many bytes of it.
     Cut(u16, String, Vec<u8>, usize),
     /// Says nothing for a long time.
     Silence,

@@ -15,16 +15,16 @@ use std::time::Duration;
 pub(crate) trait Backend: Send + Sync {
     fn kind(&self) -> &'static Kind;
     fn origin(&self) -> &dyn Origin;
-    /// Writes a file, with the directories above it, over what was there.
+    /// Writes a file and the directories above it, replacing an existing file.
     fn put<'a>(&'a self, path: &'a str, content: Vec<u8>) -> BoxFuture<'a, ()>;
     fn remove<'a>(&'a self, path: &'a str) -> BoxFuture<'a, ()>;
     /// Fills directory `name` with `count` empty files `0000000`, ….
     fn fill<'a>(&'a self, name: &'a str, count: usize) -> BoxFuture<'a, ()>;
-    /// Writes objects under keys that need not be paths; for those who hold [`Can::AnyKey`].
+    /// Writes objects under keys that need not be paths, for backends with [`Can::AnyKey`].
     fn put_keys<'a>(&'a self, _keys: &'a [&'a str]) -> BoxFuture<'a, ()> {
         unreachable!("{} holds paths only", self.kind().name)
     }
-    /// The directory that the storage is, for those who hold [`Can::Sparse`].
+    /// The directory of the storage, for backends with [`Can::Sparse`].
     fn directory(&self) -> PathBuf {
         unreachable!("{} is no directory", self.kind().name)
     }
@@ -128,7 +128,7 @@ pub(crate) fn quick() -> OriginOptions {
     }
 }
 
-/// For real servers, on machines that have other things to do.
+/// For real servers, on busy machines.
 pub(crate) fn patient() -> OriginOptions {
     let mut options = quick();
     options.retries.timeout = Duration::from_secs(30);
@@ -191,7 +191,8 @@ impl Backend for Posix {
     }
 }
 
-/// Hard links, but for one in 50,000 (ext4 allows 65,000): new inodes are what takes time.
+/// Fills a directory with hard links to one in 50,000 files (ext4 allows 65,000 links), because new inodes take
+/// time.
 pub(crate) fn fill(dir: &Path, count: usize) {
     const LINKS: usize = 50_000;
     std::fs::create_dir_all(dir).expect("a directory");

@@ -1,9 +1,9 @@
-//! One suite for every origin, and what each of them must do beyond it.
+//! One suite for every origin, and further tests of each kind.
 //!
 //! The suite (`suite.rs`) runs against a POSIX directory, an object store in memory, and real servers on
 //! loopback (`servers.rs`; `scripts/test-servers` installs them): S3, Azure Blob, Google's client at an
-//! S3 server, web servers with ranges and without. What each of them can do stands in
-//! `capabilities.rs`. What a server does wrong is done by a small HTTP server (`faults.rs`).
+//! S3 server, web servers with ranges and without. Their capabilities are in
+//! `capabilities.rs`. A small HTTP server simulates faults of servers (`faults.rs`).
 
 mod backends;
 mod bundles;

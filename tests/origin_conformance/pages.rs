@@ -1,5 +1,5 @@
 //! Listings of 100,000 keys over the S3 protocol, from a small server that makes each page as it is
-//! asked for: the real one here reads its whole directory for every page.
+//! requested: the real one here reads its whole directory for every page.
 
 use crate::faulty_server::{Reply, Request, Server, bucket};
 use crate::fixtures::list_all;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 const COUNT: usize = 100_000;
-/// What S3 gives at once, whatever is asked for.
+/// The maximum page of S3, even if more keys are requested.
 const PAGE: usize = 1000;
 
 /// Objects `top/0000000`, …; each tenth followed by a key that cannot be a name.

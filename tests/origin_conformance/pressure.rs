@@ -4,7 +4,9 @@ use crate::faulty_server::{Reply, Request, Server, bucket, content};
 use crate::fixtures::{path, pattern, quick};
 use crate::waiting::until;
 use bytes::Bytes;
-use copperfs::origin::{ByteRange, ObjectOrigin, Once, Origin, OriginOptions, Origins, Retries};
+use copperfs::origin::{
+    ByteRange, CoalescedStorage, ObjectOrigin, Origin, OriginOptions, Origins, Retries,
+};
 use copperfs_overlay::{
     BundleFile, BundleRequest, FailureKind, Files, LISTING_ENTRIES_MAX, Listing,
 };
@@ -105,7 +107,7 @@ async fn brought(files: &impl Files, request: BundleRequest) -> Vec<Bytes> {
     found
 }
 
-/// A listing brings versions and sizes, so that nothing is asked twice: 5 LISTs and a GET for each file.
+/// A listing has versions and sizes, so that no further requests are needed: 5 LISTs and a GET for each file.
 #[tokio::test]
 async fn five_thousand_files_are_five_lists_and_a_get_each() {
     let server = Server::start(|request| match request {
@@ -129,7 +131,7 @@ async fn five_thousand_files_are_five_lists_and_a_get_each() {
     assert!(most <= Some(64), "{most:?} at a time");
 }
 
-/// A store that refuses all above some requests at a time is asked less, and more when it can take more.
+/// A store that refuses requests above a limit gets fewer concurrent ones, and more when the limit rises.
 #[tokio::test]
 async fn a_storm_of_refusals_slows_the_askers_down_and_fails_none() {
     let room = Arc::new(AtomicUsize::new(8));
@@ -149,12 +151,12 @@ async fn a_storm_of_refusals_slows_the_askers_down_and_fails_none() {
     .await;
     let origins = Origins::open(&[bucket(&server)], &stubborn()).expect("an origin");
     let mut requests = bundles(&listed(&origins).await, 400).into_iter();
-    let begun = origins.counters();
+    let begun = origins.pressure();
     assert_eq!((begun.throttled, begun.concurrency), (0, 32));
 
     let names = brought(&origins, requests.next().expect("one")).await;
     assert_eq!(names.len(), 400, "every file came");
-    let stormy = origins.counters();
+    let stormy = origins.pressure();
     assert!(stormy.throttled > 0);
     assert!(stormy.concurrency < 20, "{}", stormy.concurrency);
     let late = server.requests().split_off(400);
@@ -165,7 +167,7 @@ async fn a_storm_of_refusals_slows_the_askers_down_and_fails_none() {
     for request in requests {
         assert_eq!(brought(&origins, request).await.len(), 400);
     }
-    let calm = origins.counters();
+    let calm = origins.pressure();
     assert!(
         calm.concurrency > stormy.concurrency,
         "{} after {}",
@@ -174,7 +176,7 @@ async fn a_storm_of_refusals_slows_the_askers_down_and_fails_none() {
     );
 }
 
-/// Who waits for a file goes before the bundle that would bring it, and it is asked for once.
+/// A reader's request for a file goes before the bundle with that file, and the file is requested once.
 #[tokio::test]
 async fn a_reader_goes_before_a_bundle() {
     let server = Server::start(|request| {
@@ -192,10 +194,10 @@ async fn a_reader_goes_before_a_bundle() {
     let listing = listed(&origins).await;
     let last = listing.entries[199].attributes.clone().expect("attributes");
     let request = bundles(&listing, 200).remove(0);
-    let once = Once::new(Arc::new(origins), Duration::from_secs(20));
+    let storage = CoalescedStorage::new(Arc::new(origins), Duration::from_secs(20));
     let bundle = {
-        let once = once.clone();
-        tokio::spawn(async move { brought(&once, request).await })
+        let storage = storage.clone();
+        tokio::spawn(async move { brought(&storage, request).await })
     };
     until(Duration::from_secs(10), "ten requests", || {
         server.requests().len() >= 10
@@ -210,7 +212,7 @@ async fn a_reader_goes_before_a_bundle() {
         content: None,
         through: false,
     };
-    let mut parts = once.read(request).await.expect("a stream");
+    let mut parts = storage.read(request).await.expect("a stream");
     let first = parts.next().await.expect("a part").expect("bytes");
     assert!(
         matches!(&first, copperfs_overlay::BlockPart::Bytes(bytes) if bytes == "0199"),
@@ -244,7 +246,7 @@ async fn opened(server: &Server, size: usize) -> (ObjectOrigin, ByteRange) {
     (origin, range)
 }
 
-/// Nothing lies below `long`; it is an object whose parts are `tag` of their first byte.
+/// `long` is an object whose parts have the tag `tag` of their first byte.
 fn long(request: &Request, whole: &[u8], tag: impl Fn(usize) -> &'static str) -> Reply {
     if is_list(request) {
         return Reply::Answer(200, String::new(), b"<ListBucketResult/>".to_vec());
@@ -311,7 +313,7 @@ async fn parts_of_two_versions_never_follow_each_other() {
     assert!(found == whole[..12 * MIB], "other bytes");
 }
 
-/// A reader who goes away takes the parts ahead of it along, and leaves their room to others.
+/// A reader that is cancelled drops its prefetched parts, and releases their memory.
 #[tokio::test]
 async fn parts_ahead_end_with_their_reader() {
     let whole = pattern(40 * MIB);

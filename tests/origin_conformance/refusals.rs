@@ -1,5 +1,5 @@
-//! Stores that refuse, and addresses where none is: what is said at mount time. Each message names the
-//! origin, the cause and what to try, and no secret.
+//! The error messages of a mount for stores that refuse requests, and for addresses without a store. Each
+//! message has the origin, the cause and a remedy, and no secret.
 
 use crate::backends::upload;
 use crate::faulty_server::{Reply, Server};
@@ -16,7 +16,7 @@ const SECRETS: [&str; 4] = [
     WRONG_KEY,
     "the-body's-secret",
 ];
-/// A key of nobody.
+/// A key without an owner.
 const WRONG_KEY: &str = "YW5vdGhlci1rZXktb2Ytbm9ib2R5";
 
 fn spec(uri: &str, options: &[(&str, &str)]) -> OriginSpec {
@@ -28,7 +28,7 @@ fn spec(uri: &str, options: &[(&str, &str)]) -> OriginSpec {
     }
 }
 
-/// What a mount of `spec` says when it is refused.
+/// The error message of a mount of `spec`.
 async fn refusal(spec: &OriginSpec, options: &OriginOptions) -> String {
     let error = match Origins::open(std::slice::from_ref(spec), options) {
         Ok(origins) => origins.check().await.expect_err(&spec.uri),
@@ -104,9 +104,9 @@ async fn the_client_of_google_is_refused() {
     assert!(text.contains(file), "{text}");
 }
 
-/// The codes that no server here gives: a clock that is wrong, a region, an archive.
+/// The codes that no server here returns: a wrong clock, a region, an archive.
 #[tokio::test]
-async fn known_codes_say_what_to_try() {
+async fn known_codes_have_a_remedy() {
     for (status, code, hint) in [
         (403, "RequestTimeTooSkewed", "clock"),
         (400, "AuthorizationHeaderMalformed", "AWS_REGION"),

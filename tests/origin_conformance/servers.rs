@@ -213,7 +213,7 @@ impl AzureServer {
     }
 }
 
-/// `python3 -m http.server PORT --directory DIR`, with room for more than five who wait to be let in.
+/// `python3 -m http.server PORT --directory DIR`, with a backlog of more than five connections.
 const WITHOUT_RANGES: &str = "
 import functools, http.server, sys
 class Server(http.server.ThreadingHTTPServer):
@@ -242,7 +242,7 @@ impl WebServer {
         Self { process, root }
     }
 
-    /// Python's: the whole file, whatever range is asked for.
+    /// Python's server, which sends the whole file for every range.
     pub(crate) async fn without_ranges() -> Self {
         let root = tempfile::tempdir().expect("a directory");
         std::fs::create_dir(root.path().join("base")).expect("a directory");

@@ -1,5 +1,5 @@
-//! What every origin does alike. Each part gets a backend of its own kind; a part that needs what a kind
-//! cannot do (`capabilities.rs`) says so, and the table at the end holds which these are.
+//! The common behaviour of all origins. Each part runs with a backend of each kind. A part whose requirements a
+//! kind lacks (`capabilities.rs`) says so, and the table at the end lists these parts.
 
 mod keys;
 mod listings;
@@ -34,7 +34,7 @@ macro_rules! part {
 const PARTS: &[Part] = &[
     part!(lists_names_types_and_attributes, List),
     part!(stats_in_order),
-    part!(failures_say_what_can_be_done),
+    part!(failures_have_their_kinds),
     part!(failures_of_listings, List),
     part!(reads_many_at_once),
     part!(bundles::gives_bundles),
@@ -66,7 +66,7 @@ impl Part {
 
 #[allow(
     clippy::print_stdout,
-    reason = "what took how long, and what does not apply, is for whoever reads the test's output"
+    reason = "durations and left out parts are for readers of the test's output"
 )]
 async fn suite(backend: &dyn Backend) {
     let kind = backend.kind();
@@ -189,7 +189,7 @@ fn kind_of<T>(result: Result<T, Failure>) -> FailureKind {
     }
 }
 
-async fn failures_say_what_can_be_done(backend: &dyn Backend) {
+async fn failures_have_their_kinds(backend: &dyn Backend) {
     let origin = backend.origin();
     backend.put("fail/file", b"x".to_vec()).await;
     let file = stat(origin, "fail/file").await.expect("attributes");
@@ -280,9 +280,9 @@ async fn a_web_server_without_ranges_conforms() {
     suite(&Web::without_ranges().await).await;
 }
 
-/// What is left out, and where: nothing else, and nothing in silence.
+/// The parts that are left out for each kind of storage, and no others.
 #[test]
-fn what_does_not_apply() {
+fn left_out_parts() {
     let kinds = [
         &capabilities::POSIX,
         &capabilities::MEMORY,

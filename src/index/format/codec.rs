@@ -1,6 +1,6 @@
-//! Entries and directory records, each told by its difference from the one before it.
+//! Entries and directory records, each encoded as the difference from the previous one.
 
-use super::layout::{DirectoryRecord, Place};
+use super::layout::{DirectoryRecord, EntryRange};
 use super::primitive::{
     damaged, put, put_signed, put_version, signed, take, take_array, take_bytes, take_signed,
     take_u32, take_version, unsigned,
@@ -19,14 +19,14 @@ const KINDS: [FileKind; 7] = [
     FileKind::BlockDevice,
 ];
 
-/// Bits of an entry's flags above the kind's three.
+/// Bits of an entry's flags. The lowest three are the file's type.
 const SAME_OWNER: u8 = 1 << 3;
 const ATIME_IS_MTIME: u8 = 1 << 4;
 const CTIME_IS_MTIME: u8 = 1 << 5;
 const HAS_CONTENT: u8 = 1 << 6;
 const HAS_ATTRIBUTES: u8 = 1 << 7;
 
-/// What neighbours mostly have in common.
+/// Attributes that neighbours mostly have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Owner {
     mode: u16,
@@ -48,7 +48,7 @@ impl Owner {
     }
 }
 
-/// What the next entry is told by its difference from. A run begins with a fresh one.
+/// The previous entry, from which the next one differs. Each run begins with a default one.
 #[derive(Clone, Debug, Default)]
 struct Before {
     name: Vec<u8>,
@@ -66,12 +66,12 @@ impl Before {
     }
 }
 
-/// Writes the entries of a run.
+/// Encodes the entries of a run.
 #[derive(Debug, Default)]
 pub struct EntryEncoder(Before);
 
 impl EntryEncoder {
-    /// Begins a run anew: at a block's beginning, and at a directory's.
+    /// Begins a new run: at the beginning of a block, and of a directory.
     pub fn reset(&mut self) {
         self.0 = Before::default();
     }
@@ -83,7 +83,7 @@ impl EntryEncoder {
     }
 }
 
-/// Reads the entries of a run.
+/// Decodes the entries of a run.
 #[derive(Debug)]
 pub struct EntryDecoder<'a> {
     rest: &'a [u8],
@@ -91,7 +91,7 @@ pub struct EntryDecoder<'a> {
 }
 
 impl<'a> EntryDecoder<'a> {
-    /// A run that begins with `bytes`.
+    /// A decoder of the run that begins with `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl<'a> EntryDecoder<'a> {
         }
     }
 
-    /// Whether nothing is left.
+    /// Whether all entries are decoded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
@@ -127,12 +127,12 @@ impl<'a> EntryDecoder<'a> {
     }
 }
 
-/// Writes directory records.
+/// Encodes directory records.
 #[derive(Debug, Default)]
 pub struct DirectoryEncoder(Before);
 
 impl DirectoryEncoder {
-    /// Begins anew: at a block's beginning.
+    /// Begins a new run: at the beginning of a block.
     pub fn reset(&mut self) {
         self.0 = Before::default();
     }
@@ -157,7 +157,7 @@ impl DirectoryEncoder {
     }
 }
 
-/// Reads directory records.
+/// Decodes directory records.
 #[derive(Debug)]
 pub struct DirectoryDecoder<'a> {
     rest: &'a [u8],
@@ -165,7 +165,7 @@ pub struct DirectoryDecoder<'a> {
 }
 
 impl<'a> DirectoryDecoder<'a> {
-    /// Records that begin with `bytes`.
+    /// A decoder of the records that begin with `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self {
@@ -174,13 +174,13 @@ impl<'a> DirectoryDecoder<'a> {
         }
     }
 
-    /// What is left behind the records read so far.
+    /// The bytes after the decoded records.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The next record; `None` when nothing is left.
+    /// The next record. Returns `None` at the end.
     ///
     /// # Errors
     /// `Damaged`.
@@ -198,12 +198,12 @@ impl<'a> DirectoryDecoder<'a> {
         let attributes = attributes.ok_or(damaged("a directory's attributes"))?;
         let place = match take(&mut self.rest)? {
             0 => None,
-            1 => Some(Place::EMPTY),
+            1 => Some(EntryRange::EMPTY),
             more => {
                 let (first_block, offset) = (take_u32(&mut self.rest)?, take_u32(&mut self.rest)?);
                 let last_block = first_block.checked_add(take_u32(&mut self.rest)?);
                 let end = take_u32(&mut self.rest)?;
-                Some(Place {
+                Some(EntryRange {
                     end,
                     first_block,
                     offset,
@@ -356,14 +356,14 @@ fn take_attributes(
         mtime,
         ctime,
         version,
-        // What was true when the index was made stays true for it.
+        // The hash stays valid, because it belongs to this version.
         link_target,
         content,
     };
     Ok((kind, Some(attributes)))
 }
 
-/// What most files of `size` bytes occupy, in units of 512 bytes.
+/// The usual disk space of a file of `size` bytes, in units of 512 bytes.
 fn usual_blocks(size: u64) -> u64 {
     size.div_ceil(512)
 }
@@ -380,7 +380,7 @@ fn take_time(rest: &mut &[u8], base: i64) -> Result<Timestamp, FormatError> {
     })
 }
 
-/// A name as the number of bytes it shares with the one before it, and the rest.
+/// Encodes a name as the length of the prefix that it shares with the previous one, and the rest.
 fn put_name(out: &mut Vec<u8>, before: &mut Vec<u8>, name: &[u8]) {
     let shared = before.iter().zip(name).take_while(|(a, b)| a == b).count();
     put(out, shared as u64);

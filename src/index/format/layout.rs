@@ -1,4 +1,4 @@
-//! The header, the tail, and what a directory's record says.
+//! The header, the tail, and the record of a directory.
 
 use super::primitive::{
     damaged, put, put_version, take, take_array, take_bytes, take_u32, take_version,
@@ -14,10 +14,10 @@ pub const HEADER_BYTES: usize = 256;
 const HEADER_SUM_AT: usize = HEADER_BYTES - 16;
 const HASHED: u32 = 1;
 
-/// How much an index tells of.
+/// The number of items in an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct Totals {
-    /// Directories, the top one included.
+    /// Directories, including the top.
     pub directories: u64,
     /// Regular files.
     pub files: u64,
@@ -25,12 +25,12 @@ pub struct Totals {
     pub others: u64,
     /// Bytes of all regular files.
     pub bytes: u64,
-    /// Directories that could not be listed, and are asked for at their origin.
+    /// Directories that could not be listed, and are requested from their origin.
     pub unlisted: u64,
 }
 
 impl Totals {
-    /// Everything but the top directory.
+    /// Everything except the top directory.
     #[must_use]
     pub fn entries(&self) -> u64 {
         let all = self.directories.saturating_add(self.files);
@@ -48,31 +48,31 @@ impl Totals {
     }
 }
 
-/// What an index begins with.
+/// The header of an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Whether files' contents are told.
+    /// Whether the index has hashes of files' contents.
     pub hashed: bool,
     /// Length of the whole index.
     pub file_bytes: u64,
-    /// Where the tail begins, and its length as stored and when unpacked.
+    /// Position of the tail.
     pub tail_offset: u64,
-    /// As stored.
+    /// Stored length of the tail.
     pub tail_stored: u32,
-    /// Unpacked.
+    /// Unpacked length of the tail.
     pub tail_raw: u32,
-    /// Of the tail as stored.
+    /// Checksum of the stored tail.
     pub tail_sum: Checksum,
     /// When it was finished, in seconds since 1970.
     pub made_at: i64,
-    /// How much it tells of.
+    /// The number of items.
     pub totals: Totals,
     /// The version of the tree's top directory.
     pub top: Version,
 }
 
 impl Header {
-    /// Its bytes.
+    /// The encoded header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = Vec::with_capacity(HEADER_BYTES);
@@ -98,10 +98,10 @@ impl Header {
         header
     }
 
-    /// The header of a file of `file_bytes` bytes that begins with `bytes`.
+    /// Decodes the header of a file of `file_bytes` bytes that begins with `bytes`.
     ///
     /// # Errors
-    /// It is not an index, of another format, not whole, or damaged.
+    /// It is not an index, has another format, is incomplete, or damaged.
     pub fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
         if bytes.get(..MAGIC.len()) != Some(&MAGIC[..]) {
             return Err(FormatError::NotAnIndex);
@@ -151,32 +151,32 @@ impl Header {
     }
 }
 
-/// Where a block is.
+/// The location of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BlockPlace {
-    /// In the file.
+pub struct BlockLocation {
+    /// Position in the file.
     pub offset: u64,
-    /// Bytes as stored.
+    /// Stored length.
     pub stored: u32,
-    /// Bytes when unpacked, at most [`BLOCK_RAW_MAX`].
+    /// Unpacked length, at most [`BLOCK_RAW_MAX`].
     pub raw: u32,
-    /// Of the bytes as stored.
+    /// Checksum of the stored bytes.
     pub sum: Checksum,
 }
 
-/// What an index ends with: where everything is.
+/// The tail of an index, which has the locations of all blocks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tail {
-    /// What was indexed, without credentials.
+    /// The indexed URI, without credentials.
     pub uri: String,
     /// The blocks of entries, in order.
-    pub entries: Vec<BlockPlace>,
-    /// The blocks of directory records, each with its first path; ascending.
-    pub directories: Vec<(ItemPath, BlockPlace)>,
+    pub entries: Vec<BlockLocation>,
+    /// The blocks of directory records, each with its first path, in ascending order.
+    pub directories: Vec<(ItemPath, BlockLocation)>,
 }
 
 impl Tail {
-    /// As stored, and its length unpacked.
+    /// The stored form, and the unpacked length.
     #[must_use]
     pub fn encode(&self) -> (Vec<u8>, usize) {
         let mut raw = Vec::new();
@@ -199,7 +199,7 @@ impl Tail {
         (pack(&raw), raw.len())
     }
 
-    /// The tail that `header` tells of.
+    /// Decodes the tail for `header`.
     ///
     /// # Errors
     /// `Damaged`.
@@ -242,7 +242,7 @@ impl Tail {
     }
 }
 
-fn put_block(out: &mut Vec<u8>, block: &BlockPlace, first: Option<&ItemPath>) {
+fn put_block(out: &mut Vec<u8>, block: &BlockLocation, first: Option<&ItemPath>) {
     put(
         out,
         u64::from(block.stored) << 1 | u64::from(first.is_some()),
@@ -255,11 +255,11 @@ fn put_block(out: &mut Vec<u8>, block: &BlockPlace, first: Option<&ItemPath>) {
     }
 }
 
-/// Blocks follow one another.
-fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockPlace, bool), FormatError> {
+/// Blocks follow one another, so only their lengths are stored.
+fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockLocation, bool), FormatError> {
     let length = take(rest)?;
     let stored = u32::try_from(length >> 1).map_err(|_large| damaged("a block's length"))?;
-    let block = BlockPlace {
+    let block = BlockLocation {
         offset: *offset,
         stored,
         raw: take_u32(rest)?,
@@ -274,23 +274,23 @@ fn take_block(rest: &mut &[u8], offset: &mut u64) -> Result<(BlockPlace, bool), 
     Ok((block, length & 1 == 1))
 }
 
-/// Where a directory's entries are.
+/// The location of a directory's entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// The block that the first one is in.
+pub struct EntryRange {
+    /// The block with the first entry.
     pub first_block: u32,
-    /// Where in it, unpacked, the first one begins.
+    /// Position of the first entry in that block, unpacked.
     pub offset: u32,
-    /// The block that the last one is in. All between are this directory's alone.
+    /// The block with the last entry. All blocks in between have only entries of this directory.
     pub last_block: u32,
-    /// Where in that one, unpacked, the entries end.
+    /// End of the last entry in that block, unpacked.
     pub end: u32,
-    /// How many there are.
+    /// The number of entries.
     pub entries: u64,
 }
 
-impl Place {
-    /// Of a directory without entries.
+impl EntryRange {
+    /// The location for a directory without entries.
     pub const EMPTY: Self = Self {
         first_block: 0,
         offset: 0,
@@ -300,13 +300,13 @@ impl Place {
     };
 }
 
-/// What an index tells of a directory itself.
+/// The record of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirectoryRecord {
-    /// Where it is, relative to the top.
+    /// Its path, relative to the top.
     pub path: ItemPath,
     /// Its attributes.
     pub attributes: Attributes,
-    /// Where its entries are; `None`: it could not be listed.
-    pub place: Option<Place>,
+    /// The location of its entries; `None` if it could not be listed.
+    pub place: Option<EntryRange>,
 }

@@ -1,4 +1,4 @@
-//! Numbers, versions and byte strings, as all parts of an index encode them.
+//! Numbers, versions and byte strings in an index.
 
 use super::FormatError;
 use copperfs_overlay::{Standing, Version};
@@ -7,7 +7,7 @@ pub(super) fn damaged(what: &'static str) -> FormatError {
     FormatError::Damaged(what)
 }
 
-/// Seven bits a byte, lowest first; the highest bit says that more follow.
+/// Seven bits per byte, lowest first. The highest bit marks that more bytes follow.
 pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value.to_le_bytes()[0] | 0x80);
@@ -36,7 +36,7 @@ pub(super) fn take_u32(rest: &mut &[u8]) -> Result<u32, FormatError> {
     u32::try_from(take(rest)?).map_err(|_large| damaged("a number"))
 }
 
-/// Small numbers of either sign are short.
+/// Zigzag encoding: small numbers of either sign are short.
 pub(super) fn put_signed(out: &mut Vec<u8>, value: i64) {
     put(out, unsigned((value << 1) ^ (value >> 63)));
 }
@@ -46,22 +46,22 @@ pub(super) fn take_signed(rest: &mut &[u8]) -> Result<i64, FormatError> {
     Ok(signed(value >> 1) ^ -signed(value & 1))
 }
 
-/// The same bits.
+/// Reinterprets the bits.
 pub(super) fn signed(value: u64) -> i64 {
     i64::from_le_bytes(value.to_le_bytes())
 }
 
-/// The same bits.
+/// Reinterprets the bits.
 pub(super) fn unsigned(value: i64) -> u64 {
     u64::from_le_bytes(value.to_le_bytes())
 }
 
-/// [`put_version`]'s flag: the version is valid in one launch only.
+/// A flag of [`put_version`]: the version is valid in one launch only.
 const ONE_LAUNCH: u8 = 1;
-/// [`put_version`]'s flag: the change part follows.
+/// A flag of [`put_version`]: the change part follows.
 const HAS_CHANGE: u8 = 2;
 
-/// Writes a settled version.
+/// Encodes a settled version.
 pub(super) fn put_version(out: &mut Vec<u8>, version: &Version) {
     let has_change = *version.change() != [0; 8];
     let launch = if version.outlives_launch() {

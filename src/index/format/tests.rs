@@ -79,8 +79,8 @@ fn record() -> impl Strategy<Value = DirectoryRecord> {
     let path = proptest::collection::vec("[a-c]{1,3}", 0..6);
     (path, attributes(FileKind::Directory), place).prop_map(|(path, attributes, place)| {
         let place = place.map(|(first, offset, more, entries)| match entries {
-            0 => Place::EMPTY,
-            _ => Place {
+            0 => EntryRange::EMPTY,
+            _ => EntryRange {
                 first_block: first / 2,
                 offset,
                 last_block: first / 2 + more,
@@ -119,7 +119,7 @@ fn header() -> Header {
 }
 
 fn tail() -> Tail {
-    let block = |offset, stored| BlockPlace {
+    let block = |offset, stored| BlockLocation {
         offset: HEADER_BYTES as u64 + offset,
         stored,
         raw: 20,
@@ -195,7 +195,7 @@ fn the_header_and_the_tail_come_back() {
 }
 
 #[test]
-fn what_is_no_whole_index_is_refused_for_its_reason() {
+fn incomplete_and_foreign_files_are_refused_with_the_reason() {
     let header = header();
     let (good, len) = (header.encode(), header.file_bytes);
     let refused = |bytes: &[u8], len| Header::decode(bytes, len).unwrap_err();

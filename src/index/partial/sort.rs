@@ -1,5 +1,5 @@
-//! The log's records in the order of their paths: runs that fit into memory are sorted and set aside,
-//! then merged. Of several records of one directory the last one counts.
+//! The records of a log in the order of their paths. Runs that fit into memory are sorted and written to
+//! temporary files, and then merged. Of several records of one directory the last one is returned.
 
 use super::Partial;
 use crate::index::IndexError;
@@ -10,19 +10,19 @@ use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
-/// Memory of one run, in bytes of paths: a million directories and more.
+/// Memory of one run, in bytes of paths: more than a million directories.
 const RUN_BYTES: usize = 64 << 20;
-/// What a path takes beside its bytes.
+/// The memory of a path beside its bytes.
 const PATH_BYTES: usize = 48;
 
-/// A record's path and place in the log.
+/// A record's path and position in the log.
 type Key = (ItemPath, u64);
 
-/// Where records are, by path.
+/// The positions of records, by path.
 #[derive(Debug)]
 pub struct Sorted {
     runs: Vec<Run>,
-    /// The first key of each run that is not used up.
+    /// The first key of each run that is left.
     heads: BinaryHeap<Reverse<(Key, usize)>>,
 }
 
@@ -36,7 +36,7 @@ impl Sorted {
     /// Sorts the records of `log`.
     ///
     /// # Errors
-    /// The log cannot be read, a run not be written.
+    /// The log cannot be read, or a run cannot be written.
     pub fn new(log: &Partial) -> Result<Self, IndexError> {
         Self::in_runs(log, RUN_BYTES)
     }
@@ -79,7 +79,7 @@ impl Sorted {
         Ok(())
     }
 
-    /// The next directory's record: where it is in the log.
+    /// The position in the log of the next directory's record.
     ///
     /// # Errors
     /// A run cannot be read.
@@ -100,7 +100,7 @@ impl Sorted {
     }
 }
 
-/// A sorted run in a file without a name.
+/// Writes a sorted run to an unlinked file.
 fn to_disk(log: &Partial, mut keys: Vec<Key>) -> io::Result<Run> {
     keys.sort_unstable();
     let path = beside(&log.path, ".run");

@@ -1,58 +1,51 @@
-//! An index that lies in the namespace: its attributes are asked for once, its bytes come through this
-//! node's own read path, as those of any file.
+//! An index in the namespace: its attributes are requested once, its bytes are read through this node's own
+//! read path, like those of any file.
 
 use crate::index::IndexError;
 use crate::index::read::{Bytestore, Index};
-use crate::num::to_usize;
 use crate::read::{FileRef, ReadAhead, ReadPath};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, Files, ItemPath};
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, OnceLock};
 
-/// Most bytes of one read.
+/// The maximum size of one read.
 const READ_BYTES_MAX: usize = 1 << 20;
 
-/// Where the index is, and how it is reached.
+/// The path of an index, and the sources of its attributes and its bytes.
 #[derive(Clone)]
 pub struct TreeFile {
     path: ItemPath,
-    /// What is asked for the file's attributes: not the read path, whose listings come from the index.
+    /// The source of its attributes. Not the read path, whose listings come from the index.
     source: Arc<dyn Files>,
-    /// What is asked for its bytes; set when the node has one.
+    /// The source of its bytes. Set late, because the read path is built on top of the index.
     read: Arc<OnceLock<ReadPath>>,
 }
 
-impl std::fmt::Debug for TreeFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("TreeFile").field(&self.path).finish()
-    }
-}
-
 impl TreeFile {
-    /// The file at `path`, behind `source`, whose bytes `read` fetches.
+    /// The index at `path`, with attributes from `source` and bytes from `read`.
     #[must_use]
     pub fn new(path: ItemPath, source: Arc<dyn Files>, read: Arc<OnceLock<ReadPath>>) -> Self {
         Self { path, source, read }
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &ItemPath {
         &self.path
     }
 
-    /// Opens it as an index, apart from any prefix.
+    /// Opens the index without a prefix.
     ///
     /// # Errors
-    /// It cannot be read, or is not a whole index of this version.
+    /// It cannot be read, or is not a complete index of this version.
     pub async fn index(&self) -> Result<Index, IndexError> {
         let (opened, _own) = self.open().await?;
         Index::open(Arc::new(opened)).await
     }
 
-    /// Its bytes, and its entry in the directory that it lies in.
-    pub(super) async fn open(&self) -> Result<(Opened, Entry), IndexError> {
+    /// The file, and its entry in its directory.
+    pub(super) async fn open(&self) -> Result<(OpenTreeFile, Entry), IndexError> {
         let failed = |failure| IndexError::Read {
             name: self.path.to_string(),
             failure,
@@ -75,7 +68,7 @@ impl TreeFile {
             .get()
             .cloned()
             .ok_or_else(|| wrong(FailureKind::Unavailable, "the node has not started yet"))?;
-        let opened = Opened {
+        let opened = OpenTreeFile {
             file: FileRef::of(self.path.clone(), &found),
             ahead: ReadAhead::default(),
             read,
@@ -89,19 +82,19 @@ impl TreeFile {
     }
 }
 
-/// The file in the state in which it was opened.
-pub(super) struct Opened {
+/// The file in the version in which it was opened.
+pub(super) struct OpenTreeFile {
     file: FileRef,
     ahead: ReadAhead,
     read: ReadPath,
 }
 
-impl Bytestore for Opened {
+impl Bytestore for OpenTreeFile {
     fn name(&self) -> String {
         self.file.path.to_string()
     }
 
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.file.size
     }
 
@@ -129,7 +122,7 @@ impl Bytestore for Opened {
                 }
                 bytes.extend_from_slice(&piece.bytes);
             }
-            bytes.truncate(to_usize(len as u64));
+            bytes.truncate(len);
             Ok(bytes.freeze())
         })
     }

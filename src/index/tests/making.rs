@@ -5,7 +5,7 @@ use crate::testing::SOON;
 use crate::waiting::until;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_tells_what_the_tree_is() {
+async fn an_index_equals_its_tree() {
     let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     plant(root.path());
     let target = out.path().join("i");
@@ -53,9 +53,9 @@ async fn an_index_tells_what_the_tree_is() {
     assert_eq!(content.0, *blake3::hash(&vec![1; 3_000_000]).as_bytes());
 }
 
-// On one thread, so that what is asked first is answered first.
+// On one thread, so that the first request is answered first.
 #[tokio::test]
-async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
+async fn a_resumed_walk_makes_the_same_index() {
     let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     plant(root.path());
     let (whole, target) = (out.path().join("whole"), out.path().join("resumed"));
@@ -74,7 +74,7 @@ async fn a_walk_that_was_killed_goes_on_and_makes_the_same_index() {
         let all_given = async {
             let asked = || storage.asked().0;
             until(SOON, "it is out of permits", || asked() >= permits as u64).await;
-            // What was listed is on its way to the log, or is not: both are well.
+            // The last listings may be in the log or not: the result is the same.
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         };
         tokio::select! {

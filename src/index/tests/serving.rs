@@ -10,9 +10,9 @@ async fn serve(
     target: &Path,
 ) -> (Storage, IndexedFiles) {
     let storage = Storage::of(specs, options.symlinks);
-    let rules = Arc::new(Rules::new(specs, options));
-    let place = IndexPlace::Local(target.to_owned());
-    let indexed = Arc::new(Indexed::new(path(prefix), place, rules));
+    let rules = Arc::new(NamespaceRules::new(specs, options));
+    let place = IndexLocation::Local(target.to_owned());
+    let indexed = Arc::new(IndexedPrefix::new(path(prefix), place, rules));
     indexed.open(&specs[0].uri).await.unwrap();
     let files = IndexedFiles::new(Arc::new(storage.clone()), &[indexed]);
     (storage, files)
@@ -25,7 +25,7 @@ fn without_time(
         .iter_mut()
         .map(|(path, attributes)| {
             let mut attributes = attributes.take().unwrap();
-            // What is young is only so for a moment, and looking changes when it was looked at.
+            // A young file settles soon, and each observation changes its access time.
             attributes.version = attributes
                 .version
                 .standing_as(copperfs_overlay::Standing::Lasting);
@@ -91,13 +91,13 @@ async fn names_come_from_the_index_as_from_storage_and_without_asking_it() {
         assert_eq!(refused.kind, kind, "{wrong}");
     }
     assert_eq!(storage.asked(), (0, 0));
-    // Above the prefix, storage is asked.
+    // Above the prefix, storage answers.
     files.list(path(""), None, 10).await.unwrap();
     assert_eq!(storage.asked().0, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_excluded_or_elsewhere_is_not_the_indexes_business() {
+async fn excluded_paths_and_other_prefixes_are_not_served_from_the_index() {
     let (root, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let out = TempDir::new().unwrap();
     for name in ["a/hidden", "b/nested", "c"] {
@@ -135,7 +135,7 @@ async fn what_is_excluded_or_elsewhere_is_not_the_indexes_business() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_changed_is_stale_until_the_index_is_made_anew_and_cleared() {
+async fn a_changed_file_is_stale_until_the_index_is_replaced_and_cleared() {
     let (root, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     std::fs::write(root.path().join("f"), b"old").unwrap();
     let target = out.path().join("i");

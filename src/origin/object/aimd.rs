@@ -1,12 +1,12 @@
-//! How many requests may be under way at one store: additive increase, multiplicative decrease. Pure.
+//! The limit of concurrent requests to one store: additive increase, multiplicative decrease. Pure.
 //!
-//! As TCP does it: every success raises the limit by one until the store refuses for the first time, by
-//! one a round from then on, and a refusal halves it. One burst of refusals is one refusal: those whose
-//! requests began before the last halving say nothing new.
+//! As in TCP, every success raises the limit by one until the store refuses a request for the first time.
+//! From then on each round of successes raises it by one, and a refusal halves it. A burst of refusals
+//! counts once: refusals of requests that began before the last halving are ignored.
 
-/// Requests at a time of a store that nothing is known of.
+/// The initial limit.
 const START: u32 = 32;
-/// Fewest requests at a time: with one, a store that is always overloaded still gets on.
+/// The minimum. With one request at a time, even a store that is always overloaded makes progress.
 const LEAST: u32 = 1;
 
 /// Counts halvings. A request remembers the round in which it began.
@@ -18,24 +18,24 @@ pub(super) struct Round(u32);
 pub(super) struct Aimd {
     limit: f64,
     max: f64,
-    /// The store has never refused: the limit doubles each round.
-    untried: bool,
+    /// The store has not refused a request yet, so the limit doubles each round.
+    is_starting: bool,
     round: Round,
 }
 
 impl Aimd {
-    /// A rule that never allows more than `max` at a time.
+    /// A limit that is never above `max`.
     pub(super) fn new(max: usize) -> Self {
         let max = u32::try_from(max).unwrap_or(u32::MAX).max(LEAST);
         Self {
             limit: f64::from(START.min(max)),
             max: f64::from(max),
-            untried: true,
+            is_starting: true,
             round: Round(0),
         }
     }
 
-    /// Requests that may be under way.
+    /// The current limit.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -45,27 +45,31 @@ impl Aimd {
         self.limit as usize
     }
 
-    /// For a request that begins now.
+    /// The round of a request that begins now.
     pub(super) fn round(&self) -> Round {
         self.round
     }
 
-    /// A request was answered while `under_way` of them were there. One that leaves most of the room
-    /// unused says nothing about more.
-    pub(super) fn answered(&mut self, under_way: usize) {
-        if under_way < self.limit().div_ceil(2) {
+    /// A request was answered while `running` requests were running.
+    pub(super) fn answered(&mut self, running: usize) {
+        // Far below the limit, a success does not show that the store can handle more.
+        if running < self.limit().div_ceil(2) {
             return;
         }
-        let step = if self.untried { 1.0 } else { 1.0 / self.limit };
+        let step = if self.is_starting {
+            1.0
+        } else {
+            1.0 / self.limit
+        };
         self.limit = (self.limit + step).min(self.max);
     }
 
-    /// The store refused a request that began in round `began`, for want of room.
+    /// The store refused a request that began in round `began`, because it was overloaded.
     pub(super) fn refused(&mut self, began: Round) {
         if began < self.round {
             return;
         }
-        self.untried = false;
+        self.is_starting = false;
         self.limit = (self.limit / 2.0).max(f64::from(LEAST));
         self.round = Round(self.round.0.wrapping_add(1));
     }
@@ -82,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_answers_is_asked_more_up_to_the_bound() {
+    fn successes_raise_the_limit_up_to_the_maximum() {
         let mut rule = Aimd::new(64);
         assert_eq!(rule.limit(), 32);
         answered(&mut rule, 32);
@@ -94,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_refusals_halves_once_and_the_way_back_is_slow() {
+    fn a_burst_of_refusals_halves_once_and_recovery_is_slow() {
         let mut rule = Aimd::new(64);
         let began = rule.round();
         for _ in 0..32 {
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_always_refuses_is_asked_one_by_one() {
+    fn a_store_that_always_refuses_gets_one_request_at_a_time() {
         let mut rule = Aimd::new(64);
         for _ in 0..20 {
             rule.refused(rule.round());
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_little_is_allowed_no_more_for_it() {
+    fn successes_far_below_the_limit_do_not_raise_it() {
         let mut rule = Aimd::new(64);
         for _ in 0..100 {
             rule.answered(1);

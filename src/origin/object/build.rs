@@ -1,20 +1,23 @@
-//! Builds a store's client from a URI, options and the environment, and the store's canonical name for
+//! Builds a store's client from a URI, options and the environment, and the store's canonical address for
 //! versions.
 //!
 //! Precedence: the origin's options over the environment over defaults. Options that the store does not
-//! know are refused; unknown variables of the environment are not ours to judge.
+//! know are refused; unknown variables of the environment are ignored, because they may have other users.
 
 use super::credentials::CredentialService;
 use super::gate::Gate;
 use super::http::Connector;
-use super::{Names, ObjectOrigin};
+use super::{Connection, ListingMode};
 use crate::origin::error::{OriginError, redacted};
 use crate::origin::options::{OriginOptions, OriginSpec};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStoreScheme, RetryConfig};
+use object_store::list::PaginatedListStore;
+use object_store::{
+    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
+};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -39,11 +42,11 @@ macro_rules! configured {
     };
 }
 
-/// A store's client for `spec`. Nothing is sent yet.
+/// A store's client for `spec`. Sends nothing yet.
 pub(super) fn connect(
     spec: &OriginSpec,
     options: &OriginOptions,
-) -> Result<ObjectOrigin, OriginError> {
+) -> Result<Connection, OriginError> {
     let uri = redacted(&spec.uri);
     let bad_uri = |reason: String| OriginError::Uri {
         uri: uri.clone(),
@@ -57,48 +60,62 @@ pub(super) fn connect(
         ObjectStoreScheme::parse(&url).map_err(|error| bad_uri(error.to_string()))?;
     let url_text = spec.uri.as_str();
     let gate = Gate::new(options.object_concurrency);
-    let mut address = vec![place(&redacted(&spec.uri))];
+    let mut address = vec![canonical(&redacted(&spec.uri))];
     let env = &options.env;
-    let (names, service) = match scheme {
+    let (store, credentials) = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let keys = settings::<AmazonS3ConfigKey>("aws_", spec, env)?;
             address.extend(addresses(&keys));
             let service = CredentialService::aws(&keys, env);
             let store = configured!(AmazonS3Builder, url_text, keys, options, &gate);
-            (store.map(Names::paged), service)
+            (store.map(paged), service)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let keys = settings::<GoogleConfigKey>("google_", spec, env)?;
             address.extend(addresses(&keys));
             let store = configured!(GoogleCloudStorageBuilder, url_text, keys, options, &gate);
-            (store.map(Names::paged), CredentialService::google())
+            (store.map(paged), CredentialService::google())
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let keys = settings::<AzureConfigKey>("azure_", spec, env)?;
             address.extend(addresses(&keys));
             let service = CredentialService::azure(&keys);
             let store = configured!(MicrosoftAzureBuilder, url_text, keys, options, &gate);
-            (store.map(Names::paged), service)
+            (store.map(paged), service)
         }
         ObjectStoreScheme::Http => {
-            // Whoever writes http:// has allowed it.
+            // An http:// URI is permission enough.
             let allowed = (ClientConfigKey::AllowHttp, "true".to_owned());
             let mut keys = vec![allowed];
             keys.extend(settings("", spec, &BTreeMap::new())?);
             let server = &url[..url::Position::BeforePath];
             let store = configured!(HttpBuilder, server, keys, options, &gate);
-            let none = CredentialService::default();
-            (store.map(|store| Names::probed(store)), none)
+            let store =
+                store.map(|store| (store as Arc<dyn ObjectStore>, ListingMode::Unsupported));
+            (store, CredentialService::default())
         }
         _ => return Err(bad_uri("this scheme is not supported".to_owned())),
     };
-    let names = names.map_err(|error| OriginError::Store {
+    let (store, listing) = store.map_err(|error| OriginError::Store {
         uri: uri.clone(),
         reason: reason(&error),
     })?;
-    let address = address.join(" ");
-    let origin = ObjectOrigin::new(names, gate, &prefix, (&uri, &address), options);
-    Ok(origin.asking(service))
+    Ok(Connection {
+        store,
+        listing,
+        gate,
+        prefix,
+        label: uri,
+        address: address.join(" "),
+        credentials,
+    })
+}
+
+fn paged<S: ObjectStore + PaginatedListStore>(
+    store: Arc<S>,
+) -> (Arc<dyn ObjectStore>, ListingMode) {
+    let pages = Arc::clone(&store) as Arc<dyn PaginatedListStore>;
+    (store, ListingMode::Pages(pages))
 }
 
 /// Settings that select the server and the account if the URI does not.
@@ -121,13 +138,13 @@ fn addresses<K: AsRef<str>>(settings: &[(K, String)]) -> Vec<String> {
         .collect();
     known
         .into_iter()
-        .map(|(key, value)| format!("{key}={}", place(&redacted(value))))
+        .map(|(key, value)| format!("{key}={}", canonical(&redacted(value))))
         .collect()
 }
 
 /// The canonical form of a URI, without credentials: lower case host, no default port, no repeated or
-/// trailing slashes. A text that is no URI keeps its form, except for trailing slashes.
-fn place(uri: &str) -> String {
+/// trailing slashes. Any other text keeps its form, except for trailing slashes.
+fn canonical(uri: &str) -> String {
     let Ok(url) = uri.parse::<url::Url>() else {
         return uri.trim_end_matches('/').to_owned();
     };
@@ -136,7 +153,7 @@ fn place(uri: &str) -> String {
     format!("{}/{}", &url[..url::Position::BeforePath], path.join("/"))
 }
 
-/// Why a client cannot be made, without what it quotes of a key.
+/// Why a client cannot be built. Parts of a key that the error quotes are left out.
 fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
     let text = match text.split_once(" error: ") {
@@ -159,13 +176,13 @@ fn reason(error: &object_store::Error) -> String {
     text.to_owned()
 }
 
-/// Variables that carry another name than their key, as in `object_store`'s own `from_env`.
+/// Variables whose name differs from their key, as in the `from_env` of `object_store`.
 const ALIASES: [(&str, &str); 2] = [
     ("SERVICE_ACCOUNT", "google_service_account"),
     ("IDENTITY_ENDPOINT", "azure_msi_endpoint"),
 ];
 
-/// Environment variables of the store's family, and over them the origin's own options.
+/// Environment variables of the store's family, and then the origin's own options, which override them.
 fn settings<K: FromStr>(
     family: &str,
     spec: &OriginSpec,
@@ -193,7 +210,7 @@ fn settings<K: FromStr>(
 
 fn client_options(options: &OriginOptions) -> ClientOptions {
     ClientOptions::new()
-        // A bound on the whole answer would cut large files on slow links; silence is what counts.
+        // A timeout of the whole answer would cut off large files on slow links; only silence counts.
         .with_timeout_disabled()
         .with_connect_timeout(options.retries.connect_timeout)
         .with_read_timeout(options.retries.read_timeout)
@@ -245,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_without_the_key() {
+    fn errors_name_missing_settings_and_no_key() {
         for (options, reason) in [
             (&[][..], "no account is named"),
             (
@@ -254,7 +271,7 @@ mod tests {
             ),
         ] {
             let error = connect(&spec("az://box/a", options), &OriginOptions::default());
-            let error = error.expect_err("no client").to_string();
+            let error = error.err().expect("no client").to_string();
             assert!(error.contains(reason) && !error.contains("126"), "{error}");
             assert!(error.contains("az://box/a: "), "{error}");
         }
@@ -264,22 +281,22 @@ mod tests {
         ] {
             let half = spec("s3://bucket", &[(one, "half of a pair")]);
             let error = connect(&half, &OriginOptions::default());
-            let error = error.expect_err("no client").to_string();
+            let error = error.err().expect("no client").to_string();
             assert!(error.contains(missing), "{error}");
             assert!(!error.contains("half of a pair"), "{error}");
         }
     }
 
     #[test]
-    fn a_place_has_one_form_and_an_address_is_part_of_it() {
+    fn addresses_have_a_canonical_form() {
         for (one, other) in [
             ("HTTP://Host:80/v1//", "http://host/v1"),
             ("s3://bucket/a/", "s3://bucket//a"),
             ("https://host/a/./b", "https://host/a/b"),
         ] {
-            assert_eq!(place(one), place(other));
+            assert_eq!(canonical(one), canonical(other));
         }
-        assert_ne!(place("http://host/v1"), place("http://host/v2"));
+        assert_ne!(canonical("http://host/v1"), canonical("http://host/v2"));
         let identity = |options: &[(&str, &str)], variables: &[(&str, &str)]| {
             let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
             let env = variables.iter().map(text).collect();
@@ -297,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn options_come_after_the_environment_and_foreign_variables_are_ignored() {
+    fn options_override_the_environment_and_foreign_variables_are_ignored() {
         let variables = [
             ("AWS_REGION", "one"),
             ("AWS_NOT_A_KEY", "x"),

@@ -1,34 +1,35 @@
-//! Many small objects: as many GETs at a time as the store can take.
+//! Many small objects: as many concurrent GETs as the store can handle.
 //!
-//! A bundle's files are fetched ahead of their readers, each in its turn: a file that a reader requests
-//! first is fetched for the reader, and left out of the bundle.
+//! A bundle's files are prefetched for their readers, and claimed first: a file that a reader requests
+//! earlier is fetched for the reader, and left out of the bundle.
 
-use super::Inner;
-use super::gate::Turn as Place;
+use super::Shared;
+use super::gate::Priority;
+use crate::num::to_usize;
 use crate::origin::bundle::{item, ranges};
-use crate::origin::{ByteRange, Turn, TurnStream, Turns};
+use crate::origin::{ByteRange, ClaimFile, ClaimedStream, FileClaim};
 use copperfs_overlay::{BundleItem, BundleRequest};
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
 
 /// Bytes of one bundle that are requested at the same time.
 const BYTES_AT_ONCE: u64 = 8 << 20;
-/// Files of one bundle that are under way, at most.
+/// Files of one bundle that are requested at the same time, at most.
 const FILES_AT_ONCE: u64 = 128;
 
-impl Inner {
+impl Shared {
     /// The files of `request`, in the order in which their reads complete.
     pub(super) fn bundle(
         self: Arc<Self>,
         request: BundleRequest,
-        turns: Arc<dyn Turns>,
-    ) -> TurnStream {
+        claim: ClaimFile,
+    ) -> ClaimedStream {
         let largest = request.files.iter().map(|file| file.size).max();
         let at_once = (BYTES_AT_ONCE / largest.unwrap_or(0).max(1)).clamp(8, FILES_AT_ONCE);
         let files: Vec<_> = ranges(request).collect();
         stream::iter(files)
-            .map(move |(index, range)| Arc::clone(&self).fetch(index, range, Arc::clone(&turns)))
-            .buffer_unordered(usize::try_from(at_once).unwrap_or(8))
+            .map(move |(index, range)| Arc::clone(&self).fetch(index, range, Arc::clone(&claim)))
+            .buffer_unordered(to_usize(at_once))
             .filter_map(std::future::ready)
             .boxed()
     }
@@ -37,13 +38,14 @@ impl Inner {
         self: Arc<Self>,
         index: usize,
         range: ByteRange,
-        turns: Arc<dyn Turns>,
-    ) -> Option<(BundleItem, Turn)> {
+        claim: ClaimFile,
+    ) -> Option<(BundleItem, FileClaim)> {
         let key = self.key(&range.path).ok()?;
-        let permit = self.gate.enter(Place::Ahead).await;
-        let turn = turns.begin(index)?;
+        // Claimed after the wait, in which another request may have read the file.
+        let permit = self.connection.gate.enter(Priority::Prefetch).await;
+        let claim = claim(index)?;
         let size = range.size;
-        let opening = self.open_part(key, range, Place::Ahead, permit);
-        item(index, Box::pin(opening), size, turn).await
+        let opening = self.open_part(key, range, Priority::Prefetch, permit);
+        item(index, Box::pin(opening), size, claim).await
     }
 }

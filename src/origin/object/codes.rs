@@ -1,15 +1,15 @@
-//! Error codes of S3, Google Cloud Storage and Azure Blob: what they mean, and what to try.
+//! Error codes of S3, Google Cloud Storage and Azure Blob, with their kinds and remedies.
 //!
-//! Only codes of this table are shown: the rest of a server's words may hold keys and signatures.
+//! Only codes of this table are shown: the rest of a server's message may contain keys and signatures.
 
 use copperfs_overlay::FailureKind;
 
-/// A code that a store gives in the body of an error.
+/// A code in the body of a store's error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Code {
     pub(super) name: &'static str,
     pub(super) kind: FailureKind,
-    /// What to try.
+    /// The remedy.
     pub(super) hint: &'static str,
 }
 
@@ -31,7 +31,7 @@ const AZURE_PUBLIC: &str = "the container is not public: set AZURE_STORAGE_ACCOU
 use FailureKind::{Io, NotFound, PermissionDenied, Unavailable};
 
 const CODES: &[(&str, FailureKind, &str)] = &[
-    // S3, and Google's XML interface, which shares most of them.
+    // S3, and Google's XML interface, which has most of them too.
     ("NoSuchBucket", NotFound, NO_BUCKET),
     ("InvalidBucketName", NotFound, NO_BUCKET),
     ("InvalidAccessKeyId", PermissionDenied, WRONG_KEY),
@@ -90,7 +90,7 @@ const CODES: &[(&str, FailureKind, &str)] = &[
     ),
 ];
 
-/// The known code in `body`, the text of an error as its store writes it.
+/// The known code in `body`, the text of a store's error.
 pub(super) fn find(body: &str) -> Option<Code> {
     let (_, rest) = body.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_known_codes_are_seen() {
+    fn only_known_codes_are_found() {
         let body =
             "403 Forbidden: <?xml version=\"1.0\"?><Error><Code>InvalidAccessKeyId</Code></Error>";
         assert_eq!(find(body).expect("a code").name, "InvalidAccessKeyId");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn no_code_is_named_twice() {
+    fn no_code_appears_twice() {
         for (i, code) in CODES.iter().enumerate() {
             assert!(CODES[..i].iter().all(|other| other.0 != code.0), "{code:?}");
         }

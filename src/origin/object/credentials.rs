@@ -1,5 +1,5 @@
-//! The cloud service that a store's client asks for credentials if none are configured, and the error texts
-//! for the case that it supplies none.
+//! The cloud service from which a store's client requests credentials if none are configured, and the error
+//! texts for the case that it supplies none.
 //!
 //! Such a request fails like any other request of the client: with a refused connection, or with a status.
 //! Only the address in the error's text shows that the request never reached the store. The clients offer
@@ -16,7 +16,7 @@ const METADATA: &str = "http://169.254.169.254";
 const TASKS: &str = "http://169.254.170.2";
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct CredentialService {
     /// The beginning of the service's addresses, or a part of them that no store's address contains. Empty:
     /// the store needs no credentials.
@@ -28,7 +28,7 @@ pub(super) struct CredentialService {
 }
 
 impl CredentialService {
-    /// The service that the S3 client asks with the settings `keys`. `environment` shows credentials that
+    /// The service that the S3 client uses with the settings `keys`. `environment` shows credentials that
     /// Amazon's own tools would find and this client does not read.
     pub(super) fn aws(
         keys: &[(AmazonS3ConfigKey, String)],
@@ -51,12 +51,12 @@ impl CredentialService {
             advice: format!(
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a \
                  public bucket ({})",
-                unread(environment)
+                unread_credentials(environment)
             ),
         }
     }
 
-    /// The service that the Google Cloud Storage client asks.
+    /// The service that the Google Cloud Storage client uses.
     pub(super) fn google() -> Self {
         Self {
             address: "/computeMetadata/v1/".to_owned(),
@@ -68,7 +68,7 @@ impl CredentialService {
         }
     }
 
-    /// The service that the Azure client asks with the settings `keys`.
+    /// The service that the Azure client uses with the settings `keys`.
     pub(super) fn azure(keys: &[(AzureConfigKey, String)]) -> Self {
         let mut named = keys.iter().rev();
         let named = named.find(|(key, _)| *key == AzureConfigKey::MsiEndpoint);
@@ -84,17 +84,17 @@ impl CredentialService {
         }
     }
 
-    /// Whether an error with the text `said` is about a request to this service.
-    pub(super) fn is_asked_in(&self, said: &str) -> bool {
+    /// Whether an error with this `text` is about a request to this service.
+    pub(super) fn is_requested_in(&self, text: &str) -> bool {
         !self.address.is_empty()
-            && said.contains("Error performing ")
-            && said.contains(&self.address)
+            && text.contains("Error performing ")
+            && text.contains(&self.address)
     }
 }
 
 /// Describes AWS credentials that exist but are not read, and names them if they are found. A user whose
 /// other tools work would otherwise search for the fault elsewhere.
-fn unread(environment: &BTreeMap<String, String>) -> String {
+fn unread_credentials(environment: &BTreeMap<String, String>) -> String {
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
     let file = set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
     let file = file.or_else(|| Some(Path::new(set("HOME")?).join(".aws/credentials")));
@@ -114,9 +114,8 @@ fn unread(environment: &BTreeMap<String, String>) -> String {
 mod tests {
     use super::*;
 
-    /// Existing credentials that copperfs does not read are named in the error.
     #[test]
-    fn credentials_that_are_there_and_not_read_are_named() {
+    fn existing_credentials_that_are_not_read_are_named() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().display().to_string();
         let mut environment = BTreeMap::from([("HOME".to_owned(), path.clone())]);
@@ -133,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn the_store_itself_is_not_taken_for_the_service() {
+    fn requests_to_the_store_are_not_taken_for_the_service() {
         let service = CredentialService::aws(&[], &BTreeMap::new());
-        for (said, its) in [
+        for (text, expected) in [
             (
                 "Error performing PUT http://169.254.169.254/latest/api/token in 1s - x",
                 true,
@@ -146,9 +145,9 @@ mod tests {
             ),
             ("http://169.254.169.254/latest/", false),
         ] {
-            assert_eq!(service.is_asked_in(said), its, "{said}");
+            assert_eq!(service.is_requested_in(text), expected, "{text}");
         }
         let none = CredentialService::default();
-        assert!(!none.is_asked_in("Error performing GET http://host/a in 1s"));
+        assert!(!none.is_requested_in("Error performing GET http://host/a in 1s"));
     }
 }

@@ -1,63 +1,47 @@
-//! From `object_store`'s errors to failures.
+//! Maps errors of `object_store` to failures.
 //!
-//! Server bodies and request URLs are left out on purpose: both may carry access keys or signatures.
-//! Of a body, a well-known error code is taken (`codes`).
+//! Server bodies and request URLs are left out on purpose: both may contain access keys or signatures. A
+//! failure shows only the well-known error code in a body (`codes`).
 
 use super::codes;
 use super::credentials::CredentialService;
-use crate::origin::failure::{failure_of_status, worded};
-use copperfs_overlay::{Failure, FailureKind};
+use crate::origin::failure::Cause;
+use copperfs_overlay::FailureKind;
 use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
-use std::fmt::Display;
 
-/// The failure for `error`, the result of `action` on `path` at `origin` after all retries. If `error` is
-/// about a request to `service`, the store was never asked.
-pub(super) fn failure(
-    origin: &str,
-    action: &str,
-    path: &dyn Display,
-    error: &object_store::Error,
-    service: &CredentialService,
-) -> Failure {
+/// The cause of `error`, which a request returned after all retries. If `error` is about a request to
+/// `service`, the store got no request.
+pub(super) fn cause(error: &object_store::Error, service: &CredentialService) -> Cause {
     use object_store::Error as E;
-    if chain(error).any(|source| service.is_asked_in(&source.to_string())) {
-        return no_credentials(origin, action, path, error, service);
+    if chain(error).any(|source| service.is_requested_in(&source.to_string())) {
+        return no_credentials(error, service);
     }
     if let Some(code) = chain(error).find_map(|source| codes::find(&source.to_string())) {
         let status = status(error).map_or_else(String::new, |status| format!("{status} "));
-        let cause = format!("the server answered {status}{}", code.name);
-        return worded(code.kind, origin, action, path, &cause, code.hint);
+        let text = format!("the server answered {status}{}", code.name);
+        return Cause::new(code.kind, text).with_hint(code.hint);
     }
     match error {
-        E::NotFound { .. } => failure_of_status(origin, action, path, 404),
-        E::PermissionDenied { .. } => failure_of_status(origin, action, path, 403),
-        E::Unauthenticated { .. } => failure_of_status(origin, action, path, 401),
-        // 304 answers a precondition that we did not make, 412 one that the client made for a retry.
-        E::Precondition { .. } | E::NotModified { .. } => {
-            failure_of_status(origin, action, path, 412)
-        }
+        E::NotFound { .. } => Cause::of_status(404),
+        E::PermissionDenied { .. } => Cause::of_status(403),
+        E::Unauthenticated { .. } => Cause::of_status(401),
+        // 304 and 412 answer preconditions, which only the client adds, for a retry.
+        E::Precondition { .. } | E::NotModified { .. } => Cause::of_status(412),
         // No key can have such a name.
         E::InvalidPath { .. } => {
-            let cause = "not a name that an object can have here";
-            worded(FailureKind::NotFound, origin, action, path, &cause, "")
+            let text = "not a name that an object can have here";
+            Cause::new(FailureKind::NotFound, text)
         }
         E::NotSupported { .. } | E::NotImplemented { .. } => {
-            let cause = "the store does not support this";
-            worded(FailureKind::Unsupported, origin, action, path, &cause, "")
+            Cause::new(FailureKind::Unsupported, "the store does not support this")
         }
-        other => generic(origin, action, path, other),
+        other => generic(other),
     }
 }
 
-/// The failure for `error`, the answer of `service` to a request for credentials.
-fn no_credentials(
-    origin: &str,
-    action: &str,
-    path: &dyn Display,
-    error: &object_store::Error,
-    service: &CredentialService,
-) -> Failure {
+/// The cause of `error`, the answer of `service` to a request for credentials.
+fn no_credentials(error: &object_store::Error, service: &CredentialService) -> Cause {
     let (kind, answer) = match status(error) {
         // The service exists, but has no credentials for this machine. A retry does not help.
         Some(status @ 400..500) => (FailureKind::PermissionDenied, format!("answered {status}")),
@@ -67,50 +51,31 @@ fn no_credentials(
             (FailureKind::Unavailable, answer)
         }
     };
-    let cause = format!(
-        "{}, and the cloud's metadata service {answer}",
-        service.missing
-    );
-    worded(kind, origin, action, path, &cause, &service.advice)
+    let missing = service.missing;
+    let text = format!("{missing}, and the cloud's metadata service {answer}");
+    Cause::new(kind, text).with_hint(service.advice.clone())
 }
 
-fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store::Error) -> Failure {
+fn generic(error: &object_store::Error) -> Cause {
     if let Some(status) = status(error) {
-        return failure_of_status(origin, action, path, status);
+        return Cause::of_status(status);
     }
     if is_shorter(error) {
-        let cause = "the object is shorter than it was";
-        return worded(FailureKind::Stale, origin, action, path, &cause, "");
+        return Cause::stale("the object is shorter than it was");
     }
-    let cause = root_cause(error);
-    if cause == NOT_ALLOWED {
-        let cause = "plain HTTP is not allowed";
+    let root = root_cause(error);
+    if root == NOT_ALLOWED {
         let hint = "use an https:// endpoint, or set allow_http (AWS_ALLOW_HTTP, AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) to true";
-        return worded(FailureKind::Io, origin, action, path, &cause, hint);
+        return Cause::new(FailureKind::Io, "plain HTTP is not allowed").with_hint(hint);
     }
     let Some(http) = chain(error).find_map(|source| source.downcast_ref::<HttpError>()) else {
-        return worded(FailureKind::Io, origin, action, path, &cause, "");
+        return Cause::new(FailureKind::Io, root);
     };
-    let (kind, what, hint) = match http.kind() {
-        HttpErrorKind::Connect if cause.contains("failed to lookup address") => (
-            FailureKind::Unavailable,
-            "cannot connect",
-            "no such host: check the endpoint (the account, bucket and region in it) and this machine's DNS",
-        ),
-        HttpErrorKind::Connect if says_no_tls(&cause) => (
-            FailureKind::Unavailable,
-            "cannot connect",
-            "the server does not speak TLS there: check the port, or write http:// where that is meant",
-        ),
-        HttpErrorKind::Connect if cause.contains("certificate") => (
-            FailureKind::Unavailable,
-            "cannot connect",
-            "the server's certificate is not trusted here: check the endpoint's name and this machine's CA certificates",
-        ),
+    let (kind, text, hint) = match http.kind() {
         HttpErrorKind::Connect => (
             FailureKind::Unavailable,
             "cannot connect",
-            "check the endpoint, the network and proxies, then try again",
+            connect_hint(&root),
         ),
         HttpErrorKind::Timeout => (
             FailureKind::Unavailable,
@@ -124,8 +89,22 @@ fn generic(origin: &str, action: &str, path: &dyn Display, error: &object_store:
         ),
         _ => (FailureKind::Io, "the answer cannot be understood", ""),
     };
-    let cause = format!("{what} ({cause})");
-    worded(kind, origin, action, path, &cause, hint)
+    Cause::new(kind, format!("{text} ({root})")).with_hint(hint)
+}
+
+/// The hint for a connection that failed with the innermost error `root`. The libraries below have no types
+/// for these cases.
+fn connect_hint(root: &str) -> &'static str {
+    if root.contains("failed to lookup address") {
+        "no such host: check the endpoint (the account, bucket and region in it) and this machine's DNS"
+    } else if root.contains("received corrupt message") || root.contains("tls handshake eof") {
+        // A TLS handshake fails like this with a server that speaks plain HTTP.
+        "the server does not speak TLS there: check the port, or write http:// where that is meant"
+    } else if root.contains("certificate") {
+        "the server's certificate is not trusted here: check the endpoint's name and this machine's CA certificates"
+    } else {
+        "check the endpoint, the network and proxies, then try again"
+    }
 }
 
 fn chain<'a>(error: &'a object_store::Error) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -145,8 +124,7 @@ fn root_cause(error: &object_store::Error) -> String {
         .unwrap_or_default()
 }
 
-/// The HTTP status, which `object_store` gives in its text only. Its wording is held by a test with a
-/// real server.
+/// The HTTP status, which `object_store` has only in its text. A test with a real server checks the wording.
 fn status(error: &object_store::Error) -> Option<u16> {
     const BEFORE: &str = "Server returned non-2xx status code: ";
     chain(error).find_map(|source| {
@@ -156,20 +134,15 @@ fn status(error: &object_store::Error) -> Option<u16> {
     })
 }
 
-/// Whether a handshake failed as it does with a server that speaks plain HTTP.
-fn says_no_tls(cause: &str) -> bool {
-    cause.contains("received corrupt message") || cause.contains("tls handshake eof")
-}
-
-/// What the HTTP client says of `http://` where only `https://` is allowed.
+/// The text of the HTTP client's error for `http://` if only `https://` is allowed.
 const NOT_ALLOWED: &str = "URL scheme is not allowed";
 
-/// Whether the object ends before the range. Held by the conformance suite.
+/// Whether the object ends before the range. The conformance suite checks the wording.
 fn is_shorter(error: &object_store::Error) -> bool {
     chain(error).any(|source| source.to_string().starts_with("Wanted range starting at "))
 }
 
-/// Whether the failure is that the server sent everything when a range was asked for.
+/// Whether the server sent the whole object in answer to a request for a range.
 pub(super) fn is_without_ranges(error: &object_store::Error) -> bool {
     matches!(error, object_store::Error::NotSupported { .. })
         || chain(error).any(|source| {

@@ -1,17 +1,17 @@
-//! What servers need beyond `object_store`'s own client.
+//! What some servers need beyond the client of `object_store`.
 //!
-//! - A plain HTTP server has no listing, but servers of files agree on one thing: `name/` is there for a
-//!   directory and missing for a file. `object_store` paths cannot end in a slash, so a request marked
-//!   with [`AsDirectory`] gets its slash here, on its way out.
-//! - Some servers (`rclone serve s3` is one) answer a range with 200 instead of 206, `Content-Range` and
-//!   all. What the answer says of itself holds: it is taken for the 206 that it is, and the client
-//!   compares the range with what was asked for.
-//! - The store's [`Gate`] learns of every attempt here: the client repeats refused requests by itself, and
-//!   its callers never hear of them.
+//! - A plain HTTP server has no listing, but on all servers of files `name/` exists for a directory and is
+//!   missing for a file. `object_store` paths cannot end in a slash, so it is appended here to a request
+//!   that is marked with [`AsDirectory`].
+//! - Some servers (such as `rclone serve s3`) answer a request for a range with status 200 instead of 206,
+//!   but with `Content-Range`. The status is corrected, and the client compares the range with the
+//!   requested one.
+//! - The store's [`Gate`] is informed of every attempt here: the client repeats refused requests by itself,
+//!   and its callers never see them.
 //! - A listing may hold keys that cannot be names: see [`super::listed_keys`].
 
 use super::gate::Gate;
-use super::listed_keys::{listed_prefix, understandable};
+use super::listed_keys::{listed_prefix, with_valid_keys};
 use futures_util::future::BoxFuture;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -20,14 +20,14 @@ use object_store::client::{
 use object_store::{ClientOptions, HeaderValue};
 use std::sync::Arc;
 
-/// Marks a request (as an extension of its options) that asks for `path/`.
+/// Marks a request (as an extension of its options) as one for `path/`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AsDirectory;
 
 /// Makes the clients of one store.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    /// What is told of every attempt.
+    /// Is informed of every attempt.
     pub(super) gate: Arc<Gate>,
 }
 
@@ -46,7 +46,7 @@ struct Client {
 }
 
 impl HttpService for Client {
-    // The desugared form of an async trait method, so that no macro crate is needed for one method.
+    // The desugared form of an async trait method, so that no macro crate is needed for it.
     fn call<'a, 'b>(
         &'a self,
         mut request: HttpRequest,
@@ -81,7 +81,7 @@ impl HttpService for Client {
                 *response.status_mut() = partial;
             }
             if probe && response.status().is_success() {
-                // A generated index often comes without a length, which is of no interest here.
+                // The client requires a length, which a generated index often lacks.
                 response
                     .headers_mut()
                     .entry("content-length")
@@ -91,7 +91,7 @@ impl HttpService for Client {
                 && response.status().is_success()
             {
                 let (head, body) = response.into_parts();
-                let page = understandable(body.bytes().await?, &prefix);
+                let page = with_valid_keys(body.bytes().await?, &prefix);
                 return Ok(HttpResponse::from_parts(head, page.into()));
             }
             Ok(response)

@@ -1,24 +1,25 @@
 //! Keys in a listing that cannot be names.
 //!
-//! The client refuses a whole page for one key that is no path (`a//b`, `..`), and Azure's drops the
-//! marker of a directory (`a/`), which alone may say that the directory is there. Both are replaced, in
-//! the XML that a store sends, by a key whose name is too long for any entry: it says that something
-//! lies below the prefix, and is shown nowhere.
+//! The client refuses a whole page for a single key that is no path (`a//b`, `..`), and Azure's client drops
+//! the marker of a directory (`a/`), even if it is the only key of that directory. Both are replaced, in the
+//! XML of a store, by a key whose name is too long for any entry: it shows that there is a key below the
+//! prefix, and is never listed.
 //!
-//! What is not a listing as S3, Google and Azure write it passes unchanged.
+//! Any page other than a listing of S3, Google or Azure passes unchanged.
 
 use bytes::Bytes;
 use object_store::path::Path;
+use quick_xml::escape::{partial_escape, unescape};
 use std::borrow::Cow;
 
-/// The elements that hold one key or common prefix each, in S3's and Google's words, and in Azure's.
+/// The elements with one key or common prefix each, of S3 and Google, and of Azure.
 const ENTRIES: [&str; 4] = ["Contents", "CommonPrefixes", "Blob", "BlobPrefix"];
-/// The elements within these that hold the key itself.
+/// The elements within these that contain the key itself.
 const KEYS: [&str; 3] = ["Key", "Prefix", "Name"];
-/// One byte more than a name can have.
+/// One byte more than the longest name.
 const TOO_LONG: usize = 256;
 
-/// The prefix that a request with this query lists; `None` if it lists nothing.
+/// The prefix that a request with this query lists. Returns `None` if it is not a request for a listing.
 pub(super) fn listed_prefix(query: &str) -> Option<String> {
     let pairs = || url::form_urlencoded::parse(query.as_bytes());
     let lists = |(name, value): (Cow<'_, str>, Cow<'_, str>)| {
@@ -30,13 +31,13 @@ pub(super) fn listed_prefix(query: &str) -> Option<String> {
     })
 }
 
-/// `page`, which lists `prefix`, with keys that the client understands.
-pub(super) fn understandable(page: Bytes, prefix: &str) -> Bytes {
+/// `page`, which lists `prefix`, with replaced keys where necessary.
+pub(super) fn with_valid_keys(page: Bytes, prefix: &str) -> Bytes {
     let Ok(text) = std::str::from_utf8(&page) else {
         return page;
     };
     let mut changed = String::new();
-    // Up to where `text` is in `changed`.
+    // The length of the part of `text` that is in `changed`.
     let mut done = 0;
     let mut at = 0;
     let mut in_entry = false;
@@ -56,11 +57,12 @@ pub(super) fn understandable(page: Bytes, prefix: &str) -> Bytes {
             continue;
         }
         let end = text[at..].find('<').map_or(text.len(), |found| at + found);
-        let key = unescaped(&text[at..end]);
+        // A text with an unknown entity is taken literally.
+        let key = unescape(&text[at..end]).unwrap_or(Cow::Borrowed(&text[at..end]));
         if key == prefix || Path::parse(&*key).is_err() {
             tracing::debug!(key = &*key, "a key that cannot be a name is not shown");
             changed.push_str(&text[done..at]);
-            changed.push_str(&escaped(prefix));
+            changed.push_str(&partial_escape(prefix));
             changed.extend(std::iter::repeat_n('-', TOO_LONG));
             done = end;
         }
@@ -73,67 +75,18 @@ pub(super) fn understandable(page: Bytes, prefix: &str) -> Bytes {
     changed.into()
 }
 
-fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;");
-    text.replace('<', "&lt;").replace('>', "&gt;")
-}
-
-/// `text` without XML's entities; those that are none stay as they are.
-fn unescaped(text: &str) -> Cow<'_, str> {
-    if !text.contains('&') {
-        return text.into();
-    }
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('&') {
-        plain.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let entity = rest.find(';').map(|end| (&rest[1..end], end + 1));
-        match entity.and_then(|(name, length)| Some((character(name)?, length))) {
-            Some((character, length)) => {
-                plain.push(character);
-                rest = &rest[length..];
-            }
-            None => {
-                plain.push('&');
-                rest = &rest[1..];
-            }
-        }
-    }
-    plain.push_str(rest);
-    plain.into()
-}
-
-fn character(entity: &str) -> Option<char> {
-    match entity {
-        "amp" => Some('&'),
-        "lt" => Some('<'),
-        "gt" => Some('>'),
-        "quot" => Some('"'),
-        "apos" => Some('\''),
-        _ => {
-            let number = entity.strip_prefix('#')?;
-            let code = match number.strip_prefix(['x', 'X']) {
-                Some(hexadecimal) => u32::from_str_radix(hexadecimal, 16).ok()?,
-                None => number.parse().ok()?,
-            };
-            char::from_u32(code)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn seen(page: &str, prefix: &str) -> String {
-        let page = understandable(Bytes::copy_from_slice(page.as_bytes()), prefix);
+        let page = with_valid_keys(Bytes::copy_from_slice(page.as_bytes()), prefix);
         let text = String::from_utf8(page.to_vec()).expect("text");
         text.replace(&"-".repeat(TOO_LONG), "~")
     }
 
     #[test]
-    fn only_listings_are_looked_at() {
+    fn only_listings_are_recognized() {
         for (query, prefix) in [
             ("list-type=2&prefix=a%2Fb%26%2F&max-keys=1", Some("a/b&/")),
             ("restype=container&comp=list&delimiter=%2F", Some("")),
@@ -183,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_is_survived() {
+    fn malformed_pages_cause_no_panic() {
         for page in [
             "",
             "<",
@@ -196,6 +149,6 @@ mod tests {
             seen(page, "");
         }
         let bytes = Bytes::from_static(b"\xff<Contents><Key>//</Key>");
-        assert_eq!(understandable(bytes.clone(), ""), bytes);
+        assert_eq!(with_valid_keys(bytes.clone(), ""), bytes);
     }
 }

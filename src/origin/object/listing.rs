@@ -1,41 +1,52 @@
-//! Directories of an object store: what lies between one `/` and the next.
+//! Directories of an object store, made from the slashes in its keys.
 //!
 //! Rules
-//! - A directory exists if any key lies below it. The top always exists.
+//! - A directory exists if there is any key below it. The top always exists.
 //! - A key that is also a prefix (`a` and `a/b`) is shown as the directory; the object is hidden.
 //! - A zero-length marker (`a/`) makes a directory and is not an entry.
 //! - A key with a component that cannot be a name (empty as in `a//b`, `.`, `..`, a control character,
-//!   longer than 255 bytes) is not shown, and what lies below it neither; [`super::listed_keys`] has the
-//!   client understand pages that hold such keys.
+//!   longer than 255 bytes) is not shown, nor are the keys below it. [`super::listed_keys`] makes pages with
+//!   such keys readable for the client.
 
-use super::Inner;
-use super::gate::Turn;
+use super::gate::Priority;
+use super::{ListingMode, Shared};
+use crate::origin::failure::Cause;
 use bytes::Bytes;
 use copperfs_overlay::{Cursor, Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
 use futures_util::StreamExt;
 use object_store::ListResult;
-use object_store::list::{PaginatedListOptions, PaginatedListResult};
+use object_store::list::{PaginatedListOptions, PaginatedListResult, PaginatedListStore};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 const ACTION: &str = "list";
 
-/// What every store allows in one request.
+/// Keys in one request, as every store allows.
 const KEYS_MAX: usize = 1000;
 
-/// Where to go on: with a store's own token, or behind a name where a store has no pages. Going on
-/// behind a key is left to no store: Azure before version 2026-02-06 begins anew when asked to.
-#[derive(Clone, Debug, Default)]
-struct Position {
-    token: Option<String>,
-    after: Option<String>,
+/// Where a page begins. A store is never requested to continue after a key: Azure before version 2026-02-06
+/// starts over instead.
+enum Position {
+    Start,
+    /// At a store's own token.
+    Token(String),
+    /// After this name, for a store without pages.
+    After(String),
 }
 
-/// Entries by name, directories over objects.
+/// Entries by name. A directory replaces an object of the same name.
 type Entries = BTreeMap<Bytes, Entry>;
 
-impl Inner {
+/// A part of a directory.
+struct Page {
+    entries: Entries,
+    next: Option<Position>,
+    /// The store returned any key, even if none is shown.
+    has_keys: bool,
+}
+
+impl Shared {
     /// One page of directory `dir`.
     pub(super) async fn list(
         &self,
@@ -43,132 +54,127 @@ impl Inner {
         cursor: Option<Cursor>,
         limit: usize,
     ) -> Result<Listing, Failure> {
-        if self.names.probed {
-            return Err(self.refused(&dir));
-        }
-        let key = self.key(&dir)?;
-        let first = cursor.is_none();
+        let fail = |kind, text| self.failure(ACTION, &dir, &Cause::new(kind, text));
+        let is_first = cursor.is_none();
         let position = match cursor {
-            None => Position::default(),
+            None => Position::Start,
             Some(cursor) => Position::decode(&cursor)
-                .ok_or_else(|| self.fault(FailureKind::Stale, ACTION, &dir, "a foreign cursor"))?,
+                .ok_or_else(|| fail(FailureKind::Stale, "a foreign cursor"))?,
         };
-        let (mut entries, next, seen) = if self.names.pages.is_some() {
-            self.list_pages(&dir, &key, position, limit).await?
-        } else {
-            self.list_whole(&dir, &key, position, limit).await?
+        let key = self.key(&dir)?;
+        let page = match &self.connection.listing {
+            ListingMode::Pages(pages) => self.list_pages(&**pages, &key, position, limit).await,
+            ListingMode::Whole => self.list_whole(&key, position, limit).await,
+            ListingMode::Unsupported => {
+                let text = "a plain HTTP server has no listing; names are looked up one by one";
+                return Err(fail(FailureKind::PermissionDenied, text));
+            }
         };
-        if first && !seen && !dir.is_root() {
-            return Err(self.not_a_directory(&dir, &key).await);
+        let mut page = page.map_err(|error| self.failed(ACTION, &dir, &error))?;
+        if is_first && !page.has_keys && !dir.is_root() {
+            // There are no keys below `dir`: it is an object, or does not exist.
+            return Err(match self.head(&key, false).await {
+                Ok(_) => fail(FailureKind::NotADirectory, "an object, not a directory"),
+                Err(error) => self.failed(ACTION, &dir, &error),
+            });
         }
-        if next.is_some() {
-            self.drop_shadowed(&dir, &mut entries).await?;
+        if page.next.is_some() {
+            self.drop_shadowed(&dir, &mut page.entries).await?;
         }
         Ok(Listing {
             directory: self.directory_attributes(&key),
-            entries: entries.into_values().collect(),
-            next: next.map(|position| position.encode()),
+            entries: page.entries.into_values().collect(),
+            next: page.next.map(|position| position.encode()),
         })
     }
 
     async fn list_pages(
         &self,
-        dir: &ItemPath,
+        pages: &dyn PaginatedListStore,
         key: &str,
         mut position: Position,
         limit: usize,
-    ) -> Result<(Entries, Option<Position>, bool), Failure> {
+    ) -> object_store::Result<Page> {
         let mut entries = Entries::new();
-        let mut seen = false;
+        let mut has_keys = false;
         loop {
-            let wanted = KEYS_MAX.min(limit.saturating_sub(entries.len())).max(1);
-            let asked = Instant::now();
-            let page = self
-                .page(key, &position, wanted)
-                .await
-                .map_err(|failure| self.failure(ACTION, dir, &failure))?;
-            seen |= !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty();
-            self.add(key, &page.result, asked, &mut entries);
-            let Some(token) = page.page_token else {
-                return Ok((entries, None, seen));
-            };
-            position.token = Some(token);
-            if entries.len() >= limit {
-                return Ok((entries, Some(position), seen));
+            let max_keys = KEYS_MAX.min(limit.saturating_sub(entries.len())).max(1);
+            let requested = Instant::now();
+            let page = self.page(pages, key, &position, max_keys).await?;
+            has_keys |= !is_empty(&page.result);
+            self.add(key, &page.result, requested, &mut entries);
+            let next = page.page_token.map(Position::Token);
+            match next {
+                Some(next) if entries.len() < limit => position = next,
+                next => {
+                    return Ok(Page {
+                        entries,
+                        next,
+                        has_keys,
+                    });
+                }
             }
         }
     }
 
     async fn page(
         &self,
+        pages: &dyn PaginatedListStore,
         key: &str,
         position: &Position,
         max_keys: usize,
     ) -> object_store::Result<PaginatedListResult> {
-        let prefix = as_prefix(key);
+        let prefix = (!key.is_empty()).then(|| format!("{key}/"));
         let options = PaginatedListOptions {
             delimiter: Some(Cow::Borrowed("/")),
             max_keys: Some(max_keys),
-            page_token: position.token.clone(),
+            page_token: match position {
+                Position::Token(token) => Some(token.clone()),
+                Position::Start | Position::After(_) => None,
+            },
             ..PaginatedListOptions::default()
         };
-        let _permit = self.gate.enter(Turn::Demand).await;
-        match &self.names.pages {
-            Some(pages) => pages.list_paginated(prefix.as_deref(), options).await,
-            None => Ok(PaginatedListResult {
-                result: self.whole(key).await?,
-                page_token: None,
-            }),
-        }
+        let _permit = self.connection.gate.enter(Priority::Demand).await;
+        pages.list_paginated(prefix.as_deref(), options).await
     }
 
-    /// Goes with its caller's permit.
-    async fn whole(&self, key: &str) -> object_store::Result<ListResult> {
-        let prefix = object_store::path::Path::parse(key)?;
-        let prefix = (!key.is_empty()).then_some(&prefix);
-        self.names.store.list_with_delimiter(prefix).await
-    }
-
-    /// For stores that cannot page: everything, cut here.
+    /// For stores without pages: lists the whole directory, and returns a part of it.
     async fn list_whole(
         &self,
-        dir: &ItemPath,
         key: &str,
         position: Position,
         limit: usize,
-    ) -> Result<(Entries, Option<Position>, bool), Failure> {
-        let permit = self.gate.enter(Turn::Demand).await;
-        let asked = Instant::now();
-        let result = self.whole(key).await;
+    ) -> object_store::Result<Page> {
+        let prefix = object_store::path::Path::parse(key)?;
+        let prefix = (!key.is_empty()).then_some(&prefix);
+        let permit = self.connection.gate.enter(Priority::Demand).await;
+        let requested = Instant::now();
+        let result = self.connection.store.list_with_delimiter(prefix).await?;
         drop(permit);
-        let result = result.map_err(|failure| self.failure(ACTION, dir, &failure))?;
-        let seen = !result.objects.is_empty() || !result.common_prefixes.is_empty();
         let mut entries = Entries::new();
-        self.add(key, &result, asked, &mut entries);
-        if let Some(after) = position.after {
-            entries = entries.split_off(after.as_bytes());
-            entries.remove(after.as_bytes());
+        self.add(key, &result, requested, &mut entries);
+        if let Position::After(name) = position {
+            entries = entries.split_off(name.as_bytes());
+            entries.remove(name.as_bytes());
         }
         let mut next = None;
-        if let Some((beyond, last)) = entries
-            .keys()
-            .nth(limit)
-            .cloned()
-            .zip(entries.keys().nth(limit.saturating_sub(1)).cloned())
-        {
+        if let Some(beyond) = entries.keys().nth(limit).cloned() {
             entries.split_off(&beyond);
-            next = Some(Position {
-                token: None,
-                after: String::from_utf8(last.to_vec()).ok(),
-            });
+            let last = entries.keys().next_back();
+            let last = last.and_then(|last| String::from_utf8(last.to_vec()).ok());
+            next = last.map(Position::After);
         }
-        Ok((entries, next, seen))
+        Ok(Page {
+            entries,
+            next,
+            has_keys: !is_empty(&result),
+        })
     }
 
-    fn add(&self, key: &str, result: &ListResult, asked: Instant, entries: &mut Entries) {
+    fn add(&self, key: &str, result: &ListResult, requested: Instant, entries: &mut Entries) {
         for meta in &result.objects {
             if let Some(name) = name_below(key, meta.location.as_ref()) {
-                let attributes = self.file_attributes(meta, asked);
+                let attributes = self.file_attributes(meta, requested);
                 entries.entry(name.clone()).or_insert_with(|| Entry {
                     name,
                     kind: FileKind::File,
@@ -189,8 +195,8 @@ impl Inner {
         }
     }
 
-    /// Drops objects whose directory of the same name comes on a later page: between `a` and `a/` sort
-    /// the names that begin with `a` and go on with a byte below `/`.
+    /// Drops objects whose directory of the same name is on a later page. Names that begin with `a` and
+    /// continue with a byte below `/` are sorted between `a` and `a/`.
     async fn drop_shadowed(&self, dir: &ItemPath, entries: &mut Entries) -> Result<(), Failure> {
         let Some(last) = entries.keys().next_back().cloned() else {
             return Ok(());
@@ -204,55 +210,31 @@ impl Inner {
             .collect();
         for name in suspects {
             let Ok(path) = dir.join(&name) else { continue };
-            let key = self.key(&path)?;
-            if self
-                .has_keys_below(&key)
-                .await
-                .map_err(|failure| self.failure(ACTION, dir, &failure))?
-            {
+            let is_directory = self.has_keys_below(&self.key(&path)?).await;
+            if is_directory.map_err(|error| self.failed(ACTION, dir, &error))? {
                 entries.remove(&name);
             }
         }
         Ok(())
     }
 
-    /// Whether any key lies below `key/`.
+    /// Whether there is any key below `key/`.
     pub(super) async fn has_keys_below(&self, key: &str) -> object_store::Result<bool> {
-        if self.names.pages.is_some() {
-            self.page(key, &Position::default(), 1).await.map(|page| {
-                !page.result.objects.is_empty() || !page.result.common_prefixes.is_empty()
-            })
-        } else {
-            let prefix = object_store::path::Path::parse(key)?;
-            let mut below = self.names.store.list(Some(&prefix));
-            below.next().await.transpose().map(|first| first.is_some())
+        if let ListingMode::Pages(pages) = &self.connection.listing {
+            let page = self.page(&**pages, key, &Position::Start, 1).await?;
+            return Ok(!is_empty(&page.result));
         }
-    }
-
-    /// Nothing lies below `dir`: it is an object, or nothing.
-    async fn not_a_directory(&self, dir: &ItemPath, key: &str) -> Failure {
-        match self.head(key, false).await {
-            Ok(_) => self.fault(
-                FailureKind::NotADirectory,
-                ACTION,
-                dir,
-                "an object, not a directory",
-            ),
-            Err(failure) => self.failure(ACTION, dir, &failure),
-        }
-    }
-
-    fn refused(&self, dir: &ItemPath) -> Failure {
-        let cause = "a plain HTTP server has no listing; names are looked up one by one";
-        self.fault(FailureKind::PermissionDenied, ACTION, dir, cause)
+        let prefix = object_store::path::Path::parse(key)?;
+        let mut below = self.connection.store.list(Some(&prefix));
+        below.next().await.transpose().map(|first| first.is_some())
     }
 }
 
-fn as_prefix(key: &str) -> Option<String> {
-    (!key.is_empty()).then(|| format!("{key}/"))
+fn is_empty(result: &ListResult) -> bool {
+    result.objects.is_empty() && result.common_prefixes.is_empty()
 }
 
-/// The name of `location` directly below `key`; `None` for the marker of `key` itself and for what
+/// The name of `location` directly below `key`. Returns `None` for the marker of `key` itself, and if it
 /// cannot be a name.
 fn name_below(key: &str, location: &str) -> Option<Bytes> {
     let name = if key.is_empty() {
@@ -265,30 +247,22 @@ fn name_below(key: &str, location: &str) -> Option<Bytes> {
 }
 
 impl Position {
-    /// `t` and the store's token, or `a` and the name to go on behind.
+    /// `t` and the store's token, or `a` and a name.
     fn encode(&self) -> Cursor {
-        let (tag, text) = match (&self.token, &self.after) {
-            (Some(token), _) => (b't', token.as_str()),
-            (None, after) => (b'a', after.as_deref().unwrap_or_default()),
+        let (tag, text) = match self {
+            Self::Start => (b'a', ""),
+            Self::Token(token) => (b't', token.as_str()),
+            Self::After(name) => (b'a', name.as_str()),
         };
-        let mut bytes = Vec::with_capacity(1 + text.len());
-        bytes.push(tag);
-        bytes.extend_from_slice(text.as_bytes());
-        Cursor(bytes.into())
+        Cursor([&[tag], text.as_bytes()].concat().into())
     }
 
     fn decode(cursor: &Cursor) -> Option<Self> {
         let (tag, text) = cursor.0.split_first()?;
-        let text = Some(std::str::from_utf8(text).ok()?.to_owned());
+        let text = std::str::from_utf8(text).ok()?.to_owned();
         match tag {
-            b't' => Some(Self {
-                token: text,
-                after: None,
-            }),
-            b'a' => Some(Self {
-                token: None,
-                after: text,
-            }),
+            b't' => Some(Self::Token(text)),
+            b'a' => Some(Self::After(text)),
             _ => None,
         }
     }

@@ -1,10 +1,10 @@
-//! From `statx` to [`Attributes`], and what a version is made of.
+//! Converts the result of `statx` to [`Attributes`], and makes versions.
 //!
-//! | kind | version is made of | why |
+//! | kind | version is made of | reason |
 //! | --- | --- | --- |
 //! | directory | inode, birth time where known | stays while entries come and go, differs once replaced |
 //! | symlink | target, ctime | the target is the content |
-//! | other | size, mtime ns, ctime ns, inode | the design's rule |
+//! | other | size, mtime ns, ctime ns, inode | every write changes one of them |
 //!
 //! Each version also includes the filesystem ([`super::filesystem`]). A ctime before 1980 is not a real
 //! time: files of such a filesystem, or of an image that was made without times, have versions of
@@ -13,7 +13,7 @@
 use super::Shared;
 use super::filesystem::{Filesystem, Filesystems, MOUNT_MASK, MountKey};
 use crate::origin::now_ns;
-use crate::origin::sightings::{Moment, Times};
+use crate::origin::settling::{FileTimes, ObservedAt};
 use bytes::Bytes;
 use copperfs_overlay::{Attributes, FileKind, ItemPath, Standing, Timestamp, Version, granularity};
 use rustix::fd::AsFd;
@@ -33,8 +33,8 @@ const MASK: StatxFlags = StatxFlags::BASIC_STATS
 /// date.
 const FIRST_CTIME_SECONDS: i64 = 315_532_800;
 
-/// `AT_STATX_FORCE_SYNC`: a network filesystem asks its server. Other filesystems are always accurate and
-/// ignore it.
+/// `AT_STATX_FORCE_SYNC`: a network filesystem sends a request to its server. Other filesystems are always
+/// accurate and ignore it.
 const FORCE_SYNC: AtFlags = AtFlags::from_bits_retain(0x2000);
 
 /// `statx` of `name` in `dir`, never following a link and never mounting anything. The empty name is
@@ -44,12 +44,12 @@ pub(super) fn status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
 }
 
 /// Like [`status`], but from the filesystem's servers: the result proves that nothing has changed since.
-pub(super) fn status_now(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
+pub(super) fn fresh_status(dir: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
     status_with(dir, name, FORCE_SYNC)
 }
 
-fn status_with(dir: impl AsFd, name: &[u8], how: AtFlags) -> Result<Statx, Errno> {
-    let flags = how | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+fn status_with(dir: impl AsFd, name: &[u8], sync: AtFlags) -> Result<Statx, Errno> {
+    let flags = sync | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     if name.is_empty() {
         return statx(dir, c"", flags | AtFlags::EMPTY_PATH, MASK);
     }
@@ -64,8 +64,8 @@ pub(super) fn filesystem_of(
     status_of_name: &Statx,
 ) -> Result<Filesystem, Errno> {
     filesystems.of(status_of_name, || {
-        // The directory is on the same filesystem, unless `name` is a mount point. It can be opened in more
-        // cases than a file that this process may not open.
+        // The directory is on the same filesystem, unless `name` is a mount point. Its descriptor is at hand,
+        // while this process may not be allowed to open the file.
         let same = name.is_empty() || {
             let mount = MountKey::of(&status(&dir, b"")?);
             mount == MountKey::of(status_of_name)
@@ -78,39 +78,48 @@ pub(super) fn filesystem_of(
     })
 }
 
-/// The result of a look at `path`, which is `name` in `dir`.
-struct Look {
+/// A file as `statx` found it.
+struct ExaminedFile {
     status: Statx,
     filesystem: Filesystem,
     /// How far its version can be trusted.
     standing: Standing,
 }
 
-/// Looks at a file. If its times show that it is old, this costs one `statx`.
-fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result<Look, Errno> {
-    let (sightings, filesystems) = (&shared.sightings, &shared.filesystems);
+/// Examines `path`, which is `name` in `dir`. If its times show that it is old, this costs one `statx`.
+fn examine(
+    shared: &Shared,
+    path: &ItemPath,
+    dir: impl AsFd,
+    name: &[u8],
+) -> Result<ExaminedFile, Errno> {
+    let (settling, filesystems) = (&shared.settling, &shared.filesystems);
     let status = status(&dir, name)?;
     let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
-    let known = Look {
+    let examined = ExaminedFile {
         standing: standing(&status, &filesystem),
         status,
         filesystem,
     };
-    if kind(&status) != Some(FileKind::File) || sightings.is_old(times(&status), now_ns()) {
-        return Ok(known);
+    if kind(&status) != Some(FileKind::File) || settling.is_old(times(&status), now_ns()) {
+        return Ok(examined);
     }
-    let asked = Instant::now();
-    let status = status_now(&dir, name)?;
+    // A young file: its state may change without a new time, so it is observed on the server.
+    let requested = Instant::now();
+    let status = fresh_status(&dir, name)?;
     let answered = Instant::now();
     let filesystem = filesystem_of(filesystems, &dir, name, &status)?;
     let mut standing = standing(&status, &filesystem);
     if kind(&status) == Some(FileKind::File) {
-        let at = Moment { asked, answered };
+        let at = ObservedAt {
+            requested,
+            answered,
+        };
         let version = version(&status, &filesystem);
-        let look = sightings.look(path.as_bytes(), &version, granularity_of(&status), at);
-        standing = look.map_or(standing, Standing::Unsettled);
+        let unsettled = settling.observe(path.as_bytes(), &version, granularity_of(&status), at);
+        standing = unsettled.map_or(standing, Standing::Unsettled);
     }
-    Ok(Look {
+    Ok(ExaminedFile {
         status,
         filesystem,
         standing,
@@ -118,8 +127,8 @@ fn look(shared: &Shared, path: &ItemPath, dir: impl AsFd, name: &[u8]) -> Result
 }
 
 /// The times that show a file's age.
-pub(super) fn times(status: &Statx) -> Times {
-    Times {
+pub(super) fn times(status: &Statx) -> FileTimes {
+    FileTimes {
         newest_ns: nanoseconds(&status.stx_mtime).max(nanoseconds(&status.stx_ctime)),
         granularity: granularity_of(status),
     }
@@ -136,24 +145,23 @@ pub(super) fn attributes(
     dir: impl AsFd,
     name: &[u8],
 ) -> Result<Attributes, Errno> {
-    let look = look(shared, path, &dir, name)?;
-    let status = &look.status;
-    let target = match kind(status) {
+    let examined = examine(shared, path, &dir, name)?;
+    let target = match kind(&examined.status) {
         Some(FileKind::Symlink) => {
             let target = readlinkat(&dir, name, Vec::new())?;
             Some(Bytes::from(target.into_bytes()))
         }
         _ => None,
     };
-    convert(&look, target).ok_or(Errno::OPNOTSUPP)
+    convert(&examined, target).ok_or(Errno::OPNOTSUPP)
 }
 
-/// Type of file, if it is one that copperfs knows.
+/// The type of a file, if copperfs knows it.
 pub(super) fn kind(status: &Statx) -> Option<FileKind> {
     kind_of(FileType::from_raw_mode(status.stx_mode.into()))
 }
 
-/// As [`kind`], of a directory entry's type.
+/// Like [`kind`], for the type of a directory entry.
 pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
     Some(match file_type {
         FileType::RegularFile => FileKind::File,
@@ -216,10 +224,10 @@ fn time_bytes(time: &StatxTimestamp) -> [u8; 12] {
     bytes
 }
 
-fn convert(look: &Look, link_target: Option<Bytes>) -> Option<Attributes> {
-    let Look {
+fn convert(examined: &ExaminedFile, link_target: Option<Bytes>) -> Option<Attributes> {
+    let ExaminedFile {
         status, filesystem, ..
-    } = look;
+    } = examined;
     let kind = kind(status)?;
     let device = match kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
@@ -230,7 +238,7 @@ fn convert(look: &Look, link_target: Option<Bytes>) -> Option<Attributes> {
     let (version, size) = match &link_target {
         Some(target) => (
             link_version(status, target, filesystem),
-            u64::try_from(target.len()).unwrap_or(u64::MAX),
+            target.len() as u64,
         ),
         None => (version(status, filesystem), status.stx_size),
     };
@@ -247,7 +255,7 @@ fn convert(look: &Look, link_target: Option<Bytes>) -> Option<Attributes> {
         atime: timestamp(&status.stx_atime),
         mtime: timestamp(&status.stx_mtime),
         ctime: timestamp(&status.stx_ctime),
-        version: version.standing_as(look.standing),
+        version: version.standing_as(examined.standing),
         link_target,
         content: None,
     })

@@ -1,64 +1,64 @@
 //! Many small files of one directory, read one after another by one blocking call.
 //!
-//! A call and a wake-up for each would cost more than the files. Each file is found, checked, opened
-//! and read by the same rules as a single one (see [`super::read`]); what does not pass is left out.
+//! A call and a wake-up for each file would cost more than the files. Each file is found, checked, opened
+//! and read by the same rules as a single one (see [`super::read`]); a file that fails a check is left out.
 //! At most two batches of a request are read at a time, and none before the stream is polled. Each file is
-//! returned as soon as it is read, so that a hanging file does not delay those before it. Each file is read
-//! in its turn: a file that a reader has requested separately is left to that request.
+//! returned as soon as it is read, so that a hanging file does not delay those before it. Each file is
+//! claimed first: a file that a reader has requested separately is left to that request.
 
 use super::Shared;
 use super::read::{ACTION, Reading};
 use crate::origin::bundle::{item_of, ranges};
-use crate::origin::{ByteRange, Turn, TurnStream, Turns};
+use crate::origin::{ByteRange, ClaimFile, ClaimedStream, FileClaim};
 use bytes::Bytes;
 use copperfs_overlay::{BundleItem, BundleRequest, Failure, ItemPath};
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, StreamExt};
+use futures_util::{FutureExt, StreamExt, stream};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::Instant;
 
-/// The first batch is small enough to be on its way soon …
+/// The first batch is small enough to be returned soon …
 const FIRST_BATCH_BYTES: u64 = 128 << 10;
-/// … and the others large enough to be worth a thread's while.
+/// … and the others are large enough to be worth a thread.
 const BATCH_BYTES: u64 = 512 << 10;
-/// Files of a batch: limits the delay of its last file on a slow file system.
+/// The maximum number of files of a batch. It limits the delay of the last file on a slow filesystem.
 const BATCH_FILES: usize = 64;
-/// How long a batch may take: what it has not read by then is left out.
-const BATCH_TIME: Duration = Duration::from_millis(200);
+/// How long a batch may take. Files that it has not read by then are left out.
+const BATCH_TIMEOUT: Duration = Duration::from_millis(200);
 /// Batches of one request that are read at the same time.
-const BATCHES_AT_ONCE: usize = 2;
+const CONCURRENCY: usize = 2;
 
 type File = (usize, ByteRange);
-type Read = (BundleItem, Turn);
+type ReadFile = (BundleItem, FileClaim);
 
 /// Answers [`crate::origin::Origin::bundle`].
 pub(super) fn stream(
     shared: Arc<Shared>,
     request: BundleRequest,
-    turns: Arc<dyn Turns>,
-) -> TurnStream {
+    claim: ClaimFile,
+) -> ClaimedStream {
     let directory = request.directory.clone();
     let batches = batches(ranges(request));
     stream::iter(batches)
         .map(move |batch| {
-            let turns = Arc::clone(&turns);
+            let claim = Arc::clone(&claim);
             // The channel has room for all files of a batch, so its thread never waits.
             let (sender, items) = channel(BATCH_FILES);
             let shared = Arc::clone(&shared);
             let work = move |shared: &Arc<Shared>, _: &ItemPath| {
-                read_batch(shared, &*turns, batch, &sender);
+                read_batch(shared, &claim, batch, &sender);
                 Ok(())
             };
-            let reading = shared.run_for(BATCH_TIME, "read files of", directory.clone(), work);
-            let reading = Some(Box::pin(reading) as BoxFuture<'static, _>);
+            let reading = shared.run_for(BATCH_TIMEOUT, "read files of", directory.clone(), work);
+            let reading = Some(reading.boxed());
             stream::unfold(Batch { reading, items }, |mut batch| async move {
                 Some((batch.next().await?, batch))
             })
             .boxed()
         })
-        .flatten_unordered(BATCHES_AT_ONCE)
+        .flatten_unordered(CONCURRENCY)
         .boxed()
 }
 
@@ -66,16 +66,17 @@ pub(super) fn stream(
 struct Batch {
     /// `None` once the batch has ended or hangs. A hanging file and the files after it are left out.
     reading: Option<BoxFuture<'static, Result<(), Failure>>>,
-    items: Receiver<Read>,
+    items: Receiver<ReadFile>,
 }
 
 impl Batch {
-    async fn next(&mut self) -> Option<Read> {
+    async fn next(&mut self) -> Option<ReadFile> {
         if let Some(reading) = &mut self.reading {
             tokio::select! {
+                // Files that were read before the batch ended or began to hang are returned.
                 biased;
                 item = self.items.recv() => return item,
-                _over = reading => {
+                _ended = reading => {
                     self.reading = None;
                     // Discard the files that a hanging thread reads later.
                     self.items.close();
@@ -103,26 +104,26 @@ fn batches(files: impl Iterator<Item = File>) -> Vec<Vec<File>> {
     batches
 }
 
-fn read_batch(shared: &Shared, turns: &dyn Turns, batch: Vec<File>, read: &Sender<Read>) {
+fn read_batch(shared: &Shared, claim: &ClaimFile, batch: Vec<File>, items: &Sender<ReadFile>) {
     let begun = Instant::now();
     for (index, file) in batch {
-        // After that time, or without a receiver, the bytes would be discarded.
-        if begun.elapsed() > BATCH_TIME || read.is_closed() {
+        // After the timeout, or without a receiver, the bytes would be discarded.
+        if begun.elapsed() > BATCH_TIMEOUT || items.is_closed() {
             return;
         }
-        let Some(turn) = turns.begin(index) else {
+        let Some(claim) = claim(index) else {
             continue;
         };
         match read_file(shared, file) {
-            Ok(bytes) => drop(read.try_send((item_of(index, bytes), turn))),
+            Ok(bytes) => drop(items.try_send((item_of(index, bytes), claim))),
             Err(failure) => tracing::debug!(%failure, "left out of a bundle"),
         }
     }
 }
 
 fn read_file(shared: &Shared, file: ByteRange) -> Result<Bytes, Failure> {
-    if shared.hanging.holds(ACTION, &file.path) {
-        return Err(shared.too_slow(ACTION, &file.path));
+    if shared.hanging.blocks(ACTION, &file.path) {
+        return Err(shared.timed_out(ACTION, &file.path));
     }
     let size = file.size;
     Reading::begin(shared, file)?.piece(shared, size)

@@ -3,7 +3,7 @@
 //!
 //! Mounts may be below an origin, so the filesystem is determined for each file and not for the origin.
 //! Every `statx` returns the id of the mount at no further cost. The table here maps it to a filesystem,
-//! and is filled when an id is seen for the first time (`identity` has the rules; it takes a few system
+//! and is filled when an id appears for the first time (`identity` has the rules; it takes a few system
 //! calls).
 //!
 //! If a local filesystem (a disk, an image, FUSE) replaces another one at the same mount point, the
@@ -20,9 +20,9 @@
 mod identity;
 mod uuid;
 
+use crate::origin::truncated;
 use copperfs_fuse::mountinfo::{self, MountEntry};
 use copperfs_overlay::Standing;
-use identity::Source;
 use parking_lot::RwLock;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Statx, StatxFlags, fstatvfs};
@@ -34,19 +34,19 @@ use std::path::{Path, PathBuf};
 /// `STATX_MNT_ID_UNIQUE` (Linux 6.8): an id that is never reused.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// Fields that `statx` is asked for in addition to attributes. A kernel without one of them omits it.
+/// Fields that `statx` returns in addition to attributes. A kernel without one of them omits it.
 pub(super) const MOUNT_MASK: StatxFlags = StatxFlags::MNT_ID.union(MNT_ID_UNIQUE);
 
-/// Remembered mounts. Beyond it all are forgotten and looked up again; mount points and their generations
-/// stay.
+/// Remembered mounts. At this number all are forgotten and looked up again; mount points and their
+/// generations stay.
 const MOUNTS_MAX: usize = 4096;
-/// Mount points with a remembered generation. Beyond it all are forgotten, and each starts with a
+/// Mount points with a remembered generation. At this number all are forgotten, and each starts with a
 /// generation above all earlier ones, so cached data of local filesystems is read again.
 const POINTS_MAX: usize = 4096;
 
 /// The part of a version that stands for the filesystem. Two are equal only if the filesystems' identities
 /// and generations are. The origin's URI is not included: within one filesystem the inode number names the
-/// file, by whatever path the origin was given, and an index of a subdirectory stays valid for it.
+/// file, independent of the path of the origin, and an index of a subdirectory stays valid for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Filesystem {
     pub(super) seed: [u8; 16],
@@ -68,18 +68,18 @@ enum MountId {
     /// Reused after the mount is gone (Linux 5.8 to 6.7).
     Reused(u64),
     /// Not reported (before Linux 5.8).
-    Untold,
+    Unknown,
 }
 
 impl MountKey {
     pub(super) fn of(status: &Statx) -> Self {
-        let told = StatxFlags::from_bits_retain(status.stx_mask);
-        let id = if told.contains(MNT_ID_UNIQUE) {
+        let fields = StatxFlags::from_bits_retain(status.stx_mask);
+        let id = if fields.contains(MNT_ID_UNIQUE) {
             MountId::Unique(status.stx_mnt_id)
-        } else if told.contains(StatxFlags::MNT_ID) {
+        } else if fields.contains(StatxFlags::MNT_ID) {
             MountId::Reused(status.stx_mnt_id)
         } else {
-            MountId::Untold
+            MountId::Unknown
         };
         Self {
             id,
@@ -89,7 +89,7 @@ impl MountKey {
 
     pub(super) fn is_same_mount(self, other: Self) -> bool {
         match (self.id, other.id) {
-            (MountId::Untold, MountId::Untold) => self.device == other.device,
+            (MountId::Unknown, MountId::Unknown) => self.device == other.device,
             (one, another) => one == another,
         }
     }
@@ -106,7 +106,6 @@ impl MountKey {
 }
 
 /// The filesystems of one origin.
-#[derive(Debug)]
 pub(super) struct Filesystems {
     /// Names the origin in the log.
     uri: String,
@@ -114,23 +113,22 @@ pub(super) struct Filesystems {
     table: RwLock<Table>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
     mounts: HashMap<MountKey, Filesystem>,
-    points: HashMap<PathBuf, Point>,
+    points: HashMap<PathBuf, MountPoint>,
     /// The generation of unknown mount points: 0, until known ones were forgotten.
     first_generation: u64,
 }
 
 /// The mount at a mount point, and the number of local filesystems that it has replaced there.
-#[derive(Clone, Copy, Debug)]
-struct Point {
+struct MountPoint {
     mount: MountKey,
     generation: u64,
 }
 
-/// The facts about a mount that is seen for the first time.
-struct Sighting {
+/// The facts about a mount that appears for the first time.
+struct MountFacts {
     identity: Option<String>,
     is_local: bool,
     /// Its mount point; `None` if it is no longer mounted anywhere.
@@ -146,7 +144,7 @@ impl Filesystems {
     }
 
     /// The filesystem that holds the file of `status`. `open` returns a descriptor of that file, which may
-    /// be `O_PATH`; it is called only the first time that this mount is seen.
+    /// be `O_PATH`; it is called only when this mount appears for the first time.
     ///
     /// # Errors
     /// The errors of `open`.
@@ -156,32 +154,29 @@ impl Filesystems {
         open: impl FnOnce() -> Result<OwnedFd, Errno>,
     ) -> Result<Filesystem, Errno> {
         let mount = MountKey::of(status);
-        let table = self.table.read();
-        if let Some(known) = table.mounts.get(&mount) {
+        if let Some(known) = self.table.read().mounts.get(&mount) {
             return Ok(*known);
         }
-        drop(table);
         let file = open()?;
-        let sighting = look(&file, mount);
+        let facts = mount_facts(&file, mount);
         let mut table = self.table.write();
-        Ok(table.add(&self.uri, mount, &sighting))
+        Ok(table.add(&self.uri, mount, &facts))
     }
 }
 
 impl Table {
-    fn add(&mut self, uri: &str, mount: MountKey, sighting: &Sighting) -> Filesystem {
+    fn add(&mut self, uri: &str, mount: MountKey, facts: &MountFacts) -> Filesystem {
         if let Some(known) = self.mounts.get(&mount) {
             return *known;
         }
-        let generation = match &sighting.point {
-            _ if !sighting.is_local => 0,
-            Some(point) => self.generation_at(point, mount),
-            None => 0,
+        let generation = match &facts.point {
+            Some(point) if facts.is_local => self.generation_at(point, mount),
+            _ => 0,
         };
-        let detached = sighting.is_local && sighting.point.is_none();
+        let detached = facts.is_local && facts.point.is_none();
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"copperfs posix origin\0");
-        if let Some(identity) = &sighting.identity {
+        if let Some(identity) = &facts.identity {
             hasher.update(identity.as_bytes());
         }
         if generation > 0 {
@@ -190,16 +185,14 @@ impl Table {
                 .update(&generation.to_le_bytes());
         }
         if detached {
-            // Without a mount point, replacements cannot be detected, so it is distinct from all other
-            // mounts.
+            // Without a mount point, replacements cannot be detected, so this mount is distinct from all
+            // others.
             let only = format!("\0{mount:?}");
             hasher.update(only.as_bytes());
         }
-        let lasts = sighting.identity.is_some() && generation == 0 && !detached;
-        let mut seed = [0; 16];
-        seed.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        let lasts = facts.identity.is_some() && generation == 0 && !detached;
         let filesystem = Filesystem {
-            seed,
+            seed: truncated(&hasher),
             standing: if lasts {
                 Standing::Lasting
             } else {
@@ -209,8 +202,8 @@ impl Table {
         tracing::debug!(
             origin = uri,
             ?mount,
-            point = ?sighting.point,
-            identity = sighting.identity,
+            point = ?facts.point,
+            identity = facts.identity,
             generation,
             "a filesystem is seen for the first time"
         );
@@ -236,29 +229,29 @@ impl Table {
         }
         let generation = self.first_generation;
         self.points
-            .insert(point.to_owned(), Point { mount, generation });
+            .insert(point.to_owned(), MountPoint { mount, generation });
         generation
     }
 }
 
 /// Collects the facts about the mount through which `file` was opened.
-fn look(file: &OwnedFd, mount: MountKey) -> Sighting {
+fn mount_facts(file: &OwnedFd, mount: MountKey) -> MountFacts {
     let Some(entry) = mount_of(file) else {
-        return Sighting {
+        return MountFacts {
             identity: None,
             is_local: true,
             point: None,
         };
     };
-    let source = Source::of(&entry);
-    let identity = source.identity(
+    let identity = identity::identity(
+        &entry,
         || fs::read_to_string("/proc/fs/nfsfs/volumes").ok(),
         || Some(fstatvfs(file).ok()?.f_fsid),
         || uuid::of(file, mount.device),
     );
-    Sighting {
+    MountFacts {
         identity,
-        is_local: source.is_local(),
+        is_local: identity::is_local(&entry),
         point: Some(entry.mountpoint),
     }
 }

@@ -1,7 +1,7 @@
 //! The hanging calls of an origin: their number, their paths, and their filesystems.
 //!
-//! A call hangs when it takes longer than calls of this origin usually do, or when its caller was cancelled
-//! before it returned. From then on it counts here and no longer among the concurrent calls, so that it
+//! A call hangs when it takes much longer than calls of this origin do on average, or when its caller was
+//! cancelled before it returned. From then on it counts here and no longer among the concurrent calls, so that it
 //! delays no other call. It still keeps its thread. Two rules bound these threads:
 //! - A further request about the same path waits without a thread until the call returns. So does a request
 //!   about any path below one whose `stat` hangs.
@@ -26,10 +26,10 @@ use tokio::time::Instant;
 /// The maximum age of the cached mount table.
 const MOUNTS_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// The action whose hanging means that nothing below the path can be reached either.
+/// The action that also blocks all paths below its own while it hangs.
 pub(super) const STAT: &str = "stat";
 
-/// The hanging calls of an origin, for people.
+/// A report about the hanging calls of an origin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HangingCalls {
     /// The number of calls.
@@ -45,48 +45,46 @@ pub struct HangingCalls {
 /// The device number of a filesystem, as in the mount table.
 type Device = (u32, u32);
 
-/// See the module.
-#[derive(Debug)]
-pub(super) struct Hanging {
+/// The table of hanging calls. See the module.
+pub(super) struct HangingTable {
     bound: Arc<HangingBound>,
     /// The number of calls in `table`, readable without its lock.
     count: AtomicUsize,
     /// Locked for map operations. Taken after the lock of a call or a batch.
     table: Mutex<Table>,
-    /// Notified whenever a call returns.
-    released: Notify,
+    /// Notified whenever a hanging call returns.
+    returned: Notify,
     mounts: Mounts,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
-    next: u64,
-    /// In the order in which they were added.
-    calls: BTreeMap<u64, Hung>,
-    /// By path: the actions that hang on it.
-    paths: HashMap<ItemPathBytes, Vec<&'static str>>,
-    filesystems: HashMap<Device, usize>,
+    next_id: u64,
+    /// By id, so in the order in which they were added.
+    calls: BTreeMap<u64, HangingCall>,
+    /// The hanging actions of each path.
+    paths: HashMap<Box<[u8]>, Vec<&'static str>>,
 }
 
-type ItemPathBytes = Box<[u8]>;
-
-#[derive(Debug)]
-struct Hung {
+struct HangingCall {
     action: &'static str,
     path: ItemPath,
     begun: Instant,
     device: Device,
 }
 
-impl Hanging {
+impl HangingTable {
     /// Creates an empty table for the origin at the host directory `root`.
     pub(super) fn new(bound: Arc<HangingBound>, root: PathBuf) -> Self {
         Self {
             bound,
             count: AtomicUsize::new(0),
             table: Mutex::default(),
-            released: Notify::new(),
-            mounts: Mounts::new(root),
+            returned: Notify::new(),
+            mounts: Mounts {
+                root,
+                table: Mutex::new(None),
+            },
         }
     }
 
@@ -94,22 +92,21 @@ impl Hanging {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Adds a call that has been running since `begun`. Returns its id for [`Hanging::remove`].
+    /// Adds a call that has been running since `begun`. Returns its id for [`HangingTable::remove`].
     pub(super) fn add(&self, action: &'static str, path: &ItemPath, begun: Instant) -> u64 {
         let device = self.mounts.device(path);
         let mut table = self.table.lock();
-        let id = table.next;
-        table.next += 1;
-        let hung = Hung {
+        let id = table.next_id;
+        table.next_id += 1;
+        let call = HangingCall {
             action,
             path: path.clone(),
             begun,
             device,
         };
-        table.calls.insert(id, hung);
+        table.calls.insert(id, call);
         let actions = table.paths.entry(path.as_bytes().into()).or_default();
         actions.push(action);
-        *table.filesystems.entry(device).or_default() += 1;
         let first = table.calls.len() == 1;
         self.count.store(table.calls.len(), Ordering::Release);
         drop(table);
@@ -123,37 +120,32 @@ impl Hanging {
     /// Removes a call that has returned.
     pub(super) fn remove(&self, id: u64) {
         let mut table = self.table.lock();
-        let Some(hung) = table.calls.remove(&id) else {
+        let Some(call) = table.calls.remove(&id) else {
             return;
         };
-        if let Some(actions) = table.paths.get_mut(hung.path.as_bytes()) {
-            if let Some(at) = actions.iter().position(|action| *action == hung.action) {
+        if let Some(actions) = table.paths.get_mut(call.path.as_bytes()) {
+            if let Some(at) = actions.iter().position(|action| *action == call.action) {
                 actions.swap_remove(at);
             }
             if actions.is_empty() {
-                table.paths.remove(hung.path.as_bytes());
-            }
-        }
-        if let Some(calls) = table.filesystems.get_mut(&hung.device) {
-            *calls -= 1;
-            if *calls == 0 {
-                table.filesystems.remove(&hung.device);
+                table.paths.remove(call.path.as_bytes());
             }
         }
         self.count.store(table.calls.len(), Ordering::Release);
         drop(table);
         self.bound.remove();
-        self.released.notify_waiters();
+        self.returned.notify_waiters();
     }
 
-    /// Resolves when a call returns after this future was created.
-    pub(super) fn released(&self) -> Notified<'_> {
-        self.released.notified()
+    /// Resolves when a hanging call returns after this future was created.
+    pub(super) fn returned(&self) -> Notified<'_> {
+        self.returned.notified()
     }
 
-    /// Whether a call hangs in `action` on `path`, or in `stat` on one of its parent directories. Costs one
-    /// look-up per component, however many calls hang.
-    pub(super) fn holds(&self, action: &str, path: &ItemPath) -> bool {
+    /// Whether a call hangs in `action` on `path`, or in `stat` on the path or one of its parent directories.
+    /// Costs one look-up per component, however many calls hang.
+    pub(super) fn blocks(&self, action: &str, path: &ItemPath) -> bool {
+        // The usual case takes no lock.
         if self.count() == 0 {
             return false;
         }
@@ -162,20 +154,25 @@ impl Hanging {
             let actions = table.paths.get(path);
             actions.is_some_and(|actions| actions.contains(&action))
         };
-        let whole = path.as_bytes();
-        let slashes = (whole.iter().enumerate()).filter(|(_, byte)| **byte == b'/');
-        let above = slashes.map(|(at, _)| &whole[..at]);
-        let way = above.chain((!whole.is_empty()).then_some(whole));
-        hangs(whole, action) || way.into_iter().any(|path| hangs(path, STAT))
+        let path = path.as_bytes();
+        let slashes = (path.iter().enumerate()).filter(|(_, byte)| **byte == b'/');
+        let mut parents = slashes.map(|(at, _)| &path[..at]);
+        hangs(path, action)
+            || (!path.is_empty() && hangs(path, STAT))
+            || parents.any(|parent| hangs(parent, STAT))
     }
 
-    /// If no further calls may hang and some hang in the filesystem of `path`, returns their number.
-    pub(super) fn full(&self, path: &ItemPath) -> Option<usize> {
+    /// If no further calls may hang, and some hang in the filesystem of `path`, returns their number. Further
+    /// calls into that filesystem are then refused.
+    pub(super) fn refuses(&self, path: &ItemPath) -> Option<usize> {
         if self.bound.has_room() {
             return None;
         }
         let device = self.mounts.device(path);
-        self.table.lock().filesystems.get(&device).copied()
+        let table = self.table.lock();
+        // Rare, and bounded by the number of hanging calls.
+        let calls = table.calls.values().filter(|call| call.device == device);
+        Some(calls.count()).filter(|calls| *calls > 0)
     }
 
     /// The hanging calls, if there are any.
@@ -191,8 +188,7 @@ impl Hanging {
     }
 }
 
-/// The mounts of this host, read when a call hangs. No filesystem is asked.
-#[derive(Debug)]
+/// The mounts of this host, read from the mount table when a call hangs. Makes no call into a filesystem.
 struct Mounts {
     root: PathBuf,
     /// When the table was read, and its entries. Locked at most for a read of `/proc/self/mountinfo`.
@@ -200,19 +196,15 @@ struct Mounts {
 }
 
 impl Mounts {
-    fn new(root: PathBuf) -> Self {
-        let table = Mutex::new(None);
-        Self { root, table }
-    }
-
     /// The filesystem that holds `path`. If the mount table cannot be read, all paths count as one
     /// filesystem.
     fn device(&self, path: &ItemPath) -> Device {
         let mut table = self.table.lock();
-        let fresh = |read: &Instant| read.elapsed() < MOUNTS_AGE_MAX;
-        if !table.as_ref().is_some_and(|(read, _)| fresh(read)) {
-            let mounts = mountinfo::read().unwrap_or_default();
-            *table = Some((Instant::now(), mounts));
+        if table
+            .as_ref()
+            .is_none_or(|(read, _)| read.elapsed() >= MOUNTS_AGE_MAX)
+        {
+            *table = Some((Instant::now(), mountinfo::read().unwrap_or_default()));
         }
         let full = self.root.join(OsStr::from_bytes(path.as_bytes()));
         let mounts = table.iter().flat_map(|(_, mounts)| mounts);
@@ -220,7 +212,7 @@ impl Mounts {
     }
 }
 
-/// The device of the deepest mount above `path`; of several at one point, the last one.
+/// The device of the deepest mount above `path`, and of the last one of several at the same point.
 fn device_of<'a>(mounts: impl Iterator<Item = &'a MountEntry>, path: &Path) -> Device {
     let holding = mounts.filter(|mount| path.starts_with(&mount.mountpoint));
     holding
@@ -233,35 +225,35 @@ mod tests {
     use super::*;
     use crate::testing::path;
 
-    fn hanging(max: usize) -> Hanging {
-        Hanging::new(Arc::new(HangingBound::new(max)), PathBuf::from("/"))
+    fn hanging(max: usize) -> HangingTable {
+        HangingTable::new(Arc::new(HangingBound::new(max)), PathBuf::from("/"))
     }
 
     #[test]
     fn a_path_hangs_with_its_own_action_and_with_a_stat_above_it() {
         let hanging = hanging(9);
         let now = Instant::now();
-        assert!(!hanging.holds("read", &path("a/b")));
+        assert!(!hanging.blocks("read", &path("a/b")));
         let read = hanging.add("read", &path("a/b"), now);
-        assert!(hanging.holds("read", &path("a/b")));
-        assert!(!hanging.holds(STAT, &path("a/b")), "another action");
+        assert!(hanging.blocks("read", &path("a/b")));
+        assert!(!hanging.blocks(STAT, &path("a/b")), "another action");
         assert!(
-            !hanging.holds("read", &path("a/b/c")),
+            !hanging.blocks("read", &path("a/b/c")),
             "only a stat goes down"
         );
-        assert!(!hanging.holds("read", &path("a/bc")));
+        assert!(!hanging.blocks("read", &path("a/bc")));
         let stat = hanging.add(STAT, &path("a"), now);
         for below in ["a", "a/b", "a/b/c"] {
             assert!(
-                hanging.holds("list", &path(below)) || below == "a",
+                hanging.blocks("list", &path(below)) || below == "a",
                 "{below}"
             );
-            assert!(hanging.holds(STAT, &path(below)), "{below}");
+            assert!(hanging.blocks(STAT, &path(below)), "{below}");
         }
-        assert!(!hanging.holds(STAT, &path("ab")));
+        assert!(!hanging.blocks(STAT, &path("ab")));
         hanging.remove(stat);
         hanging.remove(read);
-        assert!(!hanging.holds("read", &path("a/b")));
+        assert!(!hanging.blocks("read", &path("a/b")));
         assert_eq!(hanging.report(), None);
     }
 
@@ -272,23 +264,23 @@ mod tests {
         let first = hanging.add("read", &path("a"), Instant::now());
         let second = hanging.add("read", &path("a"), Instant::now());
         hanging.remove(first);
-        assert!(hanging.holds("read", &path("a")));
+        assert!(hanging.blocks("read", &path("a")));
         hanging.remove(second);
         hanging.remove(second);
-        assert!(!hanging.holds("read", &path("a")));
+        assert!(!hanging.blocks("read", &path("a")));
         assert_eq!(hanging.count(), 0);
     }
 
     #[test]
-    fn a_full_table_refuses_the_filesystems_that_hang_only() {
+    fn a_full_table_refuses_only_filesystems_with_hanging_calls() {
         let hanging = hanging(2);
         // Two filesystems of any Linux host.
         let (first, other) = (path("proc/a"), path("sys/b"));
         hanging.add("read", &first, Instant::now());
-        assert_eq!(hanging.full(&first), None, "not full");
+        assert_eq!(hanging.refuses(&first), None, "not full");
         hanging.add("read", &path("proc/c"), Instant::now());
-        assert_eq!(hanging.full(&first), Some(2));
-        assert_eq!(hanging.full(&other), None);
+        assert_eq!(hanging.refuses(&first), Some(2));
+        assert_eq!(hanging.refuses(&other), None);
         let report = hanging.report().unwrap();
         assert_eq!((report.calls, report.path), (2, first));
     }

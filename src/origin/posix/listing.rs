@@ -1,8 +1,8 @@
 //! Directories, in pages of `getdents`.
 //!
-//! Names and types come first, on one thread. Attributes follow for a directory that fits into the
-//! answer whole and has few enough entries; an entry that vanished in between is dropped, and one whose
-//! attributes do not come in time goes without.
+//! One thread reads names and types. Attributes follow for a directory that fits into the answer whole and
+//! has few enough entries. An entry that vanished in between is dropped; an entry whose attributes do not
+//! arrive in time has none.
 
 use super::attributes::{attributes, kind_of};
 use super::{Shared, stat};
@@ -18,14 +18,14 @@ use tokio::time::Instant;
 
 const ACTION: &str = "list";
 
-/// Buffer of one `getdents`, in bytes: some 1,500 entries a call.
+/// Buffer of one `getdents`, in bytes: some 1,500 entries per call.
 const GETDENTS_BYTES: usize = 64 << 10;
 
-/// What one thread brings of a directory.
+/// A page of a directory, without attributes.
 struct Page {
     dir: Arc<OwnedFd>,
     directory: Attributes,
-    /// Names; a type of `None` is one that the filesystem did not tell.
+    /// Names and types; `None` is a type that the filesystem does not report.
     entries: Vec<(Bytes, Option<FileKind>)>,
     next: Option<Cursor>,
 }
@@ -44,37 +44,31 @@ pub(super) async fn list(
         })
         .await?;
     let few = page.entries.len() <= shared.listing_attributes_max;
-    let wanted: Vec<usize> = if whole && page.next.is_none() && few {
-        (0..page.entries.len()).collect()
-    } else {
-        let unknown = |index: &usize| page.entries[*index].1.is_none();
-        (0..page.entries.len()).filter(unknown).collect()
-    };
-    let names = wanted
-        .iter()
-        .map(|&index| page.entries[index].0.clone())
-        .collect();
+    let all = whole && page.next.is_none() && few;
+    // An unknown type requires a stat in any case.
+    let lacking = |(_, kind): &&(Bytes, Option<FileKind>)| all || kind.is_none();
+    let names = page.entries.iter().filter(lacking);
+    let names = names.map(|(name, _)| name.clone()).collect();
     let deadline = Instant::now() + shared.listing_attributes_timeout;
     let answers = stat::entries(&shared, dir, page.dir, names, deadline).await;
-
-    let mut found = vec![None; page.entries.len()];
-    for (index, answer) in wanted.into_iter().zip(answers) {
-        found[index] = answer;
-    }
-    let entries = page
-        .entries
-        .into_iter()
-        .zip(found)
-        .filter_map(|((name, kind), answer)| entry(name, kind, answer))
-        .collect();
+    let mut answers = answers.into_iter();
+    let entries = page.entries.into_iter().filter_map(|(name, kind)| {
+        let requested = all || kind.is_none();
+        let answer = if requested {
+            answers.next().flatten()
+        } else {
+            None
+        };
+        entry(name, kind, answer)
+    });
     Ok(Listing {
         directory: page.directory,
-        entries,
+        entries: entries.collect(),
         next: page.next,
     })
 }
 
-/// One entry, unless it vanished.
+/// Returns `None` if the entry has vanished.
 fn entry(
     name: Bytes,
     kind: Option<FileKind>,
@@ -86,9 +80,9 @@ fn entry(
         Some(Err(_)) | None => None,
     };
     let kind = match &attributes {
-        // Between the two looks the name may have changed its type: the later look holds.
+        // The name may have changed its type since getdents: the later result is valid.
         Some(attributes) => attributes.kind,
-        // Neither getdents nor stat told: most names are files, and a later stat will say.
+        // Neither getdents nor stat has the type. Most names are files, and a later stat will correct it.
         None => kind.unwrap_or(FileKind::File),
     };
     Some(Entry {
@@ -114,9 +108,9 @@ fn read_page(
         let offset = offset_of(cursor, directory.version).ok_or_else(|| failed(Errno::STALE))?;
         seek(&dir, SeekFrom::Start(offset)).map_err(failed)?;
     }
-    let hidden = shared.exclusion.now();
+    let excluded = shared.exclusion.snapshot();
     let hides = |name: &[u8]| {
-        !hidden.is_empty() && path.join(name).is_ok_and(|child| hidden.covers(&child))
+        !excluded.is_empty() && path.join(name).is_ok_and(|child| excluded.covers(&child))
     };
     let mut entries = Vec::new();
     let mut next = None;
@@ -144,11 +138,9 @@ fn read_page(
     })
 }
 
-/// The filesystem's own cookie, and the directory that it belongs to.
+/// A cursor has the filesystem's own cookie, and the version of the directory to which it belongs.
 fn cursor_at(offset: u64, directory: Version) -> Cursor {
-    let mut bytes = Vec::with_capacity(8 + Version::BYTES);
-    bytes.extend_from_slice(&offset.to_le_bytes());
-    bytes.extend_from_slice(&directory.to_bytes());
+    let bytes = [&offset.to_le_bytes()[..], &directory.to_bytes()].concat();
     Cursor(bytes.into())
 }
 

@@ -1,8 +1,8 @@
 //! The top directory of an origin, and its replacement when another filesystem is mounted there.
 //!
 //! A descriptor keeps the filesystem on which it was opened, even after `umount -l`. So the mount table is
-//! watched (with one `poll`, which asks no storage). After a change the path is opened again. If it leads
-//! to a mount that was made later than the current one, the origin switches to it.
+//! watched ([`MountWatch`]). After a change the path is opened again. If it leads to a mount that was made
+//! later than the current one, the origin switches to it.
 //!
 //! A path that leads to an *earlier* mount shows a directory that was covered before, such as an empty
 //! mount point: the storage was unmounted, and may come back. The origin then stays with its current
@@ -10,34 +10,31 @@
 
 use super::attributes::status;
 use super::filesystem::{MountKey, mount_of};
+use crate::origin::mount_watch::MountWatch;
 use parking_lot::{Mutex, RwLock};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// See the module.
-#[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
     /// Locked for the assignment only.
     top: RwLock<Top>,
     /// The mount table, and the right to open the path. A request that finds it locked uses the current
     /// root, because opening may hang with the storage. Taken before `top`.
-    watch: Mutex<Watch>,
+    follow: Mutex<Follow>,
 }
 
-#[derive(Debug)]
-struct Watch {
-    mounts: Option<File>,
+struct Follow {
+    mounts: Option<MountWatch>,
     /// The log already has a line that the path does not lead to the filesystem that is served.
-    said: bool,
+    is_logged: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Top {
     dir: Arc<OwnedFd>,
     mount: MountKey,
@@ -75,31 +72,30 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
 impl Root {
     /// The root at `path`, which is open as `dir`.
     pub(super) fn new(path: &Path, dir: OwnedFd) -> Result<Self, Errno> {
-        // Opened before the directory, so that later changes are noticed.
-        let mounts = File::open("/proc/self/mountinfo").ok();
+        // Opened before the directory is examined, so that later changes are noticed.
+        let mounts = MountWatch::open().ok();
         Ok(Self {
             path: path.to_owned(),
             top: RwLock::new(Top::of(dir)?),
-            watch: Mutex::new(Watch {
+            follow: Mutex::new(Follow {
                 mounts,
-                said: false,
+                is_logged: false,
             }),
         })
     }
 
     /// The current directory.
-    pub(super) fn now(&self) -> Arc<OwnedFd> {
-        let top = self.top.read();
-        Arc::clone(&top.dir)
+    pub(super) fn dir(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.top.read().dir)
     }
 
     /// Switches to the filesystem that is mounted at the path now, if it replaces the current one. Blocks
     /// if the storage blocks.
     pub(super) fn follow(&self, label: &str) {
-        let Some(mut watch) = self.watch.try_lock() else {
+        let Some(mut follow) = self.follow.try_lock() else {
             return;
         };
-        if !watch.has_changed() {
+        if !follow.mounts.as_ref().is_some_and(MountWatch::has_changed) {
             return;
         }
         let old = self.top.read().clone();
@@ -114,8 +110,8 @@ impl Root {
             Err(errno) => Some(errno.to_string()),
         };
         match trouble {
-            Some(trouble) if !watch.said => {
-                watch.said = true;
+            Some(trouble) if !follow.is_logged => {
+                follow.is_logged = true;
                 tracing::warn!(
                     origin = label,
                     trouble,
@@ -124,23 +120,7 @@ impl Root {
                 );
             }
             Some(_) => {}
-            None => watch.said = false,
+            None => follow.is_logged = false,
         }
-    }
-}
-
-impl Watch {
-    /// Whether anything was mounted or unmounted since the last call.
-    fn has_changed(&self) -> bool {
-        let Some(mounts) = &self.mounts else {
-            return false;
-        };
-        let mut changed = [PollFd::new(mounts, PollFlags::PRI)];
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // If the poll fails, assume a change.
-        poll(&mut changed, Some(&timeout)) != Ok(0)
     }
 }

@@ -4,25 +4,23 @@
 //! few for such calls. A thread is started here whenever a call finds none idle, and ends after some idle
 //! time. The threads' stacks are small, and the number of hanging calls is bounded ([`super::hanging`]).
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Stack of a thread, in bytes of address space. Only the pages that a call touches take memory: some 16
 /// KiB, and as much for the kernel's own stack.
 const STACK_BYTES: usize = 256 << 10;
 /// How long an idle thread waits for a job before it ends.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module. Cheap to clone.
-#[derive(Clone, Default)]
-pub(super) struct Threads(Arc<Inner>);
-
+/// See the module.
 #[derive(Default)]
-struct Inner {
+pub(super) struct Threads {
     /// Locked for an operation on the queue and the count.
     work: Mutex<Work>,
     /// Notified of each job.
@@ -36,53 +34,41 @@ struct Work {
     idle: usize,
 }
 
-impl std::fmt::Debug for Threads {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Threads").finish_non_exhaustive()
-    }
-}
-
 impl Threads {
     /// Runs `job` at once on a thread that it does not share.
     ///
     /// # Errors
     /// The kernel grants no further thread. The job is dropped.
-    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(super) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
         {
-            let mut work = self.0.lock();
+            let mut work = self.work.lock();
+            // Never queued behind another job, which may hang.
             if work.jobs.len() < work.idle {
                 work.jobs.push_back(Box::new(job));
                 drop(work);
-                self.0.arrived.notify_one();
+                self.arrived.notify_one();
                 return Ok(());
             }
         }
-        let inner = Arc::clone(&self.0);
+        let threads = Arc::clone(self);
         let started = std::thread::Builder::new()
             .name("copperfs-posix".into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 job();
-                inner.serve();
+                threads.serve();
             });
         started.map(drop)
     }
-}
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs jobs until none has arrived for [`IDLE`].
+    /// Runs jobs until none has arrived for [`IDLE_TIMEOUT`].
     fn serve(&self) {
         loop {
-            let mut work = self.lock();
+            let mut work = self.work.lock();
             work.idle += 1;
-            let (mut work, _elapsed) = self
-                .arrived
-                .wait_timeout_while(work, IDLE, |work| work.jobs.is_empty())
-                .unwrap_or_else(PoisonError::into_inner);
+            // The queue decides, not the time-out: a job may arrive just as the wait ends.
+            self.arrived
+                .wait_while_for(&mut work, |work| work.jobs.is_empty(), IDLE_TIMEOUT);
             work.idle -= 1;
             let Some(job) = work.jobs.pop_front() else {
                 return;
@@ -100,8 +86,8 @@ mod tests {
 
     /// A thousand hanging jobs take a thousand threads, and the next job still gets its own.
     #[test]
-    fn a_job_never_waits_for_those_that_hang() {
-        let threads = Threads::default();
+    fn a_job_never_waits_for_hanging_jobs() {
+        let threads = Arc::new(Threads::default());
         let (release, hang) = mpsc::sync_channel::<()>(1);
         let hang = Arc::new(Mutex::new(hang));
         let (begun, seen) = mpsc::sync_channel(1001);
@@ -111,7 +97,7 @@ mod tests {
                 .run(move || {
                     begun.send(()).unwrap();
                     // Ends when the test drops its sender.
-                    drop(hang.lock().map(|hang| hang.recv()));
+                    hang.lock().recv().ok();
                 })
                 .unwrap();
         }
@@ -125,7 +111,7 @@ mod tests {
     /// An idle thread takes the next job.
     #[test]
     fn idle_threads_are_used_again() {
-        let threads = Threads::default();
+        let threads = Arc::new(Threads::default());
         let mut names = std::collections::HashSet::new();
         for _ in 0..20 {
             let (done, seen) = mpsc::sync_channel(1001);
@@ -133,7 +119,7 @@ mod tests {
             threads.run(run).unwrap();
             names.insert(seen.recv_timeout(Duration::from_secs(60)).unwrap());
             // The thread reports itself just before it becomes idle.
-            while threads.0.lock().idle == 0 {
+            while threads.work.lock().idle == 0 {
                 std::thread::yield_now();
             }
         }

@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 const ACTION: &str = "read the extended attributes of";
 
-/// The kernel's own bound on a list of names and on one value, in bytes.
+/// The kernel's limit of a list of names and of one value, in bytes.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// Most bytes of names and values that are passed on for one file; a file with more is refused.
+/// The maximum total bytes of names and values of one file; a file with more is refused.
 const XATTRS_BYTES_MAX: usize = 512 << 10;
 
 /// Names that only a process with `CAP_SYS_ADMIN` in the initial user namespace may see.
@@ -34,13 +34,13 @@ fn is_for_everyone(name: &[u8]) -> bool {
 /// The extended attributes of `path` that every user may see and the daemon may read.
 pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure> {
     let failed = |errno| shared.failure(ACTION, path, errno);
-    let found = shared.open_at(path, OFlags::PATH).map_err(failed)?;
-    if kind(&status(&found, b"").map_err(failed)?) == Some(FileKind::Symlink) {
-        // Only security.* could be there to be seen, which no reader of a mount asks of a link.
+    let opened = shared.open_at(path, OFlags::PATH).map_err(failed)?;
+    if kind(&status(&opened, b"").map_err(failed)?) == Some(FileKind::Symlink) {
+        // A link can only have security.* here, which no reader of a mount requests.
         return Ok(Vec::new());
     }
-    // An O_PATH descriptor gives no attributes itself; its magic link leads to the very same inode.
-    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
+    // An O_PATH descriptor has no access to attributes itself; its magic link leads to the same inode.
+    let file = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let mut names = Vec::with_capacity(XATTR_BYTES_MAX);
     listxattr(&file, spare_capacity(&mut names)).map_err(failed)?;
     let mut list = XattrList::new();
@@ -51,7 +51,7 @@ pub(super) fn all(shared: &Shared, path: &ItemPath) -> Result<XattrList, Failure
         value.clear();
         match getxattr(&file, name, spare_capacity(&mut value)) {
             Ok(_) => {}
-            // Gone since it was listed, or not for the daemon's user.
+            // It was removed since it was listed, or the daemon's user may not read it.
             Err(Errno::NODATA | Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) => continue,
             Err(errno) => return Err(failed(errno)),
         }

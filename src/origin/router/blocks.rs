@@ -1,7 +1,8 @@
-//! From a stream of bytes to a stream of hashed blocks.
+//! Turns a stream of bytes into a stream of hashed blocks.
 
+use crate::num::to_usize;
 use crate::origin::counters::OriginCounters;
-use crate::origin::failure::worded;
+use crate::origin::failure::Cause;
 use crate::origin::{ByteRange, ByteStream, HashedStream};
 use bytes::{Bytes, BytesMut};
 use copperfs_overlay::{
@@ -10,7 +11,7 @@ use copperfs_overlay::{
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use std::sync::Arc;
 
-/// The bytes that `request` stands for; blocks beyond the end of the file hold none.
+/// The bytes of the blocks of `request`; blocks beyond the end of the file are empty.
 pub(super) fn range_of(request: &ReadRequest, path: ItemPath) -> ByteRange {
     let offset = request
         .first_block
@@ -30,18 +31,19 @@ pub(super) fn range_of(request: &ReadRequest, path: ItemPath) -> ByteRange {
     }
 }
 
+/// A stream that is cut into blocks.
 struct Blocks {
     bytes: ByteStream,
-    /// Bytes that came and are not handed on yet.
+    /// Bytes that have arrived and are not returned yet.
     piece: Bytes,
     /// Path for messages.
     path: ItemPath,
     hasher: blake3::Hasher,
-    /// Bytes that the current block still lacks.
+    /// Missing bytes of the current block.
     block_left: u64,
-    /// Bytes that the whole range still lacks, the current block's included.
+    /// Missing bytes of the whole range, including those of the current block.
     left: u64,
-    /// The current block is complete and its hash is due.
+    /// The current block is complete, and its hash is returned next.
     hash_due: bool,
     counters: Arc<OriginCounters>,
 }
@@ -64,24 +66,27 @@ pub(super) fn hashed(
         hash_due: false,
         counters,
     };
-    stream::try_unfold(blocks, Blocks::next).boxed()
+    let parts = stream::try_unfold(blocks, |mut blocks| async move {
+        Ok(blocks.next().await?.map(|part| (part, blocks)))
+    });
+    parts.boxed()
 }
 
-/// Blocks that the origin has hashed, counted; after a failure nothing more comes.
+/// Counts blocks that the origin has hashed itself. The stream ends after a failure.
 pub(super) fn counted(blocks: HashedStream, counters: Arc<OriginCounters>) -> ReadStream {
     let parts = stream::try_unfold((blocks, counters), async |(mut blocks, counters)| {
         let Some(next) = blocks.next().await else {
             return Ok::<_, Failure>(None);
         };
         let (bytes, hash) = next.inspect_err(|failure| counters.failed(failure))?;
-        counters.read(bytes.len());
+        counters.read_bytes.add_len(bytes.len());
         let parts = [Ok(BlockPart::Bytes(bytes)), Ok(BlockPart::End(hash))];
         Ok(Some((stream::iter(parts), (blocks, counters))))
     });
     parts.try_flatten().boxed()
 }
 
-/// All of `bytes`, which must be `length` of them, in one piece.
+/// All of `bytes` in one piece. Any other number of bytes than `length` is a fault of the origin.
 pub(super) async fn gathered(
     mut bytes: ByteStream,
     path: &ItemPath,
@@ -91,7 +96,8 @@ pub(super) async fn gathered(
     let mut whole = Bytes::new();
     while let Some(next) = bytes.next().await {
         let piece = next.inspect_err(|failure| counters.failed(failure))?;
-        counters.read(piece.len());
+        counters.read_bytes.add_len(piece.len());
+        // Most ranges arrive in one piece, which is not copied.
         if whole.is_empty() {
             whole = piece;
         } else {
@@ -106,70 +112,51 @@ pub(super) async fn gathered(
     if whole.len() as u64 == length {
         return Ok(whole);
     }
-    let cause = "another number of bytes than the range has";
-    let failure = worded(FailureKind::Io, "data", "read", path, &cause, "");
+    Err(fault(
+        "another number of bytes than the range has",
+        path,
+        counters,
+    ))
+}
+
+/// The counted failure for an origin that returned wrong data.
+fn fault(cause: &'static str, path: &ItemPath, counters: &OriginCounters) -> Failure {
+    let failure = Cause::new(FailureKind::Io, cause).failure("data", "read", path);
     counters.failed(&failure);
-    Err(failure)
+    failure
 }
 
 impl Blocks {
-    async fn next(mut self) -> Result<Option<(BlockPart, Self)>, Failure> {
+    async fn next(&mut self) -> Result<Option<BlockPart>, Failure> {
         if self.hash_due {
             self.hash_due = false;
             self.block_left = self.left.min(BLOCK_BYTES);
             let hash = ContentHash(*self.hasher.finalize().as_bytes());
             self.hasher.reset();
-            return Ok(Some((BlockPart::End(hash), self)));
-        }
-        if self.left == 0 && self.piece.is_empty() {
-            // The stream's own last word: a version that changed, or more bytes than asked for.
-            return match self.pull().await? {
-                true => Err(self.fault("more bytes than the range has")),
-                false => Ok(None),
-            };
+            return Ok(Some(BlockPart::End(hash)));
         }
         while self.piece.is_empty() {
-            if !self.pull().await? {
-                return Err(self.fault("the data ended early"));
-            }
+            // Also after the last byte: a changed version may be reported only at the end of the stream.
+            let Some(next) = self.bytes.next().await else {
+                return match self.left {
+                    0 => Ok(None),
+                    _ => Err(fault("the data ended early", &self.path, &self.counters)),
+                };
+            };
+            self.piece = next.inspect_err(|failure| self.counters.failed(failure))?;
+            self.counters.read_bytes.add_len(self.piece.len());
         }
         if self.left == 0 {
-            return Err(self.fault("more bytes than the range has"));
+            let cause = "more bytes than the range has";
+            return Err(fault(cause, &self.path, &self.counters));
         }
-        let take = usize::try_from(self.block_left)
-            .map_or(self.piece.len(), |left| left.min(self.piece.len()));
-        let part = self.piece.split_to(take);
+        let taken = self.block_left.min(self.piece.len() as u64);
+        let part = self.piece.split_to(to_usize(taken));
         self.hasher.update(&part);
-        let taken = u64::try_from(take).unwrap_or(self.block_left);
         self.block_left -= taken;
         self.left -= taken;
         self.hash_due = self.block_left == 0;
-        Ok(Some((BlockPart::Bytes(part), self)))
-    }
-
-    /// Waits for the next piece that is not empty; `false` at the end of the stream.
-    async fn pull(&mut self) -> Result<bool, Failure> {
-        while let Some(next) = self.bytes.next().await {
-            match next {
-                Ok(piece) if piece.is_empty() => {}
-                Ok(piece) => {
-                    self.counters.read(piece.len());
-                    self.piece = piece;
-                    return Ok(true);
-                }
-                Err(failure) => {
-                    self.counters.failed(&failure);
-                    return Err(failure);
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    fn fault(&self, cause: &str) -> Failure {
-        let failure = worded(FailureKind::Io, "data", "read", &self.path, &cause, "");
-        self.counters.failed(&failure);
-        failure
+        Ok(Some(BlockPart::Bytes(part)))
     }
 }
 
@@ -199,7 +186,7 @@ mod tests {
             match part? {
                 BlockPart::Bytes(bytes) => block.extend_from_slice(&bytes),
                 BlockPart::End(hash) => blocks.push((std::mem::take(&mut block), hash)),
-                BlockPart::Restart => panic!("storage takes nothing back"),
+                BlockPart::Restart => panic!("storage never restarts a block"),
             }
         }
         assert!(block.is_empty(), "a block without its hash");
@@ -207,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn blocks_are_cut_and_hashed_whatever_the_pieces() {
+    async fn pieces_of_any_size_are_cut_into_hashed_blocks() {
         const MIB: usize = 1 << 20;
         for sizes in [
             &[2 * MIB + 5][..],

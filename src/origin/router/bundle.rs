@@ -1,51 +1,51 @@
 //! Bundles: the files of one directory, from the origin that has the directory.
 
 use super::Shared;
-use crate::origin::turns::Renumbered;
-use crate::origin::{TurnStream, Turns};
+use crate::origin::{ClaimFile, ClaimedStream};
 use copperfs_overlay::{BundleRequest, Failure};
 use futures_util::StreamExt;
 use std::sync::Arc;
 
 impl Shared {
-    /// What is excluded, or belongs to another origin than the directory does, is left out.
+    /// The files of `request`. Excluded files, and those that belong to another origin than the directory,
+    /// are left out.
     pub(super) fn bundle(
         self: &Arc<Self>,
         mut request: BundleRequest,
-        turns: Arc<dyn Turns>,
-    ) -> Result<TurnStream, Failure> {
+        claim: ClaimFile,
+    ) -> Result<ClaimedStream, Failure> {
         let (mount, below) = self.resolve(&request.directory)?;
-        let view = self.view(&request.directory);
-        let mut places = Vec::with_capacity(request.files.len());
-        let mut place = 0;
+        let filter = self.filter(&request.directory);
+        // The original index of each remaining file.
+        let mut indices = Vec::with_capacity(request.files.len());
+        let mut index = 0;
         request.files.retain(|file| {
-            let kept = request.directory.join(&file.name).is_ok_and(|path| {
-                let same = self
-                    .route(&path)
-                    .is_some_and(|(routed, _)| std::ptr::eq(routed, mount));
-                same && !view.hides(&path)
+            let is_served = request.directory.join(&file.name).is_ok_and(|path| {
+                let routed = self.route(&path);
+                routed.is_some_and(|(routed, _)| std::ptr::eq(routed, mount))
+                    && !filter.hides(&path)
             });
-            if kept {
-                places.push(place);
+            if is_served {
+                indices.push(index);
             }
-            place += 1;
-            kept
+            index += 1;
+            is_served
         });
         request.directory = below;
-        let places: Arc<[usize]> = places.into();
-        let turns = Arc::new(Renumbered {
-            places: Arc::clone(&places),
-            turns,
-        });
+        let indices: Arc<[usize]> = indices.into();
+        let original: ClaimFile = {
+            let indices = Arc::clone(&indices);
+            Arc::new(move |index| claim(*indices.get(index)?))
+        };
         let counters = Arc::clone(&self.counters);
-        let items = mount.origin.bundle(request, turns);
-        let items = items.map(move |(mut item, turn)| {
-            counters.opened();
-            counters.read(item.bytes.len());
-            if let Some(&place) = places.get(item.index) {
-                item.index = place;
+        let items = mount.origin.bundle(request, original);
+        let items = items.map(move |(mut item, claim)| {
+            counters.opens.increment();
+            counters.read_bytes.add_len(item.bytes.len());
+            if let Some(&index) = indices.get(item.index) {
+                item.index = index;
             }
-            (item, turn)
+            (item, claim)
         });
         Ok(items.boxed())
     }

@@ -1,20 +1,21 @@
-//! A look at every origin for `copperfs doctor`: whether it answers, lists, reads, and what its versions
-//! are worth. A handful of requests for each; nothing is kept.
+//! Examines every origin for `copperfs doctor`: whether it answers, lists and reads, and how reliable its
+//! versions are. Sends a few requests to each and keeps nothing.
 
 use super::{Mount, Origins};
+use crate::origin::failure::split_hint;
 use crate::origin::object::VersionSource;
-use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, ItemPath};
-use std::time::{Duration, Instant};
+use copperfs_overlay::{Entry, Failure, FailureKind, FileKind, ItemPath, Listing};
+use std::time::Instant;
 
-/// Entries of a directory that are looked at.
+/// Examined entries of a directory.
 const ENTRIES_MAX: usize = 1000;
-/// Directories on the way to a file to read.
+/// The maximum number of directories on the way to a file to read.
 const DEPTH_MAX: usize = 8;
 
-/// How a look came out.
+/// The result of one check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// As it should be.
+    /// As expected.
     Good,
     /// Works, with a cost or a risk.
     Poor,
@@ -22,16 +23,16 @@ pub enum Outcome {
     Bad,
 }
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// `origin reach`, `origin list`, `origin read` or `origin versions`.
     pub what: &'static str,
-    /// How it came out.
+    /// The result.
     pub outcome: Outcome,
-    /// What was found; it names the origin.
+    /// A description that names the origin.
     pub found: String,
-    /// What to try; empty where the finding is good, or says it itself.
+    /// The remedy; empty if there is none, or if `found` includes it.
     pub fix: String,
 }
 
@@ -47,20 +48,14 @@ impl Finding {
     }
 
     fn failed(what: &'static str, failure: &Failure) -> Self {
-        // The detail ends with what to try, where that is known.
-        let (found, fix) = match failure.detail.split_once("; ") {
-            Some((found, fix)) => (found, fix),
-            None => (
-                failure.detail.as_str(),
-                "look at the storage itself, as the daemon's user",
-            ),
-        };
+        let (found, hint) = split_hint(&failure.detail);
+        let fix = hint.unwrap_or("look at the storage itself, as the daemon's user");
         Self::new(what, Outcome::Bad, found.to_owned(), fix)
     }
 }
 
 impl Origins {
-    /// Looks at every origin in turn, and no further at one that fails.
+    /// Examines one origin after another. An origin that fails a check gets no further ones.
     pub async fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for mount in &self.shared.mounts {
@@ -70,11 +65,13 @@ impl Origins {
     }
 }
 
+const LIST: &str = "origin list";
+
 impl Mount {
     async fn examine(&self, findings: &mut Vec<Finding>) {
         const REACH: &str = "origin reach";
-        let begin = Instant::now();
         if let Some(store) = &self.store {
+            let begin = Instant::now();
             if let Err(error) = store.check().await {
                 let failure = Failure::new(FailureKind::Unavailable, error.to_string());
                 findings.push(Finding::failed(REACH, &failure));
@@ -88,9 +85,9 @@ impl Mount {
         }
     }
 
-    /// Lists the top, and goes down until there is a file with a byte in it.
+    /// Lists directories from the top down until one has a file that is not empty. Returns that file and its
+    /// size.
     async fn examine_listing(&self, findings: &mut Vec<Finding>) -> Option<(ItemPath, u64)> {
-        const LIST: &str = "origin list";
         let mut dir = ItemPath::root();
         for depth in 0..DEPTH_MAX {
             let begin = Instant::now();
@@ -111,39 +108,35 @@ impl Mount {
                 }
             };
             if depth == 0 {
-                findings.push(self.listed(listing.entries.len(), listing.next.is_some(), begin));
+                findings.push(self.listed(&listing, begin));
             }
             let file = listing.entries.iter().find_map(|entry| {
                 let size = entry.attributes.as_ref()?.size;
                 (entry.kind == FileKind::File && size > 0).then_some((entry, size))
             });
-            let below = |entry: &Entry| dir.join(&entry.name).ok();
             if let Some((entry, size)) = file {
-                return Some((below(entry)?, size));
+                return Some((dir.join(&entry.name).ok()?, size));
             }
             let is_directory = |entry: &&Entry| entry.kind == FileKind::Directory;
-            dir = below(listing.entries.iter().find(is_directory)?)?;
+            let below = listing.entries.iter().find(is_directory)?;
+            dir = dir.join(&below.name).ok()?;
         }
         None
     }
 
-    fn listed(&self, entries: usize, more: bool, begin: Instant) -> Finding {
-        const LIST: &str = "origin list";
+    fn listed(&self, listing: &Listing, begin: Instant) -> Finding {
+        let (uri, entries) = (&self.uri, listing.entries.len());
         if entries == 0 {
-            let found = format!("{} is empty", self.uri);
-            return Finding::new(
-                LIST,
-                Outcome::Poor,
-                found,
-                "check the path or prefix in the URI",
-            );
+            let fix = "check the path or prefix in the URI";
+            return Finding::new(LIST, Outcome::Poor, format!("{uri} is empty"), fix);
         }
-        let and_more = if more { " and more" } else { "" };
+        let and_more = if listing.next.is_some() {
+            " and more"
+        } else {
+            ""
+        };
         let time = milliseconds(begin);
-        let found = format!(
-            "{} has {entries} entries{and_more}, listed in {time}",
-            self.uri
-        );
+        let found = format!("{uri} has {entries} entries{and_more}, listed in {time}");
         Finding::new(LIST, Outcome::Good, found, "")
     }
 
@@ -158,8 +151,8 @@ impl Mount {
                 return;
             }
         };
-        let time = milliseconds(begin);
         findings.push(if traits.ranges {
+            let time = milliseconds(begin);
             let found = format!("first byte of {file} ({size} bytes) in {time}");
             Finding::new(READ, Outcome::Good, found, "")
         } else {
@@ -168,29 +161,29 @@ impl Mount {
                        server with ranges";
             Finding::new(READ, Outcome::Poor, found, fix)
         });
-        const VERSIONS: &str = "origin versions";
-        findings.push(match traits.version {
-            VersionSource::StrongTag => {
-                Finding::new(VERSIONS, Outcome::Good, "strong ETags".to_owned(), "")
-            }
-            VersionSource::WeakTag => Finding::new(
-                VERSIONS,
+        let (outcome, found, fix) = match traits.version {
+            VersionSource::StrongTag => (Outcome::Good, "strong ETags", ""),
+            VersionSource::WeakTag => (
                 Outcome::Poor,
-                "weak ETags".to_owned(),
+                "weak ETags",
                 "changes that the server calls equal are not seen; each read is checked again at its end",
             ),
-            VersionSource::TimeAndSize => Finding::new(
-                VERSIONS,
+            VersionSource::TimeAndSize => (
                 Outcome::Poor,
-                "no ETags".to_owned(),
+                "no ETags",
                 "a version is the second of the last change and the size: do not change files in place; \
                  each read is checked again at its end",
             ),
-        });
+        };
+        findings.push(Finding::new(
+            "origin versions",
+            outcome,
+            found.to_owned(),
+            fix,
+        ));
     }
 }
 
 fn milliseconds(begin: Instant) -> String {
-    let time: Duration = begin.elapsed();
-    format!("{} ms", time.as_millis())
+    format!("{} ms", begin.elapsed().as_millis())
 }

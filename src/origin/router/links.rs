@@ -1,15 +1,17 @@
 //! Absolute symlinks whose target is served become relative links.
 //!
-//! An absolute link would lead whoever reads it through the mount out to the storage itself. Its target
-//! is matched with the host directories that are served; what is matched is replaced by the way there
-//! inside the mount, relative to the link. `..` inside such a target is resolved in the text first, so
-//! that the new link cannot climb out of the mount (where a component before `..` is itself a link, the
-//! two may differ: a known limit). Targets outside, excluded ones included, keep their text.
+//! An absolute link would lead its readers through the mount out to the storage itself. If its target is
+//! below a served directory of the host, it is replaced by the relative path from the link to that place in
+//! the namespace. `..` inside such a target is resolved in the text first, so that the new link cannot climb
+//! out of the mount (if a component before `..` is itself a link, the two may differ: a known limit).
+//! Targets outside the served directories, and excluded ones, keep their text.
 
-use copperfs_overlay::ItemPath;
+use super::joined;
+use crate::origin::options::SymlinkPolicy;
+use copperfs_overlay::{Attributes, ItemPath};
 
-/// A host directory and where it is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A host directory and the prefix under which it is served.
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Served {
     /// Path on the host.
     pub(super) host: ItemPath,
@@ -17,40 +19,70 @@ pub(super) struct Served {
     pub(super) prefix: ItemPath,
 }
 
-/// The text that the link at `link` (in the namespace) shows instead of `target`; `None`: its own.
-/// `hidden` tells whether a namespace path is excluded.
-pub(super) fn relative(
+/// How the links of a namespace are shown.
+#[derive(Clone, Default)]
+pub(super) struct LinkRules {
+    policy: SymlinkPolicy,
+    pub(super) served: Vec<Served>,
+}
+
+impl LinkRules {
+    pub(super) fn new(policy: SymlinkPolicy) -> Self {
+        Self {
+            policy,
+            served: Vec::new(),
+        }
+    }
+
+    /// Changes the target of a link at `path` to the form in which the namespace shows it. `is_hidden` tells
+    /// whether a path of the namespace is excluded.
+    pub(super) fn rewrite(
+        &self,
+        path: &ItemPath,
+        attributes: &mut Attributes,
+        is_hidden: impl Fn(&ItemPath) -> bool,
+    ) {
+        if self.policy == SymlinkPolicy::Relative
+            && let Some(target) = &attributes.link_target
+            && let Some(text) = relative(path, target, &self.served, is_hidden)
+        {
+            attributes.size = text.len() as u64;
+            attributes.link_target = Some(text.into());
+        }
+    }
+}
+
+/// The relative form of the absolute `target` of the link at `link` (in the namespace). Returns `None` if the
+/// link keeps its own text.
+fn relative(
     link: &ItemPath,
     target: &[u8],
     served: &[Served],
-    hidden: impl Fn(&ItemPath) -> bool,
+    is_hidden: impl Fn(&ItemPath) -> bool,
 ) -> Option<Vec<u8>> {
     if target.first() != Some(&b'/') {
         return None;
     }
     let trailing_slash = target.len() > 1 && target.ends_with(b"/");
     let host = normalized(target)?;
-    let (rest, place) = served
+    let (below, directory) = served
         .iter()
-        .filter_map(|place| Some((host.strip_prefix(&place.host)?, place)))
-        .max_by_key(|(_, place)| place.host.as_bytes().len())?;
-    let mut destination = place.prefix.clone();
-    for name in rest.components() {
-        destination = destination.join(name).ok()?;
-    }
-    if hidden(&destination) {
+        .filter_map(|directory| Some((host.strip_prefix(&directory.host)?, directory)))
+        .max_by_key(|(_, directory)| directory.host.as_bytes().len())?;
+    let destination = joined(&directory.prefix, &below)?;
+    if is_hidden(&destination) {
         return None;
     }
-    let (directory, _) = link.split()?;
-    let mut text = way(&directory, &destination);
+    let (parent, _) = link.split()?;
+    let mut text = relative_path(&parent, &destination);
     if trailing_slash {
         text.push(b'/');
     }
-    // What the kernel takes as a link's text at most.
+    // The kernel accepts no longer text of a link.
     (text.len() < ItemPath::BYTES_MAX).then_some(text)
 }
 
-/// `target` without `.`, `..` and doubled slashes; `..` at the top stays there, as in the kernel.
+/// `target` without `.`, `..` and doubled slashes. The parent of the top is the top, as in the kernel.
 fn normalized(target: &[u8]) -> Option<ItemPath> {
     let mut names: Vec<&[u8]> = Vec::new();
     for name in target.split(|&b| b == b'/') {
@@ -66,7 +98,7 @@ fn normalized(target: &[u8]) -> Option<ItemPath> {
 }
 
 /// The relative path from `directory` to `destination`.
-fn way(directory: &ItemPath, destination: &ItemPath) -> Vec<u8> {
+fn relative_path(directory: &ItemPath, destination: &ItemPath) -> Vec<u8> {
     let from: Vec<&[u8]> = directory.components().collect();
     let to: Vec<&[u8]> = destination.components().collect();
     let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
@@ -142,8 +174,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the target's text: the new link, followed inside the mount, never climbs above
-        /// its top and ends where the target is served.
+        /// For every target, the new link stays below the top of the mount and leads to a served prefix.
         #[test]
         fn a_rewritten_link_ends_inside(
             link in "[ab]/([ab]/){0,3}[ab]",

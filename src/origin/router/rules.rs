@@ -1,73 +1,47 @@
-//! How the namespace differs from its origins, without the origins: what is excluded, and how absolute
-//! links are shown. For who knows an origin's names from elsewhere (an index), on any node.
+//! How a namespace differs from its origins: the excluded paths, and the form of absolute links. For nodes that
+//! have no origins open and know an origin's names from an index.
 //!
-//! Where copperfs is mounted below an origin changes while a daemon runs, and only a root sees it: such
-//! mount points are left out when an index is made, not here.
+//! The mount points of copperfs below an origin change while a daemon runs, and only a root sees them. They
+//! are left out when an index is made, and not here.
 
-use super::links::{self, Served};
-use super::open::directory;
-use crate::origin::options::{OriginOptions, OriginSpec, SymlinkPolicy};
-use crate::origin::posix::real_path;
+use super::joined;
+use super::links::LinkRules;
+use super::open::{HostDirectory, excluded};
+use crate::origin::options::{OriginOptions, OriginSpec};
 use copperfs_overlay::{Attributes, ItemPath};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 /// See the module.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct NamespaceRules {
     prefixes: Vec<ItemPath>,
-    served: Vec<Served>,
-    hidden: Vec<ItemPath>,
-    symlinks: SymlinkPolicy,
+    excluded: Vec<ItemPath>,
+    links: LinkRules,
 }
 
 impl NamespaceRules {
-    /// The rules of a namespace of these origins. Nothing is opened.
+    /// The rules of a namespace of these origins. Opens none of them.
     #[must_use]
     pub fn new(specs: &[OriginSpec], options: &OriginOptions) -> Self {
         let mut this = Self {
-            symlinks: options.symlinks,
+            links: LinkRules::new(options.symlinks),
             ..Self::default()
         };
         for spec in specs {
+            // Opening the origins reports a URI that cannot be understood.
+            let directory = HostDirectory::of(&spec.uri).ok().flatten();
+            let excluded = excluded(spec, directory.as_ref(), options).into_iter();
+            this.excluded
+                .extend(excluded.filter_map(|below| joined(&spec.prefix, &below)));
+            let served = directory
+                .iter()
+                .flat_map(|directory| directory.served_at(&spec.prefix));
+            this.links.served.extend(served);
             this.prefixes.push(spec.prefix.clone());
-            let root = directory(&spec.uri).ok().flatten();
-            let hosts: Vec<ItemPath> = match &root {
-                Some(root) => [root.clone(), real_path(root)]
-                    .iter()
-                    .filter_map(|path| ItemPath::parse(path.as_os_str().as_bytes()).ok())
-                    .collect(),
-                None => Vec::new(),
-            };
-            // Of a directory, paths of the host are excluded; of a store, paths of the namespace.
-            let bases = if root.is_some() {
-                &hosts[..]
-            } else {
-                std::slice::from_ref(&spec.prefix)
-            };
-            let mut below: Vec<ItemPath> = options
-                .exclude
-                .iter()
-                .flat_map(|path| bases.iter().filter_map(|base| path.strip_prefix(base)))
-                .filter(|below| !below.is_root())
-                .collect();
-            if options.default_exclude && root.as_deref() == Some(Path::new("/")) {
-                let paths = OriginOptions::DEFAULT_EXCLUDE.iter();
-                below.extend(paths.filter_map(|path| ItemPath::parse(path.as_bytes()).ok()));
-            }
-            let placed = below
-                .iter()
-                .filter_map(|below| below_prefix(&spec.prefix, below));
-            this.hidden.extend(placed);
-            this.served.extend(hosts.into_iter().map(|host| Served {
-                host,
-                prefix: spec.prefix.clone(),
-            }));
         }
         this
     }
 
-    /// Where the origins stand.
+    /// The prefixes of the origins.
     #[must_use]
     pub fn prefixes(&self) -> &[ItemPath] {
         &self.prefixes
@@ -76,28 +50,16 @@ impl NamespaceRules {
     /// Whether `path` is excluded.
     #[must_use]
     pub fn hides(&self, path: &ItemPath) -> bool {
-        self.hidden.iter().any(|hidden| path.is_within(hidden))
+        self.excluded
+            .iter()
+            .any(|excluded| path.is_within(excluded))
     }
 
-    /// Shows a link at `path` as the policy wants it.
+    /// Changes the target of a link at `path` to the form in which the namespace shows it.
     pub fn rewrite(&self, path: &ItemPath, attributes: &mut Attributes) {
-        let Some(target) = &attributes.link_target else {
-            return;
-        };
-        if self.symlinks == SymlinkPolicy::Keep {
-            return;
-        }
-        if let Some(text) = links::relative(path, target, &self.served, |path| self.hides(path)) {
-            attributes.size = text.len() as u64;
-            attributes.link_target = Some(text.into());
-        }
+        self.links
+            .rewrite(path, attributes, |path| self.hides(path));
     }
-}
-
-fn below_prefix(prefix: &ItemPath, below: &ItemPath) -> Option<ItemPath> {
-    below
-        .components()
-        .try_fold(prefix.clone(), |path, name| path.join(name).ok())
 }
 
 #[cfg(test)]
@@ -107,7 +69,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn what_is_excluded_is_hidden_and_no_link_leads_there() {
+    fn excluded_paths_are_hidden_and_no_link_leads_there() {
         let spec = |prefix: &str, uri: &str| OriginSpec {
             prefix: path(prefix),
             uri: uri.into(),
@@ -126,7 +88,7 @@ mod tests {
         assert!(rules.hides(&path("data/old/x")));
         assert!(!rules.hides(&path("lus/tmpx")) && !rules.hides(&path("lus")));
         let shown = |target: &str| {
-            let mut link = super::super::synthetic_attributes();
+            let mut link = crate::origin::placeholder_directory();
             link.link_target = Some(bytes::Bytes::copy_from_slice(target.as_bytes()));
             rules.rewrite(&path("lus/a/link"), &mut link);
             let text = link.link_target.unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Old versions that storage has no more.
+//! Old versions that storage no longer has.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How storage says that a version is gone.
+/// When storage reports that a version is gone.
 #[derive(Clone, Copy, Debug)]
 enum Gone {
     AtOnce,
@@ -68,10 +68,10 @@ fn replaced() -> Arc<Replaced> {
     })
 }
 
-/// A small store through which `a` has passed, and then so much else that nothing of `a` is left.
-async fn evicted(directory: &Path, tree: &Arc<Replaced>) -> (Store, Stored) {
+/// A small store in which all blocks of `a` were evicted by other files.
+async fn evicted(directory: &Path, tree: &Arc<Replaced>) -> (Store, StoreLayer) {
     let store = Store::open(&options(directory, 4 * BLOCK_BYTES + 65_536)).unwrap();
-    let files = Stored::new(store.clone(), Arc::new(Tree(Arc::clone(tree))));
+    let files = StoreLayer::new(store.clone(), Arc::new(Tree(Arc::clone(tree))));
     whole(&files, &tree.source, "a").await;
     whole(&files, &tree.source, "other").await;
     store.flush();
@@ -93,7 +93,7 @@ fn blocks_of(tree: &Replaced) -> Vec<Bytes> {
         .collect()
 }
 
-async fn failure_of(files: &Stored, request: ReadRequest) -> (u32, FailureKind) {
+async fn failure_of(files: &StoreLayer, request: ReadRequest) -> (u32, FailureKind) {
     let mut parts = match files.read(request).await {
         Ok(parts) => parts,
         Err(failure) => return (0, failure.kind),
@@ -113,7 +113,7 @@ async fn failure_of(files: &Stored, request: ReadRequest) -> (u32, FailureKind) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_version_comes_from_others_by_hash() {
+async fn an_old_version_comes_from_other_nodes_by_hash() {
     for (gone, kind) in [
         (Gone::AtOnce, FailureKind::Stale),
         (Gone::InMidStream, FailureKind::Stale),
@@ -129,7 +129,7 @@ async fn an_old_version_comes_from_others_by_hash() {
         let reads = tree.source.reads.lock().len() - before;
         assert_eq!(reads, 1, "{gone:?}: the source refuses a version once");
         assert_eq!(tree.asked.load(Ordering::SeqCst), 3, "{gone:?}");
-        // Kept again: nobody is asked twice.
+        // The blocks are kept again, so there are no further requests.
         store.flush();
         whole(&files, &tree.source, "a").await;
         assert_eq!(tree.asked.load(Ordering::SeqCst), 3, "{gone:?}");
@@ -137,7 +137,7 @@ async fn an_old_version_comes_from_others_by_hash() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_has_fails_as_the_source_says() {
+async fn missing_blocks_fail_with_the_failure_of_the_source() {
     for gone in [Gone::AtOnce, Gone::InMidStream] {
         let directory = tempfile::tempdir().unwrap();
         let tree = replaced();
@@ -146,12 +146,12 @@ async fn what_nobody_has_fails_as_the_source_says() {
         *tree.others.lock() = blocks_of(&tree)[..1].to_vec();
         let got = failure_of(&files, request("a", SIZE, 0..3)).await;
         assert_eq!(got, (1, FailureKind::Stale), "{gone:?}");
-        // Storage that is only out of reach is no reason to ask others.
+        // If storage is only unreachable, other nodes get no request.
         let asked = tree.asked.load(Ordering::SeqCst);
         *tree.gone.lock() = Some((gone, FailureKind::Unavailable));
         let got = failure_of(&files, request("a", SIZE, 1..3)).await;
         assert_eq!(got, (0, FailureKind::Unavailable), "{gone:?}");
-        // Nor is a version whose hashes this node never knew one that could be asked for.
+        // Without known hashes, nothing can be requested from other nodes.
         *tree.gone.lock() = Some((gone, FailureKind::Stale));
         let mut never = request("a", SIZE, 1..3);
         never.version = Version::from_data([8; 16]);
@@ -161,7 +161,7 @@ async fn what_nobody_has_fails_as_the_source_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_range_of_an_old_version_comes_from_others_by_hash() {
+async fn a_range_of_an_old_version_comes_from_other_nodes_by_hash() {
     let directory = tempfile::tempdir().unwrap();
     let tree = replaced();
     let (store, files) = evicted(directory.path(), &tree).await;
@@ -180,7 +180,7 @@ async fn a_range_of_an_old_version_comes_from_others_by_hash() {
     let found = files.read_range(range).await.unwrap();
     let from = usize::try_from(BLOCK_BYTES + 8192).unwrap();
     assert!(found.bytes == tree.source.files[&path("a")][from..from + 4096]);
-    // A clear makes the hashes void: what is asked for after it is what storage has now.
+    // A clear invalidates the hashes: later requests get only the current version from storage.
     store.clear(&path("a"));
     store.flush();
     let asked = tree.asked.load(Ordering::SeqCst);
@@ -190,11 +190,11 @@ async fn a_range_of_an_old_version_comes_from_others_by_hash() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_another_asks_for_by_hash_comes_from_the_store_first() {
+async fn blocks_requested_by_hash_come_from_the_store_first() {
     let directory = tempfile::tempdir().unwrap();
     let tree = replaced();
     let store = open(directory.path());
-    let files = Stored::new(store.clone(), Arc::new(Tree(Arc::clone(&tree))));
+    let files = StoreLayer::new(store.clone(), Arc::new(Tree(Arc::clone(&tree))));
     whole(&files, &tree.source, "a").await;
     store.flush();
     let block = blocks_of(&tree)[2].clone();

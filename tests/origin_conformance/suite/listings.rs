@@ -37,7 +37,7 @@ pub(super) async fn pages_small(backend: &dyn Backend) {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(found, expected, "limit {limit}");
     }
-    // A cursor may be used again, as those do who have lost an answer.
+    // A cursor may be used again, by a client that has lost the answer.
     let first = origin.list(path("small"), None, 4).await.expect("a page");
     let mut again = Vec::new();
     for _ in 0..2 {
@@ -53,7 +53,7 @@ pub(super) async fn pages_large_directories(backend: &dyn Backend) {
     let origin = backend.origin();
     let count = backend.kind().many;
     backend.fill("large", count).await;
-    // No divisor of it, nor of what a store gives at once.
+    // No divisor of it, nor of the maximum page of a store.
     let limit = count * 3 / 10 + 7;
     let pages = list_all(origin, "large", limit).await.expect("pages");
     assert!(pages.iter().all(|page| page.entries.len() <= limit));

@@ -9,7 +9,7 @@ use std::io::{Seek, SeekFrom, Write};
 pub(super) async fn reads_any_range(backend: &dyn Backend) {
     const MIB: u64 = 1 << 20;
     let origin = backend.origin();
-    // Longer than whatever is fetched in one piece, and no multiple of anything.
+    // Longer than any piece that is fetched at once, and no multiple of a unit.
     let content = pattern(19 * (1 << 20) + 123);
     let size = content.len() as u64;
     backend.put("read/big", content.clone()).await;
@@ -53,7 +53,7 @@ pub(super) async fn reads_files_without_bytes(backend: &dyn Backend) {
     assert_eq!(nothing, b"");
     let beyond = read(origin, "read/empty", &empty, 0, 1).await;
     assert_eq!(beyond.expect_err("a byte").kind, FailureKind::Io);
-    // An empty file that has grown is another one, also for those who want nothing of it.
+    // An empty file that has grown has another version, also for an empty range.
     backend.put("read/empty", b"grown".to_vec()).await;
     let grown = read(origin, "read/empty", &empty, 0, 0).await;
     if let Err(failure) = grown {
@@ -80,7 +80,7 @@ pub(super) async fn reads_beyond_four_gigabytes(backend: &dyn Backend) {
     assert_eq!(bytes.expect("bytes"), [0, 0, content[0], content[1]]);
     let bytes = read(origin, "read/sparse", &attributes, (1 << 32) - 1, 2).await;
     assert_eq!(bytes.expect("bytes"), [0, 0], "across 2^32");
-    // Somebody who leaves early takes nothing more.
+    // A reader that stops early causes no further reads.
     let range = ByteRange {
         path: path("read/sparse"),
         version: attributes.version,

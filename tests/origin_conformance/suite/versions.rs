@@ -1,4 +1,4 @@
-//! What changes at the origin is another version, and never a mix of two.
+//! A change at the origin makes another version, and no read ever mixes two.
 
 use super::kind_of;
 use crate::capabilities::{Can, SameBytes};
@@ -15,7 +15,7 @@ pub(super) async fn changes_are_stale(backend: &dyn Backend) {
     let bytes = read(origin, "change/f", &first, 0, 5).await;
     assert_eq!(bytes.expect("bytes"), b"first");
     backend.put("change/f", b"other".to_vec()).await;
-    // The whole, the beginning, the middle and the end of what was.
+    // The whole, the beginning, the middle and the end of the old version.
     for (offset, length) in [(0, 5), (0, 1), (2, 2), (4, 1)] {
         let stale = read(origin, "change/f", &first, offset, length).await;
         assert_eq!(kind_of(stale), FailureKind::Stale, "{offset}+{length}");
@@ -29,7 +29,7 @@ pub(super) async fn changes_are_stale(backend: &dyn Backend) {
         let stale = read(origin, "change/f", &second, 0, 5).await;
         assert_eq!(kind_of(stale), FailureKind::Stale, "{what}");
     }
-    // Cut before, and in the middle of what is read.
+    // Truncated before the range, and in the middle of it.
     for left in [10, 9_000, 9_500] {
         backend.put("change/f", vec![1; 10_000]).await;
         let long = stat(origin, "change/f").await.expect("attributes");
@@ -58,7 +58,7 @@ pub(super) async fn each_write_is_a_version(backend: &dyn Backend) {
     }
 }
 
-/// Both is right: whoever holds the old bytes holds the new ones.
+/// Both results are right, because the old bytes equal the new ones.
 pub(super) async fn the_same_bytes_again(backend: &dyn Backend) {
     let origin = backend.origin();
     backend.put("again/f", b"the same".to_vec()).await;
@@ -77,7 +77,7 @@ pub(super) async fn the_same_bytes_again(backend: &dyn Backend) {
     assert_eq!(bytes.expect("bytes"), b"the same");
 }
 
-/// More than what lies in sockets and buffers between a server and its reader.
+/// More bytes than the sockets and buffers between a server and its reader have room for.
 const LARGE: usize = 48 << 20;
 
 pub(super) async fn replaced_while_being_read(backend: &dyn Backend) {
@@ -106,7 +106,7 @@ pub(super) async fn replaced_while_being_read(backend: &dyn Backend) {
             Err(failure) => break Some(failure),
         }
     };
-    // A piece that was not followed by the last one promises nothing: the last one is what counts.
+    // Only the last piece proves the version of all pieces.
     match failure {
         None => assert!(bytes.len() == LARGE && bytes.iter().all(|byte| *byte == 1)),
         Some(failure) => {
@@ -132,13 +132,13 @@ pub(super) async fn gone_is_gone(backend: &dyn Backend) {
     assert_eq!(kind_of(gone), FailureKind::Stale);
     let missing = stat(origin, "gone/f").await;
     assert_eq!(kind_of(missing), FailureKind::NotFound);
-    // Back under the same name, but not what it was.
+    // Again under the same name, but with another version.
     backend.put("gone/f", b"54321".to_vec()).await;
     let back = read(origin, "gone/f", &there, 0, 5).await;
     assert_eq!(kind_of(back), FailureKind::Stale);
 }
 
-/// A directory of an object store is there as long as a key lies below it.
+/// A directory of an object store exists while there is a key below it.
 pub(super) async fn gone_with_the_last_file(backend: &dyn Backend) {
     let origin = backend.origin();
     backend.put("last/stay", b"x".to_vec()).await;

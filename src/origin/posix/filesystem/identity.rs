@@ -5,13 +5,12 @@
 //! | NFS | the server's FSID (`/proc/fs/nfsfs/volumes`), with the path of the export if the FSID is a small number that an administrator assigned; the server's name and address do not matter |
 //! | Lustre | the filesystem's name, which is the end of the source |
 //! | overlay | its own UUID; `f_fsid` may be that of one of its layers |
-//! | FUSE, 9p, virtiofs | none: their content is made up by a server |
+//! | FUSE, 9p, virtiofs | none: a server program generates their content |
 //! | any other | `f_fsid`, unless it is zero or derived from a device number; else the UUID; else, for a cluster's or a server's filesystem, its source |
 //!
 //! A device number names any device that is currently attached under it, so it is never an identity.
 
 use copperfs_fuse::mountinfo::MountEntry;
-use std::fmt::Write;
 
 /// Filesystems on servers; they stay the same when they are mounted again.
 const SERVED: [&str; 17] = [
@@ -34,82 +33,62 @@ const SERVED: [&str; 17] = [
     "wekafs",
 ];
 
-/// Filesystems whose content another program makes up, so that they have no identity.
-const MADE_UP: [&str; 4] = ["9p", "fuse", "fuseblk", "virtiofs"];
+/// Filesystems whose content another program generates, so that they have no identity.
+const GENERATED: [&str; 4] = ["9p", "fuse", "fuseblk", "virtiofs"];
 
-/// The fields of the mount table that describe a filesystem.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Source {
-    fstype: String,
-    source: String,
-    device: (u32, u32),
+/// Whether another filesystem may appear at the mount point of `mount` under the same name.
+pub(super) fn is_local(mount: &MountEntry) -> bool {
+    !SERVED.contains(&mount.fstype.as_str())
 }
 
-impl Source {
-    pub(super) fn of(entry: &MountEntry) -> Self {
-        Self {
-            fstype: entry.fstype.clone(),
-            source: entry.source.clone(),
-            device: entry.device,
+/// The identity of the filesystem of `mount`, or `None` if there is none. The other arguments are called only if
+/// needed. They return the text of `/proc/fs/nfsfs/volumes`, `f_fsid`, and a UUID in lower case hexadecimal.
+pub(super) fn identity(
+    mount: &MountEntry,
+    volumes: impl FnOnce() -> Option<String>,
+    fsid: impl FnOnce() -> Option<u64>,
+    uuid: impl FnOnce() -> Option<String>,
+) -> Option<String> {
+    let (fstype, source) = (mount.fstype.as_str(), mount.source.as_str());
+    match fstype {
+        "nfs" | "nfs4" => return nfs_identity(mount, &volumes()?),
+        // The source `10.0.0.1@o2ib,10.0.1.1@o2ib:10.0.0.2@o2ib:/scratch/project` is the filesystem `scratch`.
+        "lustre" => {
+            let (_, path) = source.rsplit_once(":/")?;
+            let name = path.split('/').next().filter(|name| !name.is_empty())?;
+            return Some(format!("lustre {name}"));
         }
+        "overlay" => return Some(format!("uuid {}", uuid()?)),
+        _ if GENERATED.contains(&fstype) || fstype.starts_with("fuse.") => return None,
+        _ => {}
     }
+    if let Some(fsid) = fsid().filter(|fsid| !is_device_number(*fsid)) {
+        return Some(format!("fsid {fstype} {fsid:016x}"));
+    }
+    if is_local(mount) {
+        return Some(format!("uuid {}", uuid()?));
+    }
+    // Some filesystem types use the same word here for all instances.
+    let is_generic =
+        matches!(source, "" | "none" | "nodev") || source.ends_with("_nodev") || source == fstype;
+    (!is_generic).then(|| format!("source {fstype} {source}"))
+}
 
-    /// Whether another filesystem may appear at its mount point under the same name.
-    pub(super) fn is_local(&self) -> bool {
-        !SERVED.contains(&self.fstype.as_str())
-    }
-
-    /// Its identity, or `None` if there is none. The arguments are called only if needed. They return the
-    /// text of `/proc/fs/nfsfs/volumes`, `f_fsid`, and a UUID in lower case hexadecimal.
-    pub(super) fn identity(
-        &self,
-        volumes: impl FnOnce() -> Option<String>,
-        fsid: impl FnOnce() -> Option<u64>,
-        uuid: impl FnOnce() -> Option<String>,
-    ) -> Option<String> {
-        let fstype = self.fstype.as_str();
-        match fstype {
-            "nfs" | "nfs4" => return self.of_nfs(&volumes()?),
-            "lustre" => return self.of_lustre(),
-            "overlay" => return Some(format!("uuid {}", uuid()?)),
-            _ if MADE_UP.contains(&fstype) || fstype.starts_with("fuse.") => return None,
-            _ => {}
-        }
-        if let Some(fsid) = fsid().filter(|fsid| !is_made_of_device(*fsid)) {
-            return Some(format!("fsid {fstype} {fsid:016x}"));
-        }
-        if self.is_local() {
-            return Some(format!("uuid {}", uuid()?));
-        }
-        // Some filesystem types use the same word here for all instances.
-        let says_nothing = self.source.is_empty()
-            || matches!(self.source.as_str(), "none" | "nodev")
-            || self.source.ends_with("_nodev")
-            || self.source == fstype;
-        (!says_nothing).then(|| format!("source {fstype} {}", self.source))
-    }
-
-    fn of_nfs(&self, volumes: &str) -> Option<String> {
-        let fsid = nfs_fsid(volumes, self.device)?;
-        let mut identity = format!("nfs {:x}:{:x}", fsid.0, fsid.1);
-        if u32::try_from(fsid.0).is_ok() && u32::try_from(fsid.1).is_ok() {
-            let export = self.source.split_once(":/").map_or("", |(_, path)| path);
-            write!(identity, " /{}", export.trim_end_matches('/')).ok()?;
-        }
-        Some(identity)
-    }
-
-    /// The source `10.0.0.1@o2ib,10.0.1.1@o2ib:10.0.0.2@o2ib:/scratch/project` is the filesystem `scratch`.
-    fn of_lustre(&self) -> Option<String> {
-        let (_, path) = self.source.rsplit_once(":/")?;
-        let name = path.split('/').next().filter(|name| !name.is_empty())?;
-        Some(format!("lustre {name}"))
-    }
+fn nfs_identity(mount: &MountEntry, volumes: &str) -> Option<String> {
+    let (major, minor) = nfs_fsid(volumes, mount.device)?;
+    // An administrator assigned a small number, which is not unique.
+    let export = if u32::try_from(major).is_ok() && u32::try_from(minor).is_ok() {
+        let export = mount.source.split_once(":/").map_or("", |(_, path)| path);
+        format!(" /{}", export.trim_end_matches('/'))
+    } else {
+        String::new()
+    };
+    Some(format!("nfs {major:x}:{minor:x}{export}"))
 }
 
 /// Whether `f_fsid` is zero or a device number. Kernels encode device numbers here in 32 bits, while values
-/// derived from a UUID fill 64. One UUID in four thousand million is mistaken for a device number.
-fn is_made_of_device(fsid: u64) -> bool {
+/// derived from a UUID fill 64. One UUID in four billion is mistaken for a device number.
+fn is_device_number(fsid: u64) -> bool {
     u32::try_from(fsid).is_ok() || fsid.trailing_zeros() >= 32
 }
 
@@ -133,12 +112,12 @@ mod tests {
     use super::*;
     use copperfs_fuse::mountinfo::parse;
 
-    fn sources(table: &str) -> Vec<Source> {
-        parse(table.as_bytes()).iter().map(Source::of).collect()
+    fn mounts(table: &str) -> Vec<MountEntry> {
+        parse(table.as_bytes())
     }
 
-    fn identity(source: &Source, fsid: u64, uuid: Option<&str>) -> Option<String> {
-        source.identity(|| None, || Some(fsid), || uuid.map(str::to_owned))
+    fn identity(mount: &MountEntry, fsid: u64, uuid: Option<&str>) -> Option<String> {
+        super::identity(mount, || None, || Some(fsid), || uuid.map(str::to_owned))
     }
 
     /// Two hosts mount one export: the first by name and with NFS 4.2; the second by the server's other
@@ -159,11 +138,11 @@ mod tests {
 
     fn nfs(host: (&str, &str), at: usize) -> Option<String> {
         let volumes = host.1.to_owned();
-        sources(host.0)[at].identity(|| Some(volumes), || None, || None)
+        super::identity(&mounts(host.0)[at], || Some(volumes), || None, || None)
     }
 
     #[test]
-    fn one_nfs_that_two_hosts_mount_differently_has_one_identity() {
+    fn an_nfs_export_has_one_identity_on_all_hosts() {
         let one = nfs(ONE_HOST, 0);
         assert_eq!(
             one.as_deref(),
@@ -171,14 +150,14 @@ mod tests {
         );
         assert_eq!(nfs(ANOTHER_HOST, 1), one);
         assert_ne!(nfs(ANOTHER_HOST, 0), one);
-        assert!(!sources(ONE_HOST.0)[0].is_local());
+        assert!(!is_local(&mounts(ONE_HOST.0)[0]));
     }
 
     #[test]
-    fn an_fsid_that_an_administrator_counts_up_needs_the_export() {
+    fn a_small_fsid_needs_the_export() {
         let volumes = |fsid: &str| format!("v3 0a010001  801 0:58         {fsid:<33} no \n");
         let identity = |table: &str, fsid| {
-            sources(table)[0].identity(|| Some(volumes(fsid)), || None, || None)
+            super::identity(&mounts(table)[0], || Some(volumes(fsid)), || None, || None)
         };
         let (a, b) = (
             "1 2 0:58 / /a rw - nfs x:/a rw\n",
@@ -187,47 +166,48 @@ mod tests {
         assert_eq!(identity(a, "0:0").as_deref(), Some("nfs 0:0 /a"));
         assert_ne!(identity(a, "0:0"), identity(b, "0:0"));
         assert_eq!(identity(a, "not:hex"), None);
-        assert_eq!(sources(a)[0].identity(|| None, || None, || None), None);
+        let unread = super::identity(&mounts(a)[0], || None, || None, || None);
+        assert_eq!(unread, None);
     }
 
     #[test]
     fn a_device_number_is_no_identity() {
-        let ext4 = &sources("1 2 7:0 / /img ro - ext4 /dev/loop0 ro\n")[0];
-        let xfs = &sources("1 2 7:0 / /img ro - xfs /dev/loop0 ro\n")[0];
-        let squashfs = &sources("1 2 7:0 / /img ro - squashfs /dev/loop0 ro\n")[0];
+        let ext4 = &mounts("1 2 7:0 / /img ro - ext4 /dev/loop0 ro\n")[0];
+        let xfs = &mounts("1 2 7:0 / /img ro - xfs /dev/loop0 ro\n")[0];
+        let squashfs = &mounts("1 2 7:0 / /img ro - squashfs /dev/loop0 ro\n")[0];
         let fsid = 0x729f_f2c1_e439_c82c;
         let device = 0x700;
         assert_eq!(
             identity(ext4, fsid, None).as_deref(),
             Some("fsid ext4 729ff2c1e439c82c")
         );
-        for made_of_device in [0, device, device << 32] {
-            assert_eq!(identity(squashfs, made_of_device, None), None);
+        for device_number in [0, device, device << 32] {
+            assert_eq!(identity(squashfs, device_number, None), None);
             assert_eq!(
-                identity(xfs, made_of_device, Some("ab12")).as_deref(),
+                identity(xfs, device_number, Some("ab12")).as_deref(),
                 Some("uuid ab12")
             );
         }
     }
 
     #[test]
-    fn what_another_program_makes_up_has_no_identity() {
+    fn generated_filesystems_have_no_identity() {
         for fstype in ["fuse.sshfs", "fuse", "fuseblk", "9p", "virtiofs"] {
             let table = format!("1 2 0:70 / /x rw - {fstype} host:/x rw\n");
-            let source = &sources(&table)[0];
+            let source = &mounts(&table)[0];
             assert_eq!(identity(source, u64::MAX, Some("ab12")), None, "{fstype}");
-            assert!(source.is_local(), "{fstype}");
+            assert!(is_local(source), "{fstype}");
         }
     }
 
     #[test]
-    fn a_filesystem_of_a_cluster_is_known_by_its_name() {
+    fn a_cluster_filesystem_is_identified_by_its_name() {
         let table = "1 2 0:70 / /l rw - lustre 10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch rw\n\
              1 2 0:71 /p /p rw - lustre mgs@tcp:/scratch/p rw\n\
              1 2 0:72 / /g rw - gpfs gpfs0 rw\n\
              1 2 0:73 / /b rw - beegfs beegfs_nodev rw\n\
              1 2 0:74 / /o rw - overlay overlay rw\n";
-        let [lustre, below, gpfs, beegfs, overlay] = &sources(table)[..] else {
+        let [lustre, below, gpfs, beegfs, overlay] = &mounts(table)[..] else {
             panic!("five mounts")
         };
         assert_eq!(identity(lustre, 7, None).as_deref(), Some("lustre scratch"));
@@ -239,6 +219,6 @@ mod tests {
         assert_eq!(identity(beegfs, 7, None), None);
         // Its `f_fsid` may be that of one of its layers.
         assert_eq!(identity(overlay, 0x729f_f2c1_e439_c82c, None), None);
-        assert!(overlay.is_local() && !lustre.is_local());
+        assert!(is_local(overlay) && !is_local(lustre));
     }
 }

@@ -9,8 +9,8 @@ fn mount(id: u64) -> MountKey {
     }
 }
 
-fn image(point: &str) -> Sighting {
-    Sighting {
+fn image(point: &str) -> MountFacts {
+    MountFacts {
         identity: Some("uuid ab12".to_owned()),
         is_local: true,
         point: Some(point.into()),
@@ -18,7 +18,7 @@ fn image(point: &str) -> Sighting {
 }
 
 #[test]
-fn a_local_filesystem_that_replaces_its_like_is_another_one() {
+fn a_local_filesystem_that_replaces_an_identical_one_is_distinct() {
     let mut table = Table::default();
     let first = table.add(URI, mount(1), &image("/data/img"));
     assert_eq!(first.standing, Standing::Lasting);
@@ -36,13 +36,13 @@ fn a_local_filesystem_that_replaces_its_like_is_another_one() {
 #[test]
 fn a_servers_filesystem_is_the_same_when_it_is_mounted_again() {
     let mut table = Table::default();
-    let nfs = Sighting {
+    let nfs = MountFacts {
         is_local: false,
         ..image("/data/home")
     };
     let first = table.add(URI, mount(1), &nfs);
     assert_eq!(table.add(URI, mount(2), &nfs), first);
-    let other = Sighting {
+    let other = MountFacts {
         identity: Some("nfs 1:2".to_owned()),
         ..nfs
     };
@@ -50,9 +50,9 @@ fn a_servers_filesystem_is_the_same_when_it_is_mounted_again() {
 }
 
 #[test]
-fn what_has_no_identity_or_no_place_does_not_outlast_a_launch() {
+fn versions_without_identity_or_mount_point_are_valid_for_one_launch() {
     let mut table = Table::default();
-    let nameless = Sighting {
+    let nameless = MountFacts {
         identity: None,
         ..image("/data/img")
     };
@@ -61,7 +61,7 @@ fn what_has_no_identity_or_no_place_does_not_outlast_a_launch() {
     assert_ne!(table.add(URI, mount(2), &nameless), first);
     // Two hosts still agree.
     assert_eq!(Table::default().add(URI, mount(9), &nameless), first);
-    let detached = Sighting {
+    let detached = MountFacts {
         point: None,
         ..image("")
     };
@@ -71,13 +71,13 @@ fn what_has_no_identity_or_no_place_does_not_outlast_a_launch() {
 }
 
 #[test]
-fn the_path_to_a_filesystem_does_not_count() {
+fn the_path_to_a_filesystem_is_not_part_of_its_seed() {
     let seed = |uri| Table::default().add(uri, mount(1), &image("/x")).seed;
     assert_eq!(seed("file:///data"), seed("file:///data/part"));
 }
 
 #[test]
-fn full_tables_give_no_generation_twice() {
+fn full_tables_never_repeat_a_generation() {
     let mut table = Table::default();
     let mut id = 0;
     let mut at = |table: &mut Table, point: &str| {

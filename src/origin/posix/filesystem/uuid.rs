@@ -2,14 +2,13 @@
 
 #![expect(
     unsafe_code,
-    reason = "the kernel gives a filesystem's UUID by ioctl only, and no crate here wraps these two"
+    reason = "only ioctls return the UUID of a filesystem, and no crate here wraps these two"
 )]
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, open, stat};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, ioctl, opcode};
-use std::fmt::Write;
 use std::fs;
 
 /// `struct fsuuid2`.
@@ -24,7 +23,7 @@ struct FsUuid {
 struct XfsGeometry {
     before: [u8; 64],
     uuid: [u8; 16],
-    behind: [u8; 32],
+    after: [u8; 32],
 }
 
 /// `FS_IOC_GETFSUUID` (Linux 6.9).
@@ -32,8 +31,8 @@ const GET_UUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
 /// `XFS_IOC_FSGEOMETRY_V1`.
 const XFS_GEOMETRY: Opcode = opcode::read::<XfsGeometry>(b'X', 100);
 
-/// The UUID, in hexadecimal, of the filesystem on `device` that holds `file`, which may be `O_PATH`. `None`
-/// if it has none, or if this process may not read it.
+/// The UUID, in hexadecimal, of the filesystem on `device` that holds `file`, which may be `O_PATH`. Returns
+/// `None` if it has none, or if this process may not read it.
 pub(super) fn of(file: &OwnedFd, device: (u32, u32)) -> Option<String> {
     by_ioctl(file)
         .ok()
@@ -67,11 +66,7 @@ fn hexadecimal(uuid: &[u8]) -> Option<String> {
     if uuid.iter().all(|&byte| byte == 0) {
         return None;
     }
-    let mut text = String::with_capacity(2 * uuid.len());
-    uuid.iter()
-        .try_for_each(|byte| write!(text, "{byte:02x}"))
-        .ok()?;
-    Some(text)
+    Some(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The name, in the form of [`hexadecimal`], of the link in `directory` that leads to a device.
@@ -89,7 +84,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_link_names_a_device_by_the_uuid_without_dashes() {
+    fn links_by_uuid_are_found_by_device() {
         let dir = tempfile::tempdir().unwrap();
         symlink("/dev/null", dir.path().join("0F-ab12-CD")).unwrap();
         symlink("/dev/nowhere", dir.path().join("aa")).unwrap();
@@ -99,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_no_uuid() {
+    fn zeros_are_not_a_uuid() {
         assert_eq!(hexadecimal(&[0; 16]), None);
         assert_eq!(hexadecimal(&[0x0a, 0xff]).as_deref(), Some("0aff"));
     }

@@ -1,5 +1,5 @@
 //! Forces every situation in which the same bytes may be requested twice: storage answers reads one at a
-//! time, as the test permits.
+//! time, when the test permits it.
 
 use super::*;
 use crate::cache::EvictionPolicy;
@@ -86,10 +86,10 @@ impl Slow {
     }
 }
 
-struct Shared(Arc<Slow>);
+struct SlowStorage(Arc<Slow>);
 
-/// Listings contain all attributes, so other questions are not expected.
-impl Files for Shared {
+/// Listings contain all attributes, so no other metadata is requested.
+impl Files for SlowStorage {
     fn list(
         &self,
         _path: ItemPath,
@@ -146,36 +146,36 @@ impl Files for Shared {
     }
 }
 
-impl Storage for Shared {
+impl Storage for SlowStorage {
     /// Reads one file at a time.
-    fn bundle_in_turn(
+    fn claimed_bundle(
         &self,
         request: BundleRequest,
-        turns: Arc<dyn Turns>,
-    ) -> Result<TurnStream, Failure> {
+        claim: ClaimFile,
+    ) -> Result<ClaimedStream, Failure> {
         let slow = Arc::clone(&self.0);
         let files = stream::iter(request.files.into_iter().enumerate());
         let items = files.then(move |(index, file)| {
-            let (slow, turns) = (Arc::clone(&slow), Arc::clone(&turns));
+            let (slow, claim) = (Arc::clone(&slow), Arc::clone(&claim));
             async move {
-                let turn = turns.begin(index)?;
+                let claim = claim(index)?;
                 let bytes = slow.slowly(&file.name, 0, file.size).await.ok()?;
                 let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
-                Some((BundleItem { index, bytes, hash }, turn))
+                Some((BundleItem { index, bytes, hash }, claim))
             }
         });
         Ok(items.filter_map(std::future::ready).boxed())
     }
 
-    fn too_slow(&self, path: &ItemPath, patience: Duration) -> Failure {
-        let detail = format!("{path}: no answer within {patience:?}");
+    fn timed_out(&self, path: &ItemPath, read_timeout: Duration) -> Failure {
+        let detail = format!("{path}: no answer within {read_timeout:?}");
         Failure::new(FailureKind::Unavailable, detail)
     }
 }
 
-struct Here(ResidentData);
+struct Cached(ResidentData);
 
-impl Kept for Here {
+impl BlockCache for Cached {
     fn block(&self, request: &ReadRequest, index: u64) -> Option<(Bytes, ContentHash)> {
         let file = FileRef::new(request.path.clone(), request.version, request.size, None);
         self.0.block(&file, index)
@@ -197,7 +197,10 @@ struct Root {
 impl Root {
     fn new(files: impl IntoIterator<Item = (String, usize)>, whole_file_max: u64) -> Self {
         let slow = Slow::new(files);
-        let once = Once::new(Arc::new(Shared(Arc::clone(&slow))), Duration::from_secs(30));
+        let storage = CoalescedStorage::new(
+            Arc::new(SlowStorage(Arc::clone(&slow))),
+            Duration::from_secs(30),
+        );
         let options = ReadOptions {
             policy: EvictionPolicy::S3Fifo,
             data_bytes_max: 256 << 20,
@@ -211,10 +214,10 @@ impl Root {
             lease: None,
             metadata_dir: None,
         };
-        let sources = (0..2).map(|_| Arc::new(once.clone()) as Arc<dyn Files>);
+        let sources = (0..2).map(|_| Arc::new(storage.clone()) as Arc<dyn Files>);
         let runtime = tokio::runtime::Handle::current();
         let views = ReadPath::views(&options, sources.collect(), None, &runtime);
-        once.connect(Arc::new(Here(views[0].data().resident())));
+        storage.set_cache(Arc::new(Cached(views[0].data().resident())));
         Self { slow, views }
     }
 
@@ -297,7 +300,7 @@ impl Root {
         self.release(Semaphore::MAX_PERMITS / 2);
     }
 
-    /// In the end storage has read `count` files, none of them twice, and all of them were kept.
+    /// Checks that storage has read `count` files in the end, none of them twice, and that all are cached.
     async fn has_read_each_once(&self, count: usize) {
         self.settle().await;
         assert_eq!(self.slow.begun(), count);
@@ -313,7 +316,11 @@ impl Root {
                 self.reader(view, &name, 0, 1000).await.unwrap().unwrap();
             }
         }
-        assert_eq!(self.slow.begun(), before, "what was read was not kept");
+        assert_eq!(
+            self.slow.begun(),
+            before,
+            "bytes that were read were not cached"
+        );
     }
 }
 
@@ -338,7 +345,7 @@ async fn a_file_that_a_bundle_is_reading_is_not_read_again() {
 
 /// A file that a bundle has not begun is read for the reader, and the bundle leaves it out.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
+async fn a_file_that_a_bundle_has_not_begun_is_read_for_its_reader() {
     let root = Root::small(8);
     root.bring(0).await;
     root.has_begun(1).await;
@@ -357,7 +364,7 @@ async fn a_file_that_a_bundle_has_not_begun_is_the_readers() {
 
 /// A bundle that hangs for long is not cancelled, and its file is not read a second time meanwhile.
 #[tokio::test(start_paused = true)]
-async fn what_a_bundle_reads_for_long_is_not_read_again() {
+async fn a_file_in_a_hanging_bundle_is_not_read_again() {
     let root = Root::small(4);
     root.bring(0).await;
     root.has_begun(1).await;
@@ -448,7 +455,7 @@ async fn a_range_is_read_once_for_all_positions() {
 
 /// When readers and children disconnect, later ones find the bytes that were read for them.
 #[tokio::test(start_paused = true)]
-async fn what_was_begun_for_one_who_left_is_there_for_the_next() {
+async fn reads_of_cancelled_requests_serve_later_ones() {
     let root = Root::large(8 << 20);
     let reader = root.reader(0, "large", 0, 1000);
     let child = root.child(1, "large").await;
@@ -469,7 +476,7 @@ async fn what_was_begun_for_one_who_left_is_there_for_the_next() {
 
 /// A failed read does not prevent other requests from reading: each failure costs one read.
 #[tokio::test(start_paused = true)]
-async fn after_a_failure_the_next_one_reads() {
+async fn after_a_failure_the_next_request_reads() {
     let root = Root::small(1);
     root.slow.fails.store(1, Ordering::SeqCst);
     let first = root.reader(0, "f00", 0, 1000);
@@ -485,7 +492,7 @@ async fn after_a_failure_the_next_one_reads() {
 
 /// A request that waits for another's read of hanging storage gets an error in time.
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_turn_without_end() {
+async fn waiting_for_a_claim_times_out() {
     let root = Root::small(1);
     let leader = root.reader(0, "f00", 0, 1000);
     root.has_begun(1).await;
@@ -498,31 +505,31 @@ async fn nobody_waits_for_a_turn_without_end() {
     leader.await.unwrap().unwrap();
 }
 
-/// Turns are taken and released, and leave no state behind.
+/// Claims are taken and released, and leave no state behind.
 #[tokio::test]
-async fn nothing_is_left_of_a_turn() {
-    let under_way = Arc::new(UnderWay::default());
-    let unit = Unit {
+async fn dropped_claims_leave_nothing_behind() {
+    let claims = Arc::new(BlockClaims::default());
+    let block = BlockKey {
         path: ItemPath::root(),
         version: Version::from_data([1; 16]),
         index: 0,
     };
     let part = 0..4096;
-    let held = under_way.take(&unit, Some(&part)).unwrap();
-    assert!(under_way.take(&unit, Some(&(4095..5000))).is_none());
-    let beside = under_way.take(&unit, Some(&(4096..5000))).unwrap();
+    let claim = claims.try_claim(&block, Some(&part)).unwrap();
+    assert!(claims.try_claim(&block, Some(&(4095..5000))).is_none());
+    let beside = claims.try_claim(&block, Some(&(4096..5000))).unwrap();
     // Bytes that were read as ranges are read again with the block.
-    let block = under_way.take(&unit, None).unwrap();
-    assert!(under_way.take(&unit, None).is_none());
-    assert!(under_way.take(&unit, Some(&(8192..9000))).is_none());
-    drop((held, beside));
-    assert!(under_way.take(&unit, None).is_none());
+    let whole = claims.try_claim(&block, None).unwrap();
+    assert!(claims.try_claim(&block, None).is_none());
+    assert!(claims.try_claim(&block, Some(&(8192..9000))).is_none());
+    drop((claim, beside));
+    assert!(claims.try_claim(&block, None).is_none());
     let waiting = {
-        let (under_way, unit) = (Arc::clone(&under_way), unit.clone());
-        tokio::spawn(async move { drop(under_way.wait(&unit, None).await) })
+        let (claims, block) = (Arc::clone(&claims), block.clone());
+        tokio::spawn(async move { drop(claims.claim(&block, None).await) })
     };
     tokio::task::yield_now().await;
-    drop(block);
+    drop(whole);
     waiting.await.unwrap();
-    assert_eq!(format!("{under_way:?}").matches("Unit").count(), 0);
+    assert!(claims.is_empty());
 }
